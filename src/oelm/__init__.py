@@ -1,0 +1,62 @@
+"""A laboratory for transformers whose attention does not learn. The public names, on one page."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oelm.errors import OelmError
+    from oelm.method.apply import cast, freeze, thaw
+    from oelm.method.audit import Audit, assert_unmoved, audit
+    from oelm.method.method import PRESETS, Method
+    from oelm.method.sites import Site, SitePaths, attention_sites, register_sites
+    from oelm.models.gpt import GPT, GPTConfig, build_gpt
+
+_HOME = {
+    "OelmError": "oelm.errors",
+    "cast": "oelm.method.apply",
+    "freeze": "oelm.method.apply",
+    "thaw": "oelm.method.apply",
+    "Audit": "oelm.method.audit",
+    "assert_unmoved": "oelm.method.audit",
+    "audit": "oelm.method.audit",
+    "PRESETS": "oelm.method.method",
+    "Method": "oelm.method.method",
+    "Site": "oelm.method.sites",
+    "SitePaths": "oelm.method.sites",
+    "attention_sites": "oelm.method.sites",
+    "register_sites": "oelm.method.sites",
+    "GPT": "oelm.models.gpt",
+    "GPTConfig": "oelm.models.gpt",
+    "build_gpt": "oelm.models.gpt",
+}
+__all__ = [
+    "GPT",
+    "PRESETS",
+    "Audit",
+    "GPTConfig",
+    "Method",
+    "OelmError",
+    "Site",
+    "SitePaths",
+    "assert_unmoved",
+    "attention_sites",
+    "audit",
+    "build_gpt",
+    "cast",
+    "freeze",
+    "register_sites",
+    "thaw",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Looked up on first use: `oelm --help` must not wait for torch.
+    if name not in _HOME:
+        raise AttributeError(f"module 'oelm' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""Data: text to token files, token files to batches, each a pure function of its inputs."""

@@ -1,0 +1,71 @@
+"""What users can cause. Every message says what happened, with which value, where, and what to do next."""
+
+from __future__ import annotations
+
+# Exit codes of the command line.
+DONE, USAGE, REFUSED, STOPPED = 0, 2, 3, 75
+
+
+class OelmError(Exception):
+    """Base of everything `oelm` raises on purpose; the command line prints it without a traceback."""
+
+    exit_code = REFUSED
+
+
+class ConfigError(OelmError):
+    """A setting that is unknown, of the wrong type, or at odds with another."""
+
+    exit_code = USAGE
+
+
+class MethodError(ConfigError):
+    """A method that does not exist or does not fit the model."""
+
+
+class SiteError(OelmError):
+    """A model whose attention we cannot find."""
+
+
+class FrozenMovedError(OelmError):
+    """A frozen tensor is not what it was when it was frozen."""
+
+
+class DataError(OelmError):
+    """Text or token files that are missing, empty, damaged or other than recorded."""
+
+
+class CheckpointError(OelmError):
+    """A checkpoint that is missing, damaged or does not fit."""
+
+
+class RunDirError(OelmError):
+    """A run directory in use, or one that holds another run."""
+
+
+class NonFiniteError(OelmError):
+    """A loss or gradient that is NaN or infinite; raised before the update."""
+
+
+class OutOfMemoryError(OelmError):
+    """The run needs more memory than there is."""
+
+
+class MissingExtraError(OelmError):
+    """An optional dependency that a command needs."""
+
+    exit_code = USAGE
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"this needs the package '{package}', which is not installed: pip install 'oelm[{extra}]'")
+
+
+class DiskFullError(OelmError):
+    """No room to write; what was written before is intact and the run can go on."""
+
+    exit_code = STOPPED
+
+
+class StoppedError(OelmError):
+    """A stop was asked for before there was anything to save."""
+
+    exit_code = STOPPED

@@ -1,0 +1,169 @@
+"""Files that appear whole or not at all, and names that stay where they belong."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from oelm.errors import ConfigError, DataError, DiskFullError, OelmError
+
+STAGING_PREFIX = ".staging-"
+MAX_JSON_BYTES = 64 * 2**20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}
+# EFBIG is what a file-size limit gives (ulimit -f); EDQUOT a user's quota.
+_NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+
+
+def checked_name(name: str, *, what: str) -> str:
+    """Return `name` if it is safe as one path component on every system, else raise ConfigError."""
+    if not _NAME.fullmatch(name) or name.split(".")[0].lower() in _RESERVED:
+        raise ConfigError(
+            f"{what} {name[:80]!r} is not allowed: use 1 to 64 letters, digits, '.', '_' or '-', "
+            "starting with a letter or digit, and no name that Windows reserves"
+        )
+    return name
+
+
+def sha256_file(path: Path) -> str:
+    """Return the hex sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tree_bytes(root: Path) -> int:
+    """Return how many bytes the regular files under `root` hold."""
+    return sum(p.stat().st_size for p in root.rglob("*") if p.is_file() and not p.is_symlink())
+
+
+def dump_json(value: Any, *, indent: int | None = 2) -> str:
+    """Return `value` as strict JSON: NaN and infinity are errors, never written as numbers."""
+    return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def read_json(path: Path, *, error: type[OelmError] = DataError) -> Any:
+    """Parse a JSON file of bounded size; raise `error` with the file and the reason when it cannot be read."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise error(f"{path}: {path.stat().st_size:,} bytes is too large for a JSON file of ours; it is not one")
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except (OSError, ValueError, RecursionError) as problem:
+        raise error(f"{path}: cannot be read as JSON ({problem})") from problem
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+@contextlib.contextmanager
+def room_checked(path: Path) -> Iterator[None]:
+    """Turn 'no space left' while writing `path` into DiskFullError with the path and what is free."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno in _NO_ROOM:
+            raise disk_full(path, problem) from problem
+        if problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise OelmError(f"{path}: cannot be written ({problem.strerror}); choose a folder you may write to") from None
+        raise
+
+
+def disk_full(path: Path, problem: Exception) -> DiskFullError:
+    folder = next((parent for parent in path.parents if parent.exists()), Path("."))
+    free = shutil.disk_usage(folder).free
+    return DiskFullError(
+        f"no room to write {path} ({problem}; {free:,} bytes free on that disk). Nothing saved before is lost: "
+        "make room (or raise the file-size limit or quota) and repeat the same command"
+    )
+
+
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Replace `path` by `text` atomically; with `durable`, it survives a power cut once this returns."""
+    with room_checked(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # mkstemp opens with O_EXCL and mode 0600, in the target's own folder, so that the rename is atomic.
+        handle, staging = tempfile.mkstemp(prefix=STAGING_PREFIX, dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            os.replace(staging, path)
+        except BaseException:
+            Path(staging).unlink(missing_ok=True)
+            raise
+        if durable:
+            fsync_dir(path.parent)
+
+
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+    """Replace `path` by `value` as JSON, atomically."""
+    write_text(path, dump_json(value) + "\n", durable=durable)
+
+
+def fsync_dir(path: Path) -> None:
+    """Make the names in a directory durable (a no-op where directories cannot be opened)."""
+    with contextlib.suppress(PermissionError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def fsync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def publish_dir(target: Path) -> Iterator[Path]:
+    """Yield a staging directory that becomes `target` when the block ends well, and vanishes when it does not.
+
+    Every file is fsynced before the rename, and the parent after it, so that a directory with the final name is whole.
+    An existing `target` is replaced only after the new one is complete.
+    """
+    with room_checked(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=target.parent))
+        try:
+            yield staging
+            for path in staging.rglob("*"):
+                if path.is_file():
+                    fsync_file(path)
+            fsync_dir(staging)
+            retired = staging.with_name(f"{staging.name}-old")
+            if target.is_dir() and not target.is_symlink():
+                os.rename(target, retired)
+            os.rename(staging, target)
+            fsync_dir(target.parent)
+            shutil.rmtree(retired, ignore_errors=True)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+
+
+def sweep_staging(folder: Path) -> None:
+    """Remove what killed writers left in `folder`; call it only while holding the folder's lock."""
+    for path in folder.glob(f"{STAGING_PREFIX}*"):
+        if path.is_symlink() or path.is_file():
+            path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def cache_root() -> Path:
+    """Return where prepared data is kept: $OELM_CACHE, else the user's cache folder."""
+    if chosen := os.environ.get("OELM_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oelm"

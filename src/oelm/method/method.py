@@ -1,0 +1,145 @@
+"""`Method`: plain data that says how Q and K start, which are frozen, and in which layers; and the named presets."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
+from torch import Tensor
+
+from oelm.errors import MethodError
+from oelm.method.frames import orthonormalize, sample_frames, sample_gaussian, sample_global_frame
+
+Part = Literal["q", "k"]
+InitName = Literal["native", "orthogonal", "orthogonal_global", "gaussian", "gaussian_matched", "orthonormalized"]
+# Given a projection's current weight (H, K, D) and its own generator, return the weight it shall start from.
+InitFunction = Callable[[Tensor, torch.Generator], Tensor]
+
+_COUNTED = re.compile(r"(first|last) ([1-9][0-9]*)")
+
+
+class Method(BaseModel):
+    """How queries and keys start and whether they learn. Fields are described in docs/method.md."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    init: InitName | InitFunction = "native"
+    std: float = Field(default=0.02, ge=0.0, allow_inf_nan=False)
+    freeze: tuple[Part, ...] = ()
+    layers: str | tuple[int, ...] = "all"
+    seed: int | None = Field(default=None, ge=0)
+
+    @field_validator("freeze")
+    @classmethod
+    def _sorted_parts(cls, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        return tuple(part for part in ("q", "k") if part in parts)
+
+    @field_validator("layers")
+    @classmethod
+    def _known_layers(cls, layers: str | tuple[int, ...]) -> str | tuple[int, ...]:
+        if isinstance(layers, tuple):
+            if not layers:
+                raise ValueError("an empty list of layers matches nothing; use freeze: [] to train everything")
+            return tuple(sorted(set(layers)))
+        if layers not in ("all", "even", "odd") and not _COUNTED.fullmatch(layers):
+            raise ValueError("must be 'all', 'even', 'odd', 'first N', 'last N' or a list of layer numbers")
+        return layers
+
+    @field_serializer("init")
+    def _init_as_data(self, init: InitName | InitFunction) -> str:
+        if callable(init):
+            raise MethodError(
+                "a method whose init is a Python function cannot be written to a file; "
+                "apply it with oelm.freeze(model, method), or use a named init in a run's config"
+            )
+        return init
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether Q and K start from the weights that are there, so that their biases are kept too."""
+        return self.init in ("native", "orthonormalized")
+
+    def selects(self, layer: int, num_layers: int) -> bool:
+        """Whether this method concerns layer `layer` (counted from 0) of `num_layers`."""
+        if isinstance(self.layers, tuple):
+            return layer in {n + num_layers if n < 0 else n for n in self.layers}
+        if counted := _COUNTED.fullmatch(self.layers):
+            count = int(counted[2])
+            return layer < count if counted[1] == "first" else layer >= num_layers - count
+        return self.layers == "all" or layer % 2 == (0 if self.layers == "even" else 1)
+
+    def check_layers(self, num_layers: int) -> None:
+        """Raise MethodError when the method names a layer that a model of `num_layers` does not have."""
+        missing: list[int] = []
+        if isinstance(self.layers, tuple):
+            missing = [n for n in self.layers if not -num_layers <= n < num_layers]
+        elif (counted := _COUNTED.fullmatch(self.layers)) and int(counted[2]) > num_layers:
+            missing = [int(counted[2]) - 1]
+        elif self.layers == "odd" and num_layers == 1:
+            missing = [1]
+        if missing:
+            raise MethodError(
+                f"method.layers = {self.layers!r} names layer {missing[0]}, but the model has {num_layers} "
+                f"(0 to {num_layers - 1}); choose among them or use 'all'"
+            )
+
+    def start(self, weight_HKD: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the weight that a projection starts from, given its present one."""
+        if callable(self.init):
+            return self.init(weight_HKD, generator)
+        num_heads, head_dim, model_dim = weight_HKD.shape
+        match self.init:
+            case "native":
+                return weight_HKD
+            case "orthonormalized":
+                return orthonormalize(weight_HKD)
+            case "orthogonal":
+                return sample_frames(num_heads, head_dim, model_dim, generator=generator)
+            case "orthogonal_global":
+                return sample_global_frame(num_heads, head_dim, model_dim, generator=generator)
+            case "gaussian":
+                return sample_gaussian(num_heads, head_dim, model_dim, std=self.std, generator=generator)
+            case "gaussian_matched":
+                # The scale of orthonormal rows: unit norm, so entries of variance 1 / model_dim.
+                return sample_gaussian(num_heads, head_dim, model_dim, std=model_dim**-0.5, generator=generator)
+
+
+_FROZEN: tuple[Part, ...] = ("q", "k")
+
+PRESETS: dict[str, Method] = {
+    "baseline": Method(),
+    "oelm_freeze": Method(init="orthogonal", freeze=_FROZEN),
+    "oelm_freeze_pretrained": Method(init="orthonormalized", freeze=_FROZEN),
+    "oelm_random": Method(init="gaussian", std=0.02, freeze=_FROZEN),
+    "oelm_global": Method(init="orthogonal_global", freeze=_FROZEN),
+    "gaussian_matched": Method(init="gaussian_matched", freeze=_FROZEN),
+    "pretrained_freeze": Method(init="native", freeze=_FROZEN),
+    # All logits zero, so every visible token gets the same weight: attention without Q and K, the floor.
+    "uniform": Method(init="gaussian", std=0.0, freeze=_FROZEN),
+}
+
+
+def resolve_method(method: Method | str) -> Method:
+    """Return a Method as it is, or the preset of that name; raise MethodError with the nearest names otherwise."""
+    if isinstance(method, Method):
+        return method
+    if method in PRESETS:
+        return PRESETS[method]
+    near = difflib.get_close_matches(method, PRESETS, n=1)
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    raise MethodError(f"unknown method {method!r}{hint}; presets: {', '.join(PRESETS)}")
+
+
+def method_name(method: Method) -> str:
+    """Return the preset's name when the method is one (whatever its seed), else a short description."""
+    plain = method.model_copy(update={"seed": None})
+    for name, preset in PRESETS.items():
+        if plain == preset:
+            return name
+    init = "callable" if callable(method.init) else method.init
+    where = method.layers if isinstance(method.layers, str) else ",".join(map(str, method.layers))
+    return f"{init}, {'+'.join(method.freeze) or 'nothing'} frozen, layers {where}"

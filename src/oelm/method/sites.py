@@ -1,0 +1,128 @@
+"""Where Q and K live: one `Site` per attention, found by the class of the attention module.
+
+A model of your own is described in a few lines:
+
+    @register_sites("my_package.model.MyAttention")
+    def _(module): return SitePaths(q="to_q", k="to_k", num_heads=module.heads, num_kv_heads=module.heads)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from oelm.errors import SiteError
+
+
+@dataclass(frozen=True)
+class SitePaths:
+    """Where an attention module keeps its query and key projections, and how many heads each has."""
+
+    q: str
+    k: str
+    num_heads: int
+    num_kv_heads: int
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One linear map into heads. Its weight is (heads * head_dim, model_dim), as in nn.Linear."""
+
+    name: str
+    module: nn.Module
+    num_heads: int
+
+    @property
+    def weight(self) -> nn.Parameter:
+        weight = self.module.weight
+        assert isinstance(weight, nn.Parameter)
+        return weight
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        bias = getattr(self.module, "bias", None)
+        assert bias is None or isinstance(bias, nn.Parameter)
+        return bias
+
+    def weight_HKD(self) -> Tensor:
+        """Return the weight by heads, as a view: (H, K, D)."""
+        return self.weight.detach().unflatten(0, (self.num_heads, -1))
+
+    def write(self, weight_HKD: Tensor) -> None:
+        """Copy new rows into the weight, in place, cast to its dtype."""
+        with torch.no_grad():
+            self.weight.copy_(weight_HKD.flatten(0, 1).to(self.weight.dtype))
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the projection's parameters under their full names in the model."""
+        yield f"{self.name}.weight", self.weight
+        if self.bias is not None:
+            yield f"{self.name}.bias", self.bias
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention's Q and K: `layer` counts from 0, `name` is the attention module's path in the model."""
+
+    name: str
+    layer: int
+    q: Projection
+    k: Projection
+
+    @property
+    def key(self) -> str:
+        """What names this site's draw of frames; for a model with one attention a layer, the layer."""
+        return str(self.layer)
+
+    def projections(self) -> Iterator[tuple[str, Projection]]:
+        yield "q", self.q
+        yield "k", self.k
+
+
+_ADAPTERS: dict[str, Callable[[nn.Module], SitePaths]] = {}
+
+
+def register_sites(class_path: str) -> Callable[[Callable[[nn.Module], SitePaths]], Callable[[nn.Module], SitePaths]]:
+    """Register, for attention modules of the class `package.module.Class`, the function that finds Q and K in one."""
+
+    def register(adapter: Callable[[nn.Module], SitePaths]) -> Callable[[nn.Module], SitePaths]:
+        _ADAPTERS[class_path] = adapter
+        return adapter
+
+    return register
+
+
+@register_sites("oelm.models.gpt.Attention")
+def _gpt(module: nn.Module) -> SitePaths:
+    num_heads = module.num_heads
+    assert isinstance(num_heads, int)
+    return SitePaths(q="q", k="k", num_heads=num_heads, num_kv_heads=num_heads)
+
+
+def attention_sites(model: nn.Module) -> list[Site]:
+    """Return the sites of every attention in the model, by layer; raise SiteError when there is none we know."""
+    sites: list[Site] = []
+    for name, module in model.named_modules():
+        kind = type(module)
+        if adapter := _ADAPTERS.get(f"{kind.__module__}.{kind.__qualname__}"):
+            paths = adapter(module)
+            prefix = f"{name}." if name else ""
+            q = Projection(f"{prefix}{paths.q}", module.get_submodule(paths.q), paths.num_heads)
+            k = Projection(f"{prefix}{paths.k}", module.get_submodule(paths.k), paths.num_kv_heads)
+            sites.append(Site(name, layer=_layer_number(name, default=len(sites)), q=q, k=k))
+    if not sites:
+        raise SiteError(
+            f"no attention found in {type(model).__name__}: none of its modules is of a known class "
+            f"({', '.join(sorted(_ADAPTERS))}). Describe yours with oelm.register_sites('package.module.Attention'); "
+            "docs/method.md shows how in four lines"
+        )
+    return sites
+
+
+def _layer_number(name: str, *, default: int) -> int:
+    numbers = re.findall(r"(?:^|\.)(\d+)(?=\.|$)", name)
+    return int(numbers[0]) if numbers else default

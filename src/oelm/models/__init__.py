@@ -1,0 +1,1 @@
+"""Models: our own GPT, whole and readable in one sitting."""

@@ -1,0 +1,142 @@
+"""A GPT to read in one sitting: pre-norm, learned positions, tied embeddings, exact GELU, no attention biases.
+
+B batch  T tokens  D model_dim  H heads  K head_dim  V vocab
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from oelm.errors import ConfigError
+from oelm.seeds import stream_seed
+
+INIT_STD = 0.02
+
+
+class GPTConfig(BaseModel):
+    """The shape of a GPT. `vocab_size` 0 means: that of the data's tokenizer, filled in when the run starts."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    vocab_size: int = Field(ge=0, le=2**31)
+    seq_len: int = Field(gt=0)
+    model_dim: int = Field(gt=0)
+    num_layers: int = Field(gt=0)
+    num_heads: int = Field(gt=0)
+    ff_dim: int = Field(gt=0)
+    dropout: float = Field(ge=0.0, lt=1.0)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> GPTConfig:
+        if self.model_dim % self.num_heads:
+            raise ValueError(
+                f"model_dim {self.model_dim} does not split into {self.num_heads} heads; "
+                f"nearest head counts that do: {divisors_near(self.model_dim, self.num_heads)}"
+            )
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        return self.model_dim // self.num_heads
+
+
+def divisors_near(number: int, wanted: int) -> str:
+    """Return the divisors of `number` just below and just above `wanted`, as words."""
+    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    below, above = [n for n in divisors if n < wanted][-1:], [n for n in divisors if n > wanted][:1]
+    return ", ".join(map(str, below + above))
+
+
+class Attention(nn.Module):
+    """Causal self-attention. Q, K and V are separate maps, so that freezing one costs the others nothing."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.dropout = config.dropout
+        self.q = nn.Linear(config.model_dim, config.model_dim, bias=False)
+        self.k = nn.Linear(config.model_dim, config.model_dim, bias=False)
+        self.v = nn.Linear(config.model_dim, config.model_dim, bias=False)
+        self.out = nn.Linear(config.model_dim, config.model_dim, bias=False)
+
+    def heads(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        q_BHTK, k_BHTK, v_BHTK = self.heads(self.q(x_BTD)), self.heads(self.k(x_BTD)), self.heads(self.v(x_BTD))
+        dropout = self.dropout if self.training else 0.0
+        mixed_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
+        out: Tensor = self.out(mixed_BHTK.transpose(1, 2).flatten(-2))
+        return out
+
+
+class Block(nn.Module):
+    """Attention, then feed-forward, each on a normed copy and added back."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.model_dim)
+        self.attention = Attention(config)
+        self.ff_norm = nn.LayerNorm(config.model_dim)
+        self.ff_in = nn.Linear(config.model_dim, config.ff_dim)
+        self.ff_out = nn.Linear(config.ff_dim, config.model_dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(x_BTD)))
+        out: Tensor = x_BTD + self.dropout(self.ff_out(F.gelu(self.ff_in(self.ff_norm(x_BTD)))))
+        return out
+
+
+class GPT(nn.Module):
+    """Maps token ids to final hidden states; the output head is the token embedding itself."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        if config.vocab_size == 0:
+            raise ConfigError("model.vocab_size is 0: give the tokenizer's vocabulary size")
+        self.config = config
+        self.token_embedding = nn.Embedding(config.vocab_size, config.model_dim)
+        self.position_embedding = nn.Embedding(config.seq_len, config.model_dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.final_norm = nn.LayerNorm(config.model_dim)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Return the hidden states that the head reads: (B, T, D). Training multiplies by the head in chunks."""
+        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        x_BTD = self.dropout(self.token_embedding(tokens_BT) + self.position_embedding(positions_T))
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        hidden: Tensor = self.final_norm(x_BTD)
+        return hidden
+
+    @property
+    def head_VD(self) -> Tensor:
+        """The output head's weight, tied to the token embedding."""
+        return self.token_embedding.weight
+
+    def logits(self, tokens_BT: Tensor) -> Tensor:
+        """Return next-token logits for every position: (B, T, V)."""
+        return F.linear(self(tokens_BT), self.head_VD)
+
+
+def build_gpt(config: GPTConfig, *, seed: int) -> GPT:
+    """Build a GPT whose every weight is a function of (seed, its name): arms of one seed share what they share."""
+    with torch.device("meta"):
+        model = GPT(config)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() >= 2:
+                generator = torch.Generator().manual_seed(stream_seed(seed, "weights", name))
+                # Drawn in float64: float32 draws differ between CPUs.
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * INIT_STD)
+            elif name.endswith("bias"):
+                parameter.zero_()
+            else:
+                parameter.fill_(1.0)
+    return model

@@ -1,0 +1,190 @@
+"""Checkpoints that appear whole or not at all: safetensors and JSON, with a manifest of sha256 written last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from oelm.errors import CheckpointError
+from oelm.files import disk_full, dump_json, publish_dir, read_json, sha256_file, write_json, write_text
+from oelm.method.apply import adopt_record
+from oelm.method.audit import assert_unmoved
+from oelm.train.optim import load_optimizer_tensors, optimizer_tensors
+from oelm.train.state import SavedState
+
+log = logging.getLogger(__name__)
+MANIFEST, STATE, MODEL, OPTIMIZER = "manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"
+_STEP_DIR = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint directory whose every file was found to be what its manifest says."""
+
+    path: Path
+    saved: SavedState
+
+
+class Checkpoints:
+    """The checkpoints of one run directory: `checkpoints/step-N/`, and the pointers `latest.json` and `best.json`."""
+
+    def __init__(self, run: Path, *, keep: int) -> None:
+        self.run, self.folder, self.keep = run, run / "checkpoints", keep
+
+    def publish(self, saved: SavedState, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
+        """Write a whole checkpoint, then point to it, then prune; refuse when a frozen tensor has moved."""
+        assert_unmoved(model)
+        target = self.folder / f"step-{saved.state.step:08d}"
+        with publish_dir(target) as staging:
+            _save_tensors(dict(model.state_dict()), staging / MODEL)
+            _save_tensors(optimizer_tensors(optimizer, model), staging / OPTIMIZER)
+            write_json(staging / STATE, saved.model_dump(mode="json"))
+            write_text(staging / MANIFEST, _manifest_text(staging))
+        self.point(saved)
+        self._prune(saved)
+        return target
+
+    def point(self, saved: SavedState) -> None:
+        """Set `latest.json` and `best.json` by a state; also after a kill between a checkpoint and its pointers."""
+        state = saved.state
+        write_json(self.run / "latest.json", {"step": state.step, "checkpoint": f"checkpoints/step-{state.step:08d}"})
+        if state.best_step is not None:
+            best = {
+                "step": state.best_step,
+                "checkpoint": f"checkpoints/step-{state.best_step:08d}",
+                "loss": state.best_loss,
+            }
+            write_json(self.run / "best.json", best)
+
+    def newest(self, *, exact_step: int | None) -> Checkpoint | None:
+        """Return the newest checkpoint that is whole, with a warning for each damaged one that was passed over.
+
+        With `exact_step`, return that one or raise CheckpointError. None means that nothing was ever saved.
+        """
+        if exact_step is not None:
+            return open_checkpoint(self.folder / f"step-{exact_step:08d}")
+        problems: list[str] = []
+        for path in self._paths_newest_first():
+            try:
+                checkpoint = open_checkpoint(path)
+            except CheckpointError as problem:
+                problems.append(str(problem))
+                continue
+            for problem_text in problems:
+                log.warning("%s; going back to step %d", problem_text, checkpoint.saved.state.step)
+            return checkpoint
+        if problems:
+            raise CheckpointError(
+                f"no checkpoint of {self.run} is whole: {problems[0]}. Move the folder aside to start again from step 0"
+            )
+        return None
+
+    def _paths_newest_first(self) -> Iterator[Path]:
+        found = [path for path in self.folder.glob("step-*") if _STEP_DIR.fullmatch(path.name) and _is_plain_dir(path)]
+        yield from sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+
+    def _prune(self, saved: SavedState) -> None:
+        kept = {saved.state.step, saved.state.best_step}
+        for path in list(self._paths_newest_first())[self.keep :]:
+            if int(path.name.removeprefix("step-")) not in kept:
+                shutil.rmtree(path)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Verify every file of a checkpoint against its manifest and parse its state; raise CheckpointError otherwise."""
+    if not _is_plain_dir(path):
+        raise CheckpointError(f"{path}: no such checkpoint")
+    _check_manifest(path)
+    try:
+        saved = SavedState.model_validate_json((path / STATE).read_bytes())
+    except ValidationError as problem:
+        raise CheckpointError(f"{path / STATE}: {problem.errors()[0]['msg']}") from None
+    return Checkpoint(path, saved)
+
+
+def _check_manifest(path: Path) -> None:
+    names = (MODEL, OPTIMIZER, STATE, MANIFEST)
+    for name in names:
+        if not (path / name).is_file():
+            raise CheckpointError(f"{path / name}: missing")
+    # Every byte counts, the manifest's own too: it must be the very text that these files give.
+    actual = _manifest_text(path)
+    if (path / MANIFEST).read_bytes() == actual.encode():
+        return
+    recorded: Any = read_json(path / MANIFEST, error=CheckpointError)
+    for name, found in json.loads(actual)["files"].items():
+        entry = recorded.get("files", {}).get(name) if isinstance(recorded, dict) else None
+        if isinstance(entry, dict) and entry != found:
+            raise CheckpointError(
+                f"{path / name}: {found['bytes']:,} bytes, sha256 {found['sha256'][:12]}..., not as recorded: damaged"
+            )
+    raise CheckpointError(f"{path / MANIFEST}: damaged")
+
+
+def load_model(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Copy a checkpoint's weights into a model of the same shape, and take over its frozen digests."""
+    tensors = load_tensors(checkpoint.path / MODEL)
+    load_weights(model, tensors, where=str(checkpoint.path / MODEL))
+    adopt_record(model, checkpoint.saved.frozen)
+
+
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], *, where: str) -> None:
+    """Copy tensors into a model whose names and shapes they match exactly; raise CheckpointError with the first misfit."""
+    own = dict(model.state_dict())
+    for name in sorted(own.keys() ^ tensors.keys()):
+        raise CheckpointError(f"{where}: {'lacks' if name in own else 'has an unknown'} tensor {name}: another model's")
+    for name, tensor in tensors.items():
+        if own[name].shape != tensor.shape:
+            raise CheckpointError(f"{where}: {name} is {tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+
+
+def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Restore the optimizer's state from a checkpoint."""
+    load_optimizer_tensors(optimizer, model, load_tensors(checkpoint.path / OPTIMIZER))
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file; raise CheckpointError when it is not one."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as problem:
+        raise CheckpointError(f"{path}: cannot be read as safetensors ({problem})") from problem
+
+
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as problem:
+        # The library reports the operating system's error as text: 28 is no space, 27 the file-size limit, 122 a quota.
+        if re.search(r"os error (28|27|122)\b", str(problem)):
+            raise disk_full(path, problem) from problem
+        raise
+
+
+def _manifest_text(folder: Path) -> str:
+    files = {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)}
+        for name in (MODEL, OPTIMIZER, STATE)
+    }
+    digest = hashlib.sha256(dump_json(files).encode()).hexdigest()
+    return dump_json({"format": "oelm-checkpoint-1", "files": files, "sha256": digest}) + "\n"
+
+
+def _is_plain_dir(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

@@ -1,0 +1,165 @@
+"""The one resolved config of a run: strict, typed, and enough by itself to repeat the run."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from oelm.errors import ConfigError
+from oelm.files import dump_json
+from oelm.method.method import Method, method_name
+from oelm.models.gpt import GPTConfig
+
+Device = Literal["auto", "cuda", "mps", "cpu"]
+Precision = Literal["auto", "float32", "bf16", "fp16"]
+
+
+class Strict(BaseModel):
+    """Frozen, no coercion, no unknown keys, no NaN."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class DataConfig(Strict):
+    """What to train on: 'stdlib', a text file or folder, or a prepared token set."""
+
+    source: str = Field(min_length=1)
+    tokenizer: str = "bpe:4096"
+
+
+class OptimConfig(Strict):
+    """AdamW; matrices decay, norms and biases do not."""
+
+    lr: float = Field(gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(default=0.01, ge=0)
+    clip_norm: float = Field(default=1.0, gt=0)
+
+
+class ScheduleConfig(Strict):
+    """Linear warm-up, then a cosine down to `final_fraction` of the peak."""
+
+    warmup_steps: int = Field(ge=0)
+    final_fraction: float = Field(default=0.0, ge=0, le=1)
+
+
+class InitFrom(Strict):
+    """Weights to start from instead of fresh ones: a checkpoint of another run, known by its digest."""
+
+    checkpoint: str
+    sha256: str
+
+
+class RunConfig(Strict):
+    """Everything that decides what a run computes. Fields are described in docs/training.md."""
+
+    model: GPTConfig
+    method: Method = Method()
+    data: DataConfig
+    optim: OptimConfig
+    schedule: ScheduleConfig
+    steps: int = Field(gt=0)
+    # Where a finished run was extended: up to there it followed the schedule of that many steps.
+    extended_at: tuple[int, ...] = ()
+    batch_size: int = Field(gt=0)
+    micro_batch_size: int = Field(gt=0)
+    eval_every: int = Field(gt=0)
+    save_every: int = Field(gt=0)
+    keep_checkpoints: int = Field(default=2, ge=2)
+    timing_warmup_steps: int = Field(default=100, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    init_from: InitFrom | None = None
+    device: Device = "auto"
+    precision: Precision = "auto"
+    compile: bool = False
+    deterministic: bool = False
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        if self.batch_size % self.micro_batch_size:
+            raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}")
+        if self.schedule.warmup_steps > self.steps:
+            raise ValueError(f"schedule.warmup_steps {self.schedule.warmup_steps} is more than steps {self.steps}")
+        stages = (*self.extended_at, self.steps)
+        if any(earlier >= later for earlier, later in zip(stages, stages[1:], strict=False)):
+            raise ValueError(f"extended_at {list(self.extended_at)} must rise and stay below steps {self.steps}")
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the config as plain JSON data."""
+        data: dict[str, Any] = self.model_dump(mode="json")
+        return data
+
+    @property
+    def variant(self) -> str:
+        """A slug and eight hex digits that name this config whatever its seed: the folder of its runs."""
+        plain = {key: value for key, value in self.as_dict().items() if key not in ("seed", "steps", "extended_at")}
+        # The length in steps of the first leg: an extended run stays where it was.
+        plain["steps"] = (*self.extended_at, self.steps)[0]
+        slug = method_name(self.method).split(",")[0].replace("_", "-").replace(" ", "-")
+        return f"{slug}-{hashlib.sha256(dump_json(plain).encode()).hexdigest()[:8]}"
+
+
+def parse_config(data: dict[str, Any], *, where: str) -> RunConfig:
+    """Return the config that plain data describes; ConfigError names `where`, the key, and the nearest known one."""
+    try:
+        # Through JSON: there, strict types accept a list where a tuple is meant and nothing else is coerced.
+        return RunConfig.model_validate_json(dump_json(data))
+    except ValidationError as problem:
+        raise ConfigError("\n".join(f"{where}: {_explain(error)}" for error in problem.errors()[:5])) from None
+    except (TypeError, ValueError) as problem:
+        raise ConfigError(f"{where}: {problem}") from None
+
+
+def _explain(error: Any) -> str:
+    path = [part for part in error["loc"] if not str(part).startswith(("literal[", "function-", "tuple[", "constrained"))]
+    dotted = ".".join(map(str, path)) or "config"
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(path[-1]), _known_keys(path[:-1]), n=1)
+        hint = f" (did you mean '{near[0]}'?)" if near else f"; known keys: {', '.join(_known_keys(path[:-1]))}"
+        prefix = ".".join(map(str, path[:-1]))
+        return f"{prefix + ': ' if prefix else ''}unknown key '{path[-1]}'{hint}"
+    if error["type"] == "missing":
+        return f"{dotted}: missing, and it has no default"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    given = error.get("input")
+    return f"{dotted}: {message}" + (f" (given: {given!r})" if isinstance(given, str | int | float | bool) else "")
+
+
+def _known_keys(path: list[Any]) -> list[str]:
+    model: type[BaseModel] = RunConfig
+    for part in path:
+        field = model.model_fields.get(str(part))
+        inner = field.annotation if field else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def read_config(path: Path) -> RunConfig:
+    """Read the config that a run left behind."""
+    from oelm.files import read_json
+
+    data = read_json(path, error=ConfigError)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: must be an object of settings, found {type(data).__name__}")
+    return parse_config(data, where=str(path))
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """Return one line per setting in which two configs differ, by dotted path."""
+    flat_old, flat_new = _flatten(old.as_dict()), _flatten(new.as_dict())
+    keys = [key for key in {**flat_old, **flat_new} if flat_old.get(key) != flat_new.get(key)]
+    return [f"{key}: {flat_old.get(key)!r} there, {flat_new.get(key)!r} asked for" for key in keys]
+
+
+def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

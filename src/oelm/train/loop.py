@@ -1,0 +1,83 @@
+"""The training loop: evaluate, save, step, in that order, until done or asked to stop."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from oelm.train.device import synchronize
+from oelm.train.optim import set_learning_rate
+from oelm.train.schedule import learning_rate
+from oelm.train.session import Session
+from oelm.train.step import Outcome, train_step
+from oelm.train.task import Batch
+from oelm.train.watch import StepReport
+
+
+def run_loop(run: Session) -> None:
+    """Train from the session's state to the last step, or to a whole checkpoint at the first boundary after a stop."""
+    while True:
+        if is_due(run, run.config.eval_every) and run.state.evaluated_step < run.state.step:
+            evaluate(run)
+        if run.state != run.saved and (is_due(run, run.config.save_every) or run.state.is_best_here or run.stop.requested()):
+            run.save()
+        if run.state.step >= run.config.steps or run.stop.requested():
+            return
+        with run.clock.phase("data"):
+            batch = run.task.batch(run.state.step)
+        with run.clock.phase("step"):
+            update(run, batch)
+
+
+def is_due(run: Session, every: int) -> bool:
+    """Whether something that happens every so many steps, and at the end, happens at the state's step."""
+    step = run.state.step
+    return step > 0 and (step % every == 0 or step in (run.config.steps, *run.config.extended_at))
+
+
+def update(run: Session, batch: Batch) -> None:
+    """Take one step and tell of it."""
+    started = time.perf_counter()
+    lr = learning_rate(run.config, run.state.step)
+    set_learning_rate(run.optimizer, lr)
+    outcome = train_step(
+        lambda micro_batch: run.task.loss(run.forward, run.model, batch, micro_batch),
+        run.model,
+        run.optimizer,
+        run.scaler,
+        num_micro_batches=run.config.batch_size // run.config.micro_batch_size,
+        clip_norm=run.config.optim.clip_norm,
+        noise_seed=run.config.seed,
+        batch_ids=batch.ids,
+        step=run.state.step,
+    )
+    synchronize(run.compute.device)
+    run.state = run.state.advanced(tokens=batch.num_tokens)
+    tell(run, outcome, lr=lr, seconds=time.perf_counter() - started, tokens=batch.num_tokens)
+
+
+def tell(run: Session, outcome: Outcome, *, lr: float, seconds: float, tokens: int) -> None:
+    """Write the step to metrics.jsonl and to whoever watches."""
+    step, steps = run.state.step, run.config.steps
+    run.metrics.write(
+        step=step,
+        loss=outcome.loss,
+        lr=lr,
+        grad_norm=outcome.grad_norm if math.isfinite(outcome.grad_norm) else None,
+        tokens_per_s=tokens / seconds,
+        step_s=seconds,
+    )
+    eta_s = run.eta_s()
+    run.folder.heartbeat(step=step, steps=steps, eta_s=eta_s)
+    run.watch.on_step(StepReport(step, steps, outcome.loss, lr, tokens / seconds, eta_s))
+
+
+def evaluate(run: Session) -> None:
+    """Evaluate the whole validation split at this step, unless a stop comes first."""
+    with run.clock.phase("validation"):
+        evaluation = run.task.evaluate(run.model, run.stop)
+    if evaluation is None:
+        return
+    run.state = run.state.evaluated(evaluation.loss)
+    run.metrics.write(step=run.state.step, **evaluation.as_row())
+    run.watch.on_evaluation(run.state.step, evaluation, is_best=run.state.is_best_here)

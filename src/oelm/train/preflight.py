@@ -1,0 +1,93 @@
+"""What a run will need, estimated before it starts, and what to lower when it does not fit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from oelm.errors import DiskFullError, OutOfMemoryError
+from oelm.method.audit import Audit
+from oelm.train.config import RunConfig
+from oelm.train.loss import chunk_rows
+
+_FLOAT = 4
+_OOM_WORDS = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes a run will need at its peak, and bytes its checkpoints will take."""
+
+    memory: int
+    disk: int
+    checkpoint: int
+
+
+def estimate(config: RunConfig, audit: Audit) -> Estimate:
+    """Estimate memory and disk of a run from its shapes."""
+    model, batch = config.model, config.micro_batch_size
+    tokens = batch * model.seq_len
+    states = audit.total * _FLOAT + audit.trainable * 3 * _FLOAT
+    # Kept for the backward pass, per token and layer: two norms, q k v, mixed values, two adds, and the feed-forward.
+    per_layer = tokens * (9 * model.model_dim + 2 * model.ff_dim)
+    if model.dropout > 0:
+        # Masks, and attention's probabilities before and after dropout: no fast path keeps them away.
+        per_layer += tokens * 2 * model.model_dim + 2 * batch * model.num_heads * model.seq_len**2
+    head = 2 * chunk_rows(model.vocab_size) * model.vocab_size + 2 * model.vocab_size * model.model_dim
+    checkpoint = (audit.total + 2 * audit.trainable) * _FLOAT
+    memory = states + (per_layer * model.num_layers + head + 4 * tokens * model.model_dim) * _FLOAT
+    # Kept ones, the best, and the one being written.
+    return Estimate(memory=memory, disk=checkpoint * (config.keep_checkpoints + 2), checkpoint=checkpoint)
+
+
+def check_fits(needs: Estimate, config: RunConfig, *, run: Path, device: str) -> None:
+    """Raise before the start when memory or disk will clearly not do."""
+    free_memory = available_memory(device)
+    if free_memory is not None and needs.memory > free_memory:
+        raise OutOfMemoryError(
+            f"this run needs about {gibibytes(needs.memory)} of memory and {gibibytes(free_memory)} are free: "
+            f"{what_to_lower(config)}, or start anyway with --no-preflight"
+        )
+    free_disk = shutil.disk_usage(run).free
+    if needs.disk > free_disk:
+        raise DiskFullError(
+            f"{run}: checkpoints of this run take about {gibibytes(needs.disk)} and {gibibytes(free_disk)} are free on "
+            "that disk: make room, choose another --out, or start anyway with --no-preflight"
+        )
+
+
+def available_memory(device: str) -> int | None:
+    """Return the bytes that a new process may still use on the device, or None where that cannot be asked."""
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    if device == "cpu" and Path("/proc/meminfo").exists():
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def what_to_lower(config: RunConfig) -> str:
+    """Say which setting to lower first, with a value; the result stays the same where it can."""
+    size = config.micro_batch_size
+    if size > 1:
+        smaller = next(n for n in range(size // 2, 0, -1) if config.batch_size % n == 0)
+        return f"lower micro_batch_size from {size} to {smaller} (same batch, more accumulation)"
+    return f"lower model.seq_len ({config.model.seq_len}), model.model_dim ({config.model.model_dim}) or the vocabulary"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means that an allocation failed, on any device."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OOM_WORDS)
+
+
+def gibibytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 // 10 else f"{count / 2**20:.0f} MiB"

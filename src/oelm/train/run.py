@@ -1,0 +1,193 @@
+"""`train`: one call that starts, continues, extends or finds finished the run that a config describes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from oelm.data.prepare import prepare
+from oelm.data.tokens import TokenSet
+from oelm.errors import STOPPED, CheckpointError, DiskFullError, OutOfMemoryError
+from oelm.files import dump_json, read_json, sha256_file, write_json, write_text
+from oelm.method.audit import audit
+from oelm.models.heads import summarize_heads
+from oelm.train.checkpoint import MODEL, open_checkpoint
+from oelm.train.config import InitFrom, RunConfig
+from oelm.train.device import choose_compute, look
+from oelm.train.loop import run_loop
+from oelm.train.metrics import read_metrics
+from oelm.train.preflight import check_fits, estimate, gibibytes, is_out_of_memory, what_to_lower
+from oelm.train.rundir import RunDir, StatusName
+from oelm.train.session import Session, build_session, resume
+from oelm.train.source import source_revision
+from oelm.train.state import environment
+from oelm.train.stop import StopFlag
+from oelm.train.timing import step_statistics
+from oelm.train.watch import Watch
+
+log = logging.getLogger(__name__)
+_PROBED_WINDOWS = 8
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run, as opposed to what: none of these changes a result."""
+
+    strict: bool = False
+    exact_step: int | None = None
+    preflight: bool = True
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a sitting ended: 'done' or 'stopped', at which step; `figures` is timing_stats.json once done."""
+
+    status: str
+    step: int
+    path: Path
+    figures: dict[str, Any] | None
+
+
+def resolve(config: RunConfig, tokens: TokenSet) -> RunConfig:
+    """Fill in what only the data can tell."""
+    if config.model.vocab_size:
+        return config
+    model = config.model.model_copy(update={"vocab_size": tokens.meta.vocab_size})
+    return config.model_copy(update={"model": model})
+
+
+def resolve_start(path: Path) -> InitFrom:
+    """Return the checkpoint to start from: the best one of a run directory, or the checkpoint directory itself."""
+    if (path / "best.json").is_file():
+        path = path / str(read_json(path / "best.json", error=CheckpointError).get("checkpoint", ""))
+    elif not (path / MODEL).is_file():
+        raise CheckpointError(f"--init-from {path}: neither a run with a best.json nor a checkpoint with {MODEL}")
+    checkpoint = open_checkpoint(path)
+    return InitFrom(checkpoint=str(checkpoint.path.resolve()), sha256=sha256_file(checkpoint.path / MODEL))
+
+
+def train(config: RunConfig, out: Path, *, stop: StopFlag, watch: Watch, options: Options | None = None) -> Result:
+    """Bring the run in `out` to its end, from wherever it is; return early, resumable, when `stop` is set."""
+    options = options or Options()
+    compute = choose_compute(config.device, config.precision, look())
+    tokens = prepare(config.data.source, tokenizer=config.data.tokenizer, progress=watch.on_preparing)
+    config = resolve(config, tokens)
+    with RunDir(out) as folder:
+        config = folder.claim(config)
+        if folder.is_done(config):
+            return Result("done", config.steps, out, read_json(out / "timing_stats.json"))
+        folder.set_status("running", step=0, steps=config.steps, message="starting")
+        with _failure_noted(folder, config):
+            session = build_session(config, folder, tokens, compute, stop=stop, watch=watch)
+            _announce(session, options)
+            resume(session, strict=options.strict, exact_step=options.exact_step)
+            run_loop(session)
+            session.metrics.close()
+            if session.state.step < config.steps:
+                folder.set_status("stopped", step=session.state.step, steps=config.steps, message=stop.reason or "")
+                log.info("stopped by %s at step %d", stop.reason, session.state.step)
+                return Result("stopped", session.state.step, out, None)
+            figures = finish(session)
+            folder.set_status("done", step=config.steps, steps=config.steps)
+            log.info("done at step %d", config.steps)
+            return Result("done", config.steps, out, figures)
+
+
+@contextlib.contextmanager
+def _failure_noted(folder: RunDir, config: RunConfig) -> Iterator[None]:
+    """Leave a status that says how a run ended when it ends by an exception, and say what to lower out of memory."""
+    try:
+        try:
+            yield
+        except (RuntimeError, MemoryError) as problem:
+            if not is_out_of_memory(problem):
+                raise
+            raise OutOfMemoryError(f"out of memory ({str(problem).splitlines()[0]}): {what_to_lower(config)}") from problem
+    except BaseException as problem:
+        resumable = isinstance(problem, KeyboardInterrupt) or getattr(problem, "exit_code", None) == STOPPED
+        log.error("%s: %s", type(problem).__name__, problem)
+        latest = folder.path / "latest.json"
+        step = int(read_json(latest)["step"]) if latest.is_file() else 0
+        with contextlib.suppress(DiskFullError):
+            name: StatusName = "stopped" if resumable else "failed"
+            folder.set_status(name, step=step, steps=config.steps, message=f"{type(problem).__name__}: {problem}")
+        raise
+
+
+def _announce(session: Session, options: Options) -> None:
+    report = audit(session.model)
+    needs = estimate(session.config, report)
+    if options.preflight:
+        check_fits(needs, session.config, run=session.folder.path, device=session.compute.device)
+    write_json(session.folder.path / "audit.json", report.as_dict())
+    session.folder.write_manifest(_manifest(session))
+    session.watch.on_remark(str(report))
+    session.watch.on_remark(
+        f"{session.compute.device}, {session.compute.precision} ({session.compute.reason}), "
+        f"{torch.get_num_threads()} threads; about {gibibytes(needs.memory)} of memory, {gibibytes(needs.disk)} of disk"
+    )
+    log.info("%s", report)
+
+
+def _manifest(session: Session) -> dict[str, Any]:
+    meta = session.tokens.meta
+    return {
+        "oelm": version("oelm"),
+        "source_revision": source_revision(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "environment": environment(session.compute),
+        "data": {
+            "name": meta.name,
+            "source": meta.source,
+            "fingerprint": meta.fingerprint,
+            "tokenizer": meta.tokenizer,
+        },
+    }
+
+
+def finish(session: Session) -> dict[str, Any]:
+    """Write what is known once training is over: predictions, attention, timing and the final figures."""
+    path, task = session.folder.path, session.task
+    with session.clock.phase("validation"):
+        documents = task.document_losses(session.model)
+        write_text(path / "predictions.jsonl", "".join(dump_json(row, indent=None) + "\n" for row in documents))
+        length = session.config.model.seq_len
+        count = max(1, min(_PROBED_WINDOWS, (len(session.tokens.val) - 1) // length))
+        probe = np.asarray(session.tokens.val[: count * length]).astype(np.int64)
+        windows = torch.from_numpy(probe).view(count, -1).to(session.compute.device)
+        heads = [summary.as_dict() for summary in summarize_heads(session.model, windows)]
+        write_json(path / "attention.json", {"step": session.state.step, "tokens": windows.numel(), "heads": heads})
+    figures = final_figures(session)
+    write_json(path / "timing_stats.json", figures)
+    return figures
+
+
+def final_figures(session: Session) -> dict[str, Any]:
+    """Return timing_stats.json: every figure in it can be computed again from metrics.jsonl and the clock."""
+    rows = read_metrics(session.metrics.path)
+    evaluations = [row for row in rows if "val_loss" in row]
+    steps = [row for row in rows if "loss" in row]
+    clock = session.clock.seconds()
+    best = min(row["val_loss"] for row in evaluations)
+    return {
+        "step_s": step_statistics([row["step_s"] for row in steps], warmup_steps=session.config.timing_warmup_steps),
+        "wall_s": {**clock, "total": sum(clock.values())},
+        "tokens": session.state.tokens,
+        "final_loss": steps[-1]["loss"],
+        "final_val_loss": evaluations[-1]["val_loss"],
+        "final_ppl": evaluations[-1]["val_ppl"],
+        "final_bits_per_byte": evaluations[-1]["bits_per_byte"],
+        "best_val_loss": best,
+        "best_ppl": math.exp(min(best, 700.0)),
+        "best_step": session.state.best_step,
+    }

@@ -1,0 +1,169 @@
+"""A run's directory: one writer at a time, one config for life, and a status that others may read."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import platform
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+from pydantic import ValidationError
+
+from oelm.errors import ConfigError, RunDirError
+from oelm.files import dump_json, read_json, room_checked, sweep_staging, write_json
+from oelm.train.config import RunConfig, Strict, differences, read_config
+
+StatusName = Literal["queued", "running", "stopped", "failed", "done"]
+HEARTBEAT_S = 5.0
+
+
+class Status(Strict):
+    """`status.json`: what a run is doing. Host and pid are for messages only and are stripped on export."""
+
+    status: StatusName
+    step: int
+    steps: int
+    heartbeat: str
+    eta_s: float | None
+    pid: int
+    host: str
+    started: str
+    message: str = ""
+
+
+def read_status(run: Path) -> Status | None:
+    """Return a run's status, or None where there is none to read."""
+    try:
+        return Status.model_validate_json((run / "status.json").read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def now_text() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+class RunDir:
+    """Hold a run directory for the life of a process. Raises RunDirError where another process does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._started = now_text()
+        self._last_heartbeat = -HEARTBEAT_S
+        self._lock = FileLock(path / ".lock")
+        self._handler: logging.Handler | None = None
+
+    def __enter__(self) -> RunDir:
+        if self.path.exists() and not self.path.is_dir():
+            raise RunDirError(f"{self.path}: is a file; --out must name a folder, new or of the same run")
+        with room_checked(self.path / ".lock"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                # A kernel lock: it ends with the process, however that ends, so there is no stale lock to clear.
+                self._lock.acquire(timeout=0)
+            except Timeout:
+                raise RunDirError(self._in_use()) from None
+        sweep_staging(self.path)
+        sweep_staging(self.path / "checkpoints")
+        self._start_log()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._handler is not None:
+            logging.getLogger("oelm").removeHandler(self._handler)
+            self._handler.close()
+        self._lock.release()
+
+    def _in_use(self) -> str:
+        owner = read_status(self.path)
+        who = f"by process {owner.pid} on {owner.host} since {owner.started}" if owner else "by another process"
+        return f"{self.path} is in use {who}; wait for it, stop it, or choose another --out"
+
+    def _start_log(self) -> None:
+        with room_checked(self.path / "training.log"):
+            self._handler = logging.FileHandler(self.path / "training.log", encoding="utf-8")
+        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logger = logging.getLogger("oelm")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self._handler)
+
+    def claim(self, config: RunConfig) -> RunConfig:
+        """Make the directory this config's own, or check that it is; return the config that holds from now on.
+
+        A finished run asked for more steps is extended. Any other difference raises RunDirError with the list.
+        """
+        path = self.path / "config.json"
+        if not path.exists():
+            foreign = [p.name for p in self.path.iterdir() if p.name not in (".lock", "training.log")]
+            if foreign:
+                raise RunDirError(
+                    f"{self.path} holds {foreign[0]!r} but no config.json: not a run of ours; choose an empty --out"
+                )
+            write_json(path, config.as_dict())
+            return config
+        try:
+            held = read_config(path)
+        except ConfigError as problem:
+            raise RunDirError(f"{problem}. Move {self.path} aside, or choose another --out") from None
+        same_but_length = {"steps": held.steps, "extended_at": held.extended_at}
+        if held == config or (
+            held.extended_at and held.steps == config.steps and held == config.model_copy(update=same_but_length)
+        ):
+            return held
+        if config.steps > held.steps and held == config.model_copy(update=same_but_length):
+            return self._extend(held, config.steps)
+        changes = "; ".join(differences(held, config)[:6])
+        raise RunDirError(f"{self.path} holds a run of another config ({changes}); choose another --out")
+
+    def _extend(self, held: RunConfig, steps: int) -> RunConfig:
+        status = read_status(self.path)
+        if status is None or status.status != "done":
+            raise RunDirError(
+                f"{self.path} is not finished ({held.steps} steps planned), so it cannot be extended to {steps}: "
+                f"let it finish first (repeat its command), or choose another --out"
+            )
+        longer = held.model_copy(update={"steps": steps, "extended_at": (*held.extended_at, held.steps)})
+        write_json(self.path / "config.json", longer.as_dict())
+        return longer
+
+    def is_done(self, config: RunConfig) -> bool:
+        status = read_status(self.path)
+        return status is not None and status.status == "done" and status.step >= config.steps
+
+    def set_status(self, status: StatusName, *, step: int, steps: int, eta_s: float | None = None, message: str = "") -> None:
+        """Replace status.json."""
+        self._last_heartbeat = time.monotonic()
+        row = Status(
+            status=status,
+            step=step,
+            steps=steps,
+            heartbeat=now_text(),
+            eta_s=eta_s,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started=self._started,
+            message=message,
+        )
+        write_json(self.path / "status.json", row.model_dump(mode="json"), durable=status != "running")
+
+    def heartbeat(self, *, step: int, steps: int, eta_s: float | None) -> None:
+        """Say that the run is alive, at most once per HEARTBEAT_S."""
+        if time.monotonic() - self._last_heartbeat >= HEARTBEAT_S:
+            self.set_status("running", step=step, steps=steps, eta_s=eta_s)
+
+    def write_manifest(self, facts: dict[str, Any]) -> None:
+        """Write manifest.json; a run continued in another setting keeps the earlier ones beside it."""
+        path = self.path / "manifest.json"
+        facts = {"python": platform.python_version(), **facts}
+        earlier: list[Any] = []
+        if path.exists():
+            old = read_json(path)
+            sittings = old.pop("earlier", [])
+            earlier = sittings if dump_json(old) == dump_json(facts) else [*sittings, old]
+        write_json(path, {**facts, "earlier": earlier})

@@ -1,0 +1,23 @@
+"""The learning rate of a step: warm-up, then cosine, once per leg of an extended run."""
+
+from __future__ import annotations
+
+import math
+
+from oelm.train.config import RunConfig
+
+
+def learning_rate(config: RunConfig, step: int) -> float:
+    """Return the rate of the update that takes the model from `step` to `step + 1`."""
+    # An extended run followed the shorter schedule up to its old end; repeating it from its config gives the same.
+    horizon = next(stage for stage in (*config.extended_at, config.steps) if step < stage)
+    return config.optim.lr * _fraction(config, step, horizon)
+
+
+def _fraction(config: RunConfig, step: int, horizon: int) -> float:
+    warmup = config.schedule.warmup_steps
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, horizon - warmup)
+    floor = config.schedule.final_fraction
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,0 +1,153 @@
+"""Everything one sitting of a run works with: built from the config, or continued from a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from oelm.data.tokens import TokenSet
+from oelm.errors import CheckpointError, DataError, OelmError
+from oelm.files import sha256_file
+from oelm.method.apply import freeze
+from oelm.method.record import record_of
+from oelm.models.gpt import GPT, build_gpt
+from oelm.train.checkpoint import MODEL, Checkpoint, Checkpoints, load_model, load_optimizer, load_tensors, load_weights
+from oelm.train.config import InitFrom, RunConfig
+from oelm.train.device import Compute, apply_determinism
+from oelm.train.metrics import Metrics
+from oelm.train.optim import build_optimizer
+from oelm.train.rundir import RunDir
+from oelm.train.state import SavedState, TrainState, environment
+from oelm.train.stop import StopFlag
+from oelm.train.task import LanguageModelTask
+from oelm.train.timing import Clock
+from oelm.train.watch import Watch
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Session:
+    """One sitting of a run. `state` is where it is, `saved` what the newest checkpoint holds."""
+
+    config: RunConfig
+    folder: RunDir
+    compute: Compute
+    tokens: TokenSet
+    task: LanguageModelTask
+    model: GPT
+    forward: nn.Module
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    checkpoints: Checkpoints
+    metrics: Metrics
+    stop: StopFlag
+    watch: Watch
+    state: TrainState = field(default_factory=TrainState)
+    saved: TrainState | None = None
+    clock: Clock = field(default_factory=lambda: Clock({}))
+    started_at: tuple[float, int] = (0.0, 0)
+
+    def save(self) -> None:
+        """Publish a checkpoint of the present state; metrics up to here are durable before it appears."""
+        self.metrics.sync()
+        if self.scaler.is_enabled():
+            scale = {key: float(value) for key, value in self.scaler.state_dict().items()}
+            self.state = self.state.model_copy(update={"loss_scale": scale})
+        with self.clock.phase("checkpoint"):
+            self.checkpoints.publish(self.snapshot(), self.model, self.optimizer)
+        self.saved = self.state
+        self.watch.on_saved(self.state.step)
+
+    def snapshot(self) -> SavedState:
+        record = record_of(self.model)
+        return SavedState(
+            state=self.state,
+            clock=self.clock.seconds(),
+            frozen=dict(record.digests) if record else {},
+            data_fingerprint=self.tokens.meta.fingerprint,
+            environment=environment(self.compute),
+        )
+
+    def eta_s(self) -> float | None:
+        """Return the seconds left at this sitting's pace, everything between the steps included."""
+        since, first = self.started_at
+        done = self.state.step - first
+        return (time.perf_counter() - since) / done * (self.config.steps - self.state.step) if done else None
+
+
+def build_session(
+    config: RunConfig, folder: RunDir, tokens: TokenSet, compute: Compute, *, stop: StopFlag, watch: Watch
+) -> Session:
+    """Build model, optimizer and the rest as they are at step 0."""
+    apply_determinism(deterministic=config.deterministic)
+    model = build_gpt(config.model, seed=config.seed)
+    if config.init_from is not None:
+        load_start(model, config.init_from)
+    freeze(model, config.method, seed=config.seed)
+    model.to(compute.device)
+    return Session(
+        config=config,
+        folder=folder,
+        compute=compute,
+        tokens=tokens,
+        task=LanguageModelTask(tokens, config, compute),
+        model=model,
+        forward=torch.compile(model) if config.compile else model,  # type: ignore[arg-type]
+        optimizer=build_optimizer(model, config.optim, device=compute.device),
+        scaler=torch.amp.GradScaler(compute.device, enabled=compute.precision == "fp16"),
+        checkpoints=Checkpoints(folder.path, keep=config.keep_checkpoints),
+        metrics=Metrics(folder.path / "metrics.jsonl"),
+        stop=stop,
+        watch=watch,
+    )
+
+
+def load_start(model: GPT, start: InitFrom) -> None:
+    """Copy the weights of another run's checkpoint into a fresh model."""
+    path = Path(start.checkpoint) / MODEL
+    if not path.is_file():
+        raise CheckpointError(f"--init-from: {path} is not there any more; its sha256 was {start.sha256[:12]}...")
+    if (found := sha256_file(path)) != start.sha256:
+        raise CheckpointError(f"--init-from: {path} has sha256 {found[:12]}..., this run started from {start.sha256[:12]}...")
+    load_weights(model, load_tensors(path), where=str(path))
+
+
+def resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
+    """Continue from the newest whole checkpoint, if there is one; cut the metrics back to it."""
+    checkpoint = session.checkpoints.newest(exact_step=exact_step)
+    if checkpoint is not None:
+        _check_same_setting(session, checkpoint, strict=strict)
+        load_model(checkpoint, session.model)
+        load_optimizer(checkpoint, session.model, session.optimizer)
+        saved = checkpoint.saved
+        session.state = session.saved = saved.state
+        session.clock = Clock(saved.clock)
+        if session.scaler.is_enabled() and saved.state.loss_scale:
+            session.scaler.load_state_dict(dict(saved.state.loss_scale))
+        session.checkpoints.point(saved)
+        session.watch.on_remark(f"continuing from step {saved.state.step:,}")
+        log.info("continuing from %s", checkpoint.path.name)
+    session.metrics.rewind(step=session.state.step, evaluated_step=session.state.evaluated_step)
+    session.started_at = (time.perf_counter(), session.state.step)
+
+
+def _check_same_setting(session: Session, checkpoint: Checkpoint, *, strict: bool) -> None:
+    saved, now = checkpoint.saved, session.tokens.meta.fingerprint
+    if saved.data_fingerprint != now:
+        raise DataError(
+            f"the data is not what this run began with (fingerprint {now[:12]}..., then {saved.data_fingerprint[:12]}...): "
+            "bring back the old text or start a new run with another --out"
+        )
+    here = environment(session.compute)
+    changes = [f"{key} was {saved.environment.get(key)}, is {value}" for key, value in here.items()]
+    changes = [text for text, key in zip(changes, here, strict=True) if saved.environment.get(key) != here[key]]
+    if changes and strict:
+        raise OelmError(f"refused by --strict: {'; '.join(changes)}; restore the setting or leave --strict out")
+    if changes:
+        log.warning("same batches, but not the same bits as an undisturbed run: %s", "; ".join(changes))

@@ -1,0 +1,60 @@
+"""What a run must remember to continue exactly, beside its tensors."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from oelm.train.config import Strict
+from oelm.train.device import Compute
+
+
+class TrainState(Strict):
+    """The position of a run. Batch order and dropout noise are functions of (seed, step): nothing of them is here."""
+
+    step: int = Field(default=0, ge=0)
+    tokens: int = Field(default=0, ge=0)
+    evaluated_step: int = Field(default=0, ge=0)
+    best_loss: float | None = None
+    best_step: int | None = None
+    loss_scale: dict[str, float] = {}
+
+    def advanced(self, *, tokens: int) -> TrainState:
+        return self.model_copy(update={"step": self.step + 1, "tokens": self.tokens + tokens})
+
+    def evaluated(self, loss: float) -> TrainState:
+        """Return the state after an evaluation at this step; the first of equal losses stays the best."""
+        update: dict[str, Any] = {"evaluated_step": self.step}
+        if self.best_loss is None or loss < self.best_loss:
+            update |= {"best_loss": loss, "best_step": self.step}
+        return self.model_copy(update=update)
+
+    @property
+    def is_best_here(self) -> bool:
+        """Whether the best evaluation so far is the one of this very step."""
+        return self.best_step == self.step
+
+
+class SavedState(Strict):
+    """`state.json` of a checkpoint: the position, and what it was computed with."""
+
+    state: TrainState
+    clock: dict[str, float]
+    frozen: dict[str, str]
+    data_fingerprint: str
+    environment: dict[str, str]
+
+
+def environment(compute: Compute) -> dict[str, str]:
+    """Return what decides the low bits of a computation; a change of any of these is told on resume."""
+    return {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if compute.device == "cuda" else compute.device,
+        "precision": compute.precision,
+        "threads": str(torch.get_num_threads()),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "machine": platform.machine(),
+    }

@@ -1,0 +1,39 @@
+"""A stop flag that signals set and every loop polls."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class StopFlag:
+    """While entered, SIGINT and SIGTERM ask for a stop at the next step boundary; a second SIGINT stops at once."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def requested(self) -> bool:
+        return self.reason is not None
+
+    def request(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+    def __enter__(self) -> StopFlag:
+        # Only the main thread may set handlers; elsewhere the caller stops us by request().
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.requested():
+            raise KeyboardInterrupt
+        self.request(signal.Signals(number).name)

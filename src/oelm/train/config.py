@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from oelm.errors import ConfigError
-from oelm.files import dump_json
-from oelm.method.method import Method, method_name
+from oelm.files import dump_json, read_json
+from oelm.method.method import Method, method_name, resolve_method
 from oelm.models.gpt import GPTConfig
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
@@ -41,7 +42,7 @@ class OptimConfig(Strict):
 
 
 class ScheduleConfig(Strict):
-    """Linear warm-up, then a cosine down to `final_fraction` of the peak."""
+    """Linear warm-up, of half the run at most, then a cosine down to `final_fraction` of the peak."""
 
     warmup_steps: int = Field(ge=0)
     final_fraction: float = Field(default=0.0, ge=0, le=1)
@@ -82,8 +83,6 @@ class RunConfig(Strict):
     def _fields_agree(self) -> Self:
         if self.batch_size % self.micro_batch_size:
             raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}")
-        if self.schedule.warmup_steps > self.steps:
-            raise ValueError(f"schedule.warmup_steps {self.schedule.warmup_steps} is more than steps {self.steps}")
         stages = (*self.extended_at, self.steps)
         if any(earlier >= later for earlier, later in zip(stages, stages[1:], strict=False)):
             raise ValueError(f"extended_at {list(self.extended_at)} must rise and stay below steps {self.steps}")
@@ -97,15 +96,15 @@ class RunConfig(Strict):
     @property
     def variant(self) -> str:
         """A slug and eight hex digits that name this config whatever its seed: the folder of its runs."""
-        plain = {key: value for key, value in self.as_dict().items() if key not in ("seed", "steps", "extended_at")}
-        # The length in steps of the first leg: an extended run stays where it was.
-        plain["steps"] = (*self.extended_at, self.steps)[0]
+        plain = {key: value for key, value in self.as_dict().items() if key != "seed"}
         slug = method_name(self.method).split(",")[0].replace("_", "-").replace(" ", "-")
         return f"{slug}-{hashlib.sha256(dump_json(plain).encode()).hexdigest()[:8]}"
 
 
 def parse_config(data: dict[str, Any], *, where: str) -> RunConfig:
     """Return the config that plain data describes; ConfigError names `where`, the key, and the nearest known one."""
+    if isinstance(data.get("method"), str):
+        data = {**data, "method": resolve_method(data["method"]).model_dump(mode="json")}
     try:
         # Through JSON: there, strict types accept a list where a tuple is meant and nothing else is coerced.
         return RunConfig.model_validate_json(dump_json(data))
@@ -143,12 +142,39 @@ def _known_keys(path: list[Any]) -> list[str]:
 
 def read_config(path: Path) -> RunConfig:
     """Read the config that a run left behind."""
-    from oelm.files import read_json
-
     data = read_json(path, error=ConfigError)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must be an object of settings, found {type(data).__name__}")
     return parse_config(data, where=str(path))
+
+
+def with_overrides(data: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of nested settings with values replaced by dotted path; new keys are left for the type to judge."""
+    changed: dict[str, Any] = json.loads(dump_json(data))
+    for dotted, value in overrides.items():
+        *parents, last = dotted.split(".")
+        inner = changed
+        for part in parents:
+            if not isinstance(inner.setdefault(part, {}), dict):
+                raise ConfigError(f"{dotted}: '{part}' is a single value, it has no settings inside")
+            inner = inner[part]
+        inner[last] = value
+    return changed
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """Read 'a.b=c': the value is JSON where it parses as such (numbers, true, null, lists), else plain text."""
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"--set {text!r}: write it as key=value, for example --set optim.lr=0.001")
+    try:
+        return key, json.loads(value, parse_constant=_refuse_constant)
+    except ValueError:
+        return key, value
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(name)
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:

@@ -78,6 +78,7 @@ def evaluate(run: Session) -> None:
         evaluation = run.task.evaluate(run.model, run.stop)
     if evaluation is None:
         return
+    run.last_evaluation = evaluation
     run.state = run.state.evaluated(evaluation.loss)
     run.metrics.write(step=run.state.step, **evaluation.as_row())
     run.watch.on_evaluation(run.state.step, evaluation, is_best=run.state.is_best_here)

@@ -157,10 +157,13 @@ def _manifest(session: Session) -> dict[str, Any]:
 
 def finish(session: Session) -> dict[str, Any]:
     """Write what is known once training is over: predictions, attention, timing and the final figures."""
-    path, task = session.folder.path, session.task
+    path = session.folder.path
     with session.clock.phase("validation"):
-        documents = task.document_losses(session.model)
-        write_text(path / "predictions.jsonl", "".join(dump_json(row, indent=None) + "\n" for row in documents))
+        # There already, unless the process was killed between the last evaluation and here.
+        evaluation = session.last_evaluation or session.task.evaluate(session.model, StopFlag())
+        assert evaluation is not None
+        rows = (dump_json(row, indent=None) + "\n" for row in evaluation.documents)
+        write_text(path / "predictions.jsonl", "".join(rows))
         length = session.config.model.seq_len
         count = max(1, min(_PROBED_WINDOWS, (len(session.tokens.val) - 1) // length))
         probe = np.asarray(session.tokens.val[: count * length]).astype(np.int64)

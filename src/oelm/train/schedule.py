@@ -15,7 +15,7 @@ def learning_rate(config: RunConfig, step: int) -> float:
 
 
 def _fraction(config: RunConfig, step: int, horizon: int) -> float:
-    warmup = config.schedule.warmup_steps
+    warmup = min(config.schedule.warmup_steps, horizon // 2)
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / max(1, horizon - warmup)

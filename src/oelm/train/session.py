@@ -24,7 +24,7 @@ from oelm.train.optim import build_optimizer
 from oelm.train.rundir import RunDir
 from oelm.train.state import SavedState, TrainState, environment
 from oelm.train.stop import StopFlag
-from oelm.train.task import LanguageModelTask
+from oelm.train.task import Evaluation, LanguageModelTask
 from oelm.train.timing import Clock
 from oelm.train.watch import Watch
 
@@ -52,6 +52,7 @@ class Session:
     saved: TrainState | None = None
     clock: Clock = field(default_factory=lambda: Clock({}))
     started_at: tuple[float, int] = (0.0, 0)
+    last_evaluation: Evaluation | None = None
 
     def save(self) -> None:
         """Publish a checkpoint of the present state; metrics up to here are durable before it appears."""
@@ -62,7 +63,6 @@ class Session:
         with self.clock.phase("checkpoint"):
             self.checkpoints.publish(self.snapshot(), self.model, self.optimizer)
         self.saved = self.state
-        self.watch.on_saved(self.state.step)
 
     def snapshot(self) -> SavedState:
         record = record_of(self.model)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from oelm.data.order import WindowOrder
@@ -22,6 +23,8 @@ from oelm.train.config import RunConfig
 from oelm.train.device import Compute
 from oelm.train.loss import mean_cross_entropy, token_losses
 from oelm.train.stop import StopFlag
+
+Losses = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss per token over a whole split, and its two readings."""
+    """Loss per token over a whole split, its two readings, and each document's share of it."""
 
     loss: float
     perplexity: float
     bits_per_byte: float
-    tokens: int
+    documents: list[dict[str, Any]]
 
     def as_row(self) -> dict[str, Any]:
         return {"val_loss": self.loss, "val_ppl": self.perplexity, "bits_per_byte": self.bits_per_byte}
@@ -83,28 +86,25 @@ class LanguageModelTask:
         Windows are cut at multiples of seq_len whatever the batch size, the last one shorter; every token but the
         very first is predicted once, and all count the same.
         """
-        nats = 0.0
-        count = 0
+        parts: list[Losses] = []
         for losses in self._validation_losses(model):
             if stop.requested():
                 return None
-            nats += float(losses.sum())
-            count += len(losses)
-        return self.evaluation(nats, count)
+            parts.append(losses)
+        losses = np.concatenate(parts)
+        nats = float(losses.sum())
+        return Evaluation(
+            loss=nats / len(losses),
+            # Beyond the range of a float the perplexity is unreadable anyway; the loss stands beside it.
+            perplexity=math.exp(min(nats / len(losses), 700.0)),
+            bits_per_byte=nats / math.log(2) / self.tokens.meta.splits["val"].text_bytes,
+            documents=self._by_document(losses),
+        )
 
-    def evaluation(self, nats: float, count: int) -> Evaluation:
-        loss = nats / count
-        # Beyond float range the perplexity is unreadable anyway; the loss stands beside it.
-        perplexity = math.exp(min(loss, 700.0))
-        bits_per_byte = nats / math.log(2) / self.tokens.meta.splits["val"].text_bytes
-        return Evaluation(loss, perplexity, bits_per_byte, count)
-
-    def document_losses(self, model: GPT) -> list[dict[str, Any]]:
-        """Return each validation document's token count and summed loss, its end mark included."""
-        losses = np.concatenate(list(self._validation_losses(model)))
-        # Document of each predicted token: how many end marks stand before it.
-        ends = np.asarray(self.tokens.val[:-1]) == self.tokens.meta.end_of_text
-        document_of = np.cumsum(ends)
+    def _by_document(self, losses: Losses) -> list[dict[str, Any]]:
+        """Return each document's token count and summed loss, its end mark included."""
+        # The document of a predicted token: how many end marks stand before it.
+        document_of = np.cumsum(np.asarray(self.tokens.val[:-1]) == self.tokens.meta.end_of_text)
         nats, counts = np.bincount(document_of, weights=losses), np.bincount(document_of)
         return [
             {"document": number, "tokens": int(count), "nats": float(total)}
@@ -113,7 +113,7 @@ class LanguageModelTask:
         ]
 
     @torch.no_grad()
-    def _validation_losses(self, model: GPT) -> Iterator[np.ndarray[Any, np.dtype[np.float64]]]:
+    def _validation_losses(self, model: GPT) -> Iterator[Losses]:
         was_training = model.training
         model.eval()
         try:
@@ -121,7 +121,7 @@ class LanguageModelTask:
                 with self.compute.autocast():
                     hidden_ND = model(windows[:, :-1]).flatten(0, 1)
                     losses = token_losses(hidden_ND, model.head_VD.to(hidden_ND.dtype), windows[:, 1:].flatten())
-                yield losses.double().cpu().numpy() if losses.device.type != "mps" else losses.cpu().double().numpy()
+                yield losses.cpu().double().numpy()
         finally:
             model.train(was_training)
 

@@ -1,8 +1,9 @@
-"""What a run tells whoever watches it; this one is silent."""
+"""What a run tells whoever watches it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from oelm.train.task import Evaluation
 
@@ -19,8 +20,8 @@ class StepReport:
     eta_s: float | None
 
 
-class Watch:
-    """Hears of a run's steps, evaluations and remarks; override what you want to show."""
+class Watch(Protocol):
+    """Hears of a run's remarks, preparation, steps and evaluations."""
 
     def on_remark(self, text: str) -> None: ...
 
@@ -30,4 +31,14 @@ class Watch:
 
     def on_evaluation(self, step: int, evaluation: Evaluation, *, is_best: bool) -> None: ...
 
-    def on_saved(self, step: int) -> None: ...
+
+class Silence:
+    """A watch that shows nothing."""
+
+    def on_remark(self, text: str) -> None: ...
+
+    def on_preparing(self, what: str, done: int, total: int) -> None: ...
+
+    def on_step(self, report: StepReport) -> None: ...
+
+    def on_evaluation(self, step: int, evaluation: Evaluation, *, is_best: bool) -> None: ...

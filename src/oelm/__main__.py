@@ -1,0 +1,5 @@
+"""`python -m oelm` is `oelm`."""
+
+from oelm.cli import main
+
+main()

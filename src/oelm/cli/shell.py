@@ -1,0 +1,117 @@
+"""What every command shares: errors without a traceback, and a view of a run in progress."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from oelm.errors import STOPPED, OelmError
+
+if TYPE_CHECKING:
+    from oelm.train.task import Evaluation
+    from oelm.train.watch import StepReport
+
+out = Console()
+err = Console(stderr=True)
+_PLAIN_EVERY_S = 10.0
+
+
+def reported(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Print what a user caused as one paragraph and leave with its exit code; only our own faults show a traceback."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except OelmError as problem:
+            # Not through rich markup: paths and values may hold brackets.
+            word, style = ("stopped", "bold yellow") if problem.exit_code == STOPPED else ("error", "bold red")
+            err.print(f"{word}: {problem}", style=style, markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(problem.exit_code) from None
+        except KeyboardInterrupt:
+            err.print("stopped at once; repeat the same command to go on from the last checkpoint", style="bold yellow")
+            raise typer.Exit(STOPPED) from None
+
+    return run
+
+
+def show_warnings() -> None:
+    """Let warnings of the library reach the terminal."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("warning: %(message)s"))
+    logging.getLogger("oelm").addHandler(handler)
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds as h:mm:ss, or as m:ss under an hour."""
+    if seconds is None:
+        return "-:--"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+class TerminalWatch:
+    """A `Watch` that shows a progress bar on a terminal and plain lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> TerminalWatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar off the screen; what was printed above it stays."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def on_remark(self, text: str) -> None:
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def on_preparing(self, what: str, done: int, total: int) -> None:
+        if not out.is_terminal:
+            if done in (0, total):
+                self.on_remark(f"{what}: {100 * done // total}%")
+            return
+        self._show(what, done, total, f"{100 * done // total}%")
+        if done == total:
+            self.close()
+
+    def on_step(self, report: StepReport) -> None:
+        text = f"loss {report.loss:.3f}  lr {report.lr:.1e}  {report.tokens_per_s:,.0f} tokens/s  ETA {duration(report.eta_s)}"
+        if out.is_terminal:
+            self._show("training", report.step, report.steps, text)
+            if report.step == report.steps:
+                self.close()
+        elif time.monotonic() - self._last_line >= _PLAIN_EVERY_S or report.step == report.steps:
+            self._last_line = time.monotonic()
+            self.on_remark(f"step {report.step}/{report.steps}  {text}")
+
+    def on_evaluation(self, step: int, evaluation: Evaluation, *, is_best: bool) -> None:
+        mark = "  (best so far)" if is_best else ""
+        self.on_remark(
+            f"step {step}: validation loss {evaluation.loss:.4f}, PPL {evaluation.perplexity:.2f}, "
+            f"{evaluation.bits_per_byte:.3f} bits per byte{mark}"
+        )
+
+    def _show(self, what: str, done: int, total: int, text: str) -> None:
+        if self._bar is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
+            self._bar = Progress(*columns, console=out, transient=True)
+            self._task = self._bar.add_task(what, total=total, text=text)
+            self._bar.start()
+        self._bar.update(self._task, description=what, completed=done, total=total, text=text)

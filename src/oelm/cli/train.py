@@ -1,0 +1,121 @@
+"""`oelm train`: train one model, or continue it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from oelm.cli.shell import TerminalWatch, duration, out, reported, show_warnings
+from oelm.errors import STOPPED, ConfigError
+
+if TYPE_CHECKING:
+    from oelm.train.config import RunConfig
+    from oelm.train.run import Result
+
+# What the earlier study's script called its methods.
+_OLD_NAMES = {"baseline": "baseline", "oelm_v2": "oelm_freeze", "oelm_random": "oelm_random"}
+
+
+@reported
+def train(
+    method: Annotated[str | None, typer.Option(help="A preset: baseline, oelm_freeze, gaussian_matched, ...")] = None,
+    budget: Annotated[str | None, typer.Option(help="Size of it all: paper, laptop (default) or smoke.")] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", "--dataset", help="'stdlib' (default) or the folder of a prepared token set.")
+    ] = None,
+    text: Annotated[Path | None, typer.Option(help="Train on this text file, or on every text file of this folder.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="'bpe:N': a byte-level BPE of N tokens trained on the text.")] = None,
+    lr: Annotated[float | None, typer.Option("--lr", "--max_lr", help="Peak learning rate.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", "--max_steps", help="Steps; with --out, more than a finished run had extends it."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides weights, frames, data order and dropout.")] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", "--out_dir", help="Run directory; by default one named by the config.")
+    ] = None,
+    init_from: Annotated[Path | None, typer.Option(help="Start from the best weights of this run, or this checkpoint.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Start from a run's config.json instead of a budget.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting by dotted path; may be repeated.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse to resume in a setting that changes the bits.")] = False,
+    exact_step: Annotated[int | None, typer.Option(help="Resume from this step's checkpoint or not at all.")] = None,
+    no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Skip the check of memory and disk.")] = False,
+    model_type: Annotated[
+        str | None, typer.Option("--model_type", help="The old script's flag: baseline, oelm_v2, oelm_random; budget paper.")
+    ] = None,
+) -> None:
+    """Train a GPT, or continue, extend or find finished the run that the same command started."""
+    from oelm.train.run import Options
+    from oelm.train.run import train as run_training
+    from oelm.train.stop import StopFlag
+
+    with StopFlag() as stop:
+        show_warnings()
+        chosen: dict[str, Any] = {
+            "method": method or _from_old_name(model_type),
+            "data.source": _source(data, text),
+            "data.tokenizer": tokenizer,
+            "optim.lr": lr,
+            "steps": steps,
+            "seed": seed,
+        }
+        budget = budget or ("paper" if model_type else "laptop")
+        run_config = _config(config, budget, chosen, overrides or [], init_from)
+        path = out_dir or Path("outputs") / "train" / budget / run_config.variant / f"seed-{run_config.seed}"
+        options = Options(strict=strict, exact_step=exact_step, preflight=not no_preflight)
+        with TerminalWatch() as watch:
+            result = run_training(run_config, path, stop=stop, watch=watch, options=options)
+    _print_result(result)
+
+
+def _from_old_name(model_type: str | None) -> str | None:
+    if model_type is None:
+        return None
+    if model_type not in _OLD_NAMES:
+        raise ConfigError(f"--model_type {model_type!r}: the old script knew {', '.join(_OLD_NAMES)}; or use --method")
+    return _OLD_NAMES[model_type]
+
+
+def _source(data: str | None, text: Path | None) -> str | None:
+    if data is not None and text is not None:
+        raise ConfigError("--data and --text both name what to train on; give one of them")
+    if text is not None:
+        return str(text.absolute())
+    # A path is kept whole, so that the config says where the data was whatever folder it is read in.
+    return str(Path(data).absolute()) if data is not None and Path(data).exists() else data
+
+
+def _config(file: Path | None, budget: str, chosen: dict[str, Any], overrides: list[str], init_from: Path | None) -> RunConfig:
+    from oelm.experiments.budget import budget_settings
+    from oelm.train.config import parse_config, parse_override, read_config, with_overrides
+    from oelm.train.run import resolve_start
+
+    settings = read_config(file).as_dict() if file is not None else budget_settings(budget)
+    where = str(file) if file is not None else f"budget {budget}"
+    if chosen["method"] is not None:
+        from oelm.method.method import resolve_method
+
+        chosen["method"] = resolve_method(chosen["method"]).model_dump(mode="json")
+    if init_from is not None:
+        chosen["init_from"] = resolve_start(init_from).model_dump()
+    changes = {key: value for key, value in chosen.items() if value is not None} | dict(map(parse_override, overrides))
+    return parse_config(with_overrides(settings, changes), where=f"{where} with your options" if changes else where)
+
+
+def _print_result(result: Result) -> None:
+    if result.status != "done":
+        out.print(f"stopped at step {result.step}, saved; repeat the same command to go on", highlight=False)
+        raise typer.Exit(STOPPED)
+    assert result.figures is not None
+    figures = result.figures
+    out.print(
+        f"done: best PPL {figures['best_ppl']:.2f} at step {figures['best_step']}, "
+        f"{figures['step_s'].get('median', 0.0) * 1000:.0f} ms a step, {duration(figures['wall_s']['total'])} in all\n"
+        f"run directory: {result.path}",
+        highlight=False,
+        soft_wrap=True,
+    )

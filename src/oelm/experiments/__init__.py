@@ -1,0 +1,1 @@
+"""Experiments: named comparisons, and the one dial that sets their size."""

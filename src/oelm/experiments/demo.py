@@ -1,0 +1,55 @@
+"""The demo: four arms that differ in one thing, on text that every Python carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from oelm.errors import StoppedError
+from oelm.experiments.budget import budget_settings
+from oelm.train.config import RunConfig, parse_config, with_overrides
+from oelm.train.run import Result, train
+from oelm.train.stop import StopFlag
+from oelm.train.watch import Watch
+
+ARMS = ("baseline", "oelm_freeze", "oelm_random", "gaussian_matched")
+# Sized so that four arms, tokenizer included, take under five minutes on two CPU cores.
+_SIZE = {
+    "model.model_dim": 96,
+    "model.num_layers": 4,
+    "model.num_heads": 4,
+    "model.ff_dim": 384,
+    "data.tokenizer": "bpe:1024",
+    "steps": 600,
+    "schedule.warmup_steps": 50,
+    "eval_every": 150,
+    "save_every": 150,
+}
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """One arm of the demo and where its run is."""
+
+    arm: str
+    result: Result
+
+
+def demo_config(arm: str, *, seed: int, steps: int | None = None) -> RunConfig:
+    """Return the config of one arm: same data, order, steps and lr as the others, only the method differs."""
+    overrides = {**_SIZE, "method": arm, "seed": seed} | ({} if steps is None else {"steps": steps})
+    return parse_config(with_overrides(budget_settings("laptop"), overrides), where="demo")
+
+
+def run_demo(out: Path, *, seed: int, steps: int | None, stop: StopFlag, watch: Watch) -> Iterator[ArmResult]:
+    """Train the arms one after the other, yielding each as it ends; finished ones are found, not trained again."""
+    for arm in ARMS:
+        result = train(demo_config(arm, seed=seed, steps=steps), arm_path(out, arm, seed), stop=stop, watch=watch)
+        if result.status != "done":
+            raise StoppedError(f"stopped in arm '{arm}' at step {result.step}: repeat the same command to go on from there")
+        yield ArmResult(arm, result)
+
+
+def arm_path(out: Path, arm: str, seed: int) -> Path:
+    return out / "demo" / "laptop" / arm / f"seed-{seed}"

@@ -1,0 +1,85 @@
+"""Shared fixtures: a cache of its own for the whole session, small text, and the smallest run that does everything."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from oelm.experiments.budget import budget_settings
+from oelm.models.gpt import GPTConfig
+from oelm.train.config import RunConfig, parse_config, with_overrides
+from oelm.train.run import Options, Result, train
+from oelm.train.stop import StopFlag
+from oelm.train.watch import Silence
+
+# Words from a small closed list: text made here, so that no test depends on a machine's files.
+WORDS = "the cat sat on a mat and saw two birds near old trees while rain fell over green hills".split()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the user's own cache out of the tests, here and in every child process."""
+    os.environ["OELM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    # One thread: these models are too small for two, and child processes must give the same bits.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    yield
+
+
+def made_text(num_words: int, *, seed: int = 0) -> str:
+    """Return sentences that are the same on every machine."""
+    state, words = seed + 12345, []
+    for _ in range(num_words):
+        state = (1103515245 * state + 12345) % 2**31
+        words.append(WORDS[(state >> 16) % len(WORDS)])
+    return "\n".join(" ".join(words[start : start + 12]) + "." for start in range(0, num_words, 12)) + "\n"
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "made.txt"
+    path.write_text(made_text(6000), encoding="utf-8")
+    return path
+
+
+def tiny_settings(text: Path, **overrides: Any) -> dict[str, Any]:
+    """Return settings of a run of seconds, with dropout so that noise matters; dots in keys are written '__'."""
+    base = {
+        "data.source": str(text),
+        "data.tokenizer": "bpe:300",
+        "model.dropout": 0.1,
+        "model.seq_len": 16,
+        "method": "oelm_freeze",
+        "steps": 12,
+        "eval_every": 5,
+        "save_every": 4,
+        "batch_size": 4,
+        "micro_batch_size": 2,
+    }
+    dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+    return with_overrides(budget_settings("smoke"), base | dotted)
+
+
+def tiny_config(text: Path, **overrides: Any) -> RunConfig:
+    return parse_config(tiny_settings(text, **overrides), where="test")
+
+
+def run_here(config: RunConfig, out: Path, *, stop: StopFlag | None = None, options: Options | None = None) -> Result:
+    """Train in this process, in silence."""
+    return train(config, out, stop=stop or StopFlag(), watch=Silence(), options=options)
+
+
+def tiny_gpt_config(**overrides: Any) -> GPTConfig:
+    shape = {"vocab_size": 61, "seq_len": 16, "model_dim": 24, "num_layers": 3, "num_heads": 3, "ff_dim": 40, "dropout": 0.0}
+    return GPTConfig(**(shape | overrides))
+
+
+def oelm_command(*arguments: str) -> list[str]:
+    """Return the argv of the command line in a child process."""
+    return [sys.executable, "-m", "oelm", *arguments]

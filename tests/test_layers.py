@@ -1,0 +1,86 @@
+"""Imports point down only, files and functions stay small, and nothing dangerous is called."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "oelm"
+# Lower number, lower layer; a module may import its own layer and those below, except that layers 3 to 1 keep their own
+# packages apart.
+LAYERS = {"cli": 4, "experiments": 3, "report": 3, "bench": 3, "train": 2, "method": 1, "models": 1, "data": 1}
+FILES = sorted(SRC.rglob("*.py"))
+
+
+def layer_of(module: str) -> int:
+    """Return the layer of 'oelm.train.loop' and the like; errors, files and seeds are the floor, the package the roof."""
+    parts = module.split(".")
+    if len(parts) == 1:
+        return 5
+    return LAYERS.get(parts[1], 5 if parts[1] == "__main__" else 0)
+
+
+def module_name(path: Path) -> str:
+    parts = ("oelm", *path.relative_to(SRC).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path) -> list[str]:
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("oelm"):
+            found.append(node.module)
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.startswith("oelm")]
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_imports_point_down(path: Path) -> None:
+    own = module_name(path)
+    for imported in imports_of(path):
+        same_package = imported.split(".")[:2] == own.split(".")[:2]
+        assert layer_of(imported) < layer_of(own) or same_package or own == "oelm", f"{own} imports {imported}"
+
+
+def test_the_method_library_could_be_lifted_out() -> None:
+    allowed = ("oelm.method", "oelm.errors", "oelm.seeds")
+    for path in sorted((SRC / "method").glob("*.py")):
+        for imported in imports_of(path):
+            assert imported.startswith(allowed), f"{path.name} imports {imported}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_files_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno + 1 <= 60, f"{path.name}:{node.lineno} {node.name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_nothing_that_can_run_foreign_code_is_called(path: Path) -> None:
+    banned_names = {"eval", "exec", "compile", "__import__"}
+    banned_modules = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+    banned_attributes = {("torch", "load"), ("torch", "save"), ("yaml", "load"), ("os", "system"), ("np", "load")}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in banned_names, f"{path.name}:{node.lineno}"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert (node.value.id, node.attr) not in banned_attributes, f"{path.name}:{node.lineno}"
+        if isinstance(node, ast.keyword) and node.arg in ("shell", "trust_remote_code", "allow_pickle"):
+            assert isinstance(node.value, ast.Constant) and node.value.value is False, f"{path.name}"
+        if isinstance(node, ast.Import):
+            assert not banned_modules.intersection(alias.name.split(".")[0] for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            assert node.module.split(".")[0] not in banned_modules
+
+
+def test_the_training_loop_fits_one_screen() -> None:
+    tree = ast.parse((SRC / "train" / "loop.py").read_text())
+    loop = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run_loop")
+    assert loop.end_lineno is not None and loop.end_lineno - loop.lineno < 40

@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "oelm"
-# Lower number, lower layer; a module may import its own layer and those below, except that layers 3 to 1 keep their own
-# packages apart.
+# Lower number, lower layer; a module may import its own package and the layers below, never another of its own layer.
 LAYERS = {"cli": 4, "experiments": 3, "report": 3, "bench": 3, "train": 2, "method": 1, "models": 1, "data": 1}
 FILES = sorted(SRC.rglob("*.py"))
 
 
 def layer_of(module: str) -> int:
-    """Return the layer of 'oelm.train.loop' and the like; errors, files and seeds are the floor, the package the roof."""
+    """Return the layer of 'oelm.train.loop' and the like; errors, under files and seeds, are the floor."""
     parts = module.split(".")
     if len(parts) == 1:
         return 5
+    if parts[1] == "errors":
+        return -1
     return LAYERS.get(parts[1], 5 if parts[1] == "__main__" else 0)
 
 

@@ -89,9 +89,9 @@ def train(config: RunConfig, out: Path, *, stop: StopFlag, watch: Watch, options
         with _failure_noted(folder, config):
             session = build_session(config, folder, tokens, compute, stop=stop, watch=watch)
             _announce(session, options)
-            resume(session, strict=options.strict, exact_step=options.exact_step)
-            run_loop(session)
-            session.metrics.close()
+            with contextlib.closing(session.metrics):
+                resume(session, strict=options.strict, exact_step=options.exact_step)
+                run_loop(session)
             if session.state.step < config.steps:
                 folder.set_status("stopped", step=session.state.step, steps=config.steps, message=stop.reason or "")
                 log.info("stopped by %s at step %d", stop.reason, session.state.step)

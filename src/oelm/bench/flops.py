@@ -1,0 +1,43 @@
+"""The arithmetic bound: which share of a training step's work freezing Q and K can remove at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oelm.models.gpt import GPTConfig
+
+# AdamW reads and writes weight and two moments and reads the gradient: about this many operations an element.
+_OPTIMIZER_OPERATIONS = 16
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """Floating-point operations of one training step."""
+
+    matmuls: int
+    optimizer: int
+    frozen_saving: int
+
+    @property
+    def largest_speedup(self) -> float:
+        """How many times as fast a frozen step can be at the very best, if every operation costs the same."""
+        total = self.matmuls + self.optimizer
+        return total / (total - self.frozen_saving)
+
+
+def step_work(model: GPTConfig, *, batch_size: int) -> StepWork:
+    """Count the matrix products of forward and backward, the optimizer's update, and what frozen Q and K leave out."""
+    tokens, width = batch_size * model.seq_len, model.model_dim
+    block = 4 * width * width + 2 * width * model.ff_dim
+    head = model.vocab_size * width
+    # A product costs 2 operations a weight and token forward, and twice that backward (input and weight gradients).
+    matmuls = 6 * tokens * (model.num_layers * block + head)
+    # Scores and mixed values, causal: half of T x T; the backward pass costs twice the forward.
+    matmuls += 6 * model.num_layers * tokens * model.seq_len * width
+    frozen = model.num_layers * 2 * width * width
+    weights = model.num_layers * block + head + model.seq_len * width
+    return StepWork(
+        matmuls=matmuls,
+        optimizer=_OPTIMIZER_OPERATIONS * weights,
+        frozen_saving=2 * tokens * frozen + _OPTIMIZER_OPERATIONS * frozen,
+    )

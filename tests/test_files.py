@@ -1,0 +1,372 @@
+"""Files appear whole or not at all, errors name them, and names stay where they belong."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import math
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oelm.errors import CheckpointError, ConfigError, DataError, DiskFullError, OelmError
+from oelm.files import (
+    MAX_JSON_BYTES,
+    STAGING_PREFIX,
+    cache_root,
+    checked_name,
+    dump_json,
+    publish_dir,
+    read_json,
+    room_checked,
+    sha256_file,
+    sweep_staging,
+    tree_bytes,
+    write_json,
+    write_text,
+)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- publish_dir
+
+
+def test_a_published_directory_is_invisible_until_the_block_ends(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    with publish_dir(target) as staging:
+        (staging / "a.txt").write_text("a")
+        assert not target.exists()
+    assert (target / "a.txt").read_text() == "a"
+
+
+def test_publishing_leaves_only_the_target(tmp_path: Path) -> None:
+    with publish_dir(tmp_path / "made") as staging:
+        (staging / "a.txt").write_text("a")
+    assert names_in(tmp_path) == ["made"]
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("boom"), KeyboardInterrupt(), SystemExit(1)], ids=repr)
+def test_an_exception_while_publishing_leaves_nothing(tmp_path: Path, problem: BaseException) -> None:
+    with pytest.raises(type(problem)), publish_dir(tmp_path / "made") as staging:
+        (staging / "a.txt").write_text("a")
+        raise problem
+    assert names_in(tmp_path) == []
+
+
+def test_an_exception_while_replacing_leaves_the_old_directory(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    with publish_dir(target) as staging:
+        (staging / "a.txt").write_text("old")
+    with pytest.raises(RuntimeError), publish_dir(target) as staging:
+        (staging / "a.txt").write_text("new")
+        raise RuntimeError
+    assert names_in(tmp_path) == ["made"] and (target / "a.txt").read_text() == "old"
+
+
+def test_publishing_over_a_directory_replaces_it_whole(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    with publish_dir(target) as staging:
+        (staging / "old.txt").write_text("old")
+    with publish_dir(target) as staging:
+        (staging / "new.txt").write_text("new")
+    assert names_in(tmp_path) == ["made"] and names_in(target) == ["new.txt"]
+
+
+def test_nested_files_and_missing_parents_are_published(tmp_path: Path) -> None:
+    target = tmp_path / "not" / "yet" / "made"
+    with publish_dir(target) as staging:
+        (staging / "a" / "b").mkdir(parents=True)
+        (staging / "a" / "b" / "c.txt").write_text("deep")
+    assert (target / "a" / "b" / "c.txt").read_text() == "deep"
+
+
+def test_publishing_onto_a_symlink_never_writes_through_it(tmp_path: Path) -> None:
+    elsewhere, link = tmp_path / "elsewhere", tmp_path / "link"
+    elsewhere.mkdir()
+    link.symlink_to(elsewhere)
+    with pytest.raises((OelmError, OSError)), publish_dir(link) as staging:
+        (staging / "a.txt").write_text("a")
+    assert names_in(elsewhere) == [] and names_in(tmp_path) == ["elsewhere", "link"]
+
+
+def test_what_is_published_is_not_writable_by_others(tmp_path: Path) -> None:
+    with publish_dir(tmp_path / "made") as staging:
+        write_text(staging / "a.txt", "a")
+    for path in (tmp_path / "made", tmp_path / "made" / "a.txt"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o022 == 0
+
+
+# --- write_text, write_json
+
+
+def test_text_is_written_byte_for_byte(tmp_path: Path) -> None:
+    write_text(tmp_path / "new" / "a.txt", "Zeile\n\u00fc\u4e2d\U0001f426\n")
+    assert (tmp_path / "new" / "a.txt").read_bytes() == "Zeile\n\u00fc\u4e2d\U0001f426\n".encode()
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_write_that_fails_keeps_the_old_text_and_leaves_no_staging(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "old", durable=durable)
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "a" * 100_000 + "\ud800", durable=durable)  # a lone surrogate cannot be encoded
+    assert path.read_text() == "old" and names_in(tmp_path) == ["a.txt"]
+
+
+def test_an_open_reader_keeps_seeing_the_old_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "old text")
+    with path.open() as reader:
+        write_text(path, "new")
+        assert reader.read() == "old text"
+    assert path.read_text() == "new"
+
+
+def test_writing_onto_a_symlink_replaces_the_link_and_spares_its_target(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("precious")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "precious.txt")
+    write_text(tmp_path / "link.txt", "new")
+    assert (tmp_path / "precious.txt").read_text() == "precious" and not (tmp_path / "link.txt").is_symlink()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_none_never_becomes_json(value: float) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        dump_json({"loss": [value]})
+
+
+def test_a_refused_json_value_keeps_the_old_file(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"loss": 1.5})
+    with pytest.raises(ValueError):
+        write_json(tmp_path / "a.json", {"loss": math.nan})
+    assert read_json(tmp_path / "a.json") == {"loss": 1.5} and names_in(tmp_path) == ["a.json"]
+
+
+def test_json_floats_come_back_to_the_last_bit(tmp_path: Path) -> None:
+    values = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0]
+    write_json(tmp_path / "a.json", values)
+    assert [value.hex() for value in read_json(tmp_path / "a.json")] == [value.hex() for value in values]
+
+
+# --- read_json
+
+UNREADABLE = {
+    "not-json": b"{'a': 1}",
+    "empty": b"",
+    "torn": b'{"a": [1, 2',
+    "nan": b'{"a": NaN}',
+    "infinity": b'{"a": -Infinity}',
+    "not-utf8": b'{"a": "\xff"}',
+    "nested-deep": b"[" * 100_000,
+    "integer-of-5000-digits": b"1" * 5000,
+    "pickle": b"\x80\x04\x95\x0b",
+}
+
+
+@pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_json_that_cannot_be_read_is_refused_by_file_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "state.json").write_bytes(content)
+    with pytest.raises(DataError) as refusal:
+        read_json(tmp_path / "state.json")
+    assert str(tmp_path / "state.json") in str(refusal.value)
+
+
+def test_a_missing_json_file_is_refused_by_file_name(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.json"):
+        read_json(tmp_path / "gone.json")
+
+
+def test_a_folder_in_place_of_json_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "state.json").mkdir()
+    with pytest.raises(DataError, match=r"state\.json"):
+        read_json(tmp_path / "state.json")
+
+
+def test_json_of_unreasonable_size_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "huge.json"
+    with path.open("wb") as file:
+        file.truncate(MAX_JSON_BYTES + 1)  # sparse: takes no room
+    with pytest.raises(DataError, match=r"huge\.json: 67,108,865 bytes is too large"):
+        read_json(path)
+
+
+def test_the_caller_chooses_the_error_of_unreadable_json(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        read_json(tmp_path / "gone.json", error=CheckpointError)
+
+
+# --- checked_name
+
+SAFE_NAMES = ["a", "7", "GPT-02", "stdlib-3.11.7", "oelm_freeze", "x" * 64, "console", "com10", "nullable", "a..b", "lpt"]
+UNSAFE_NAMES = {
+    "parent": "../x",
+    "two-dots": "..",
+    "dot": ".",
+    "absolute": "/etc",
+    "slash": "a/b",
+    "backslash": "a\\b",
+    "drive": "c:x",
+    "empty": "",
+    "65-characters": "x" * 65,
+    "300-characters": "x" * 300,
+    "nul-byte": "a\0b",
+    "newline-inside": "a\nb",
+    "newline-at-end": "a\n",
+    "option": "-rf",
+    "hidden": ".hidden",
+    "space": "a b",
+    "glob": "a*",
+    "shell": "$(id)",
+    "cyrillic-a": "\u0430dmin",
+    "fullwidth-letter": "\uff52un",
+    "arabic-digit": "\u0661run",
+    "right-to-left": "run\u202egpj",
+    "kelvin-sign": "\u212aelvin",
+    "con": "con",
+    "CON.txt": "CON.txt",
+    "NUL": "NUL",
+    "com1": "com1",
+    "Lpt9.tar.gz": "Lpt9.tar.gz",
+    "aux.": "aux.",
+}
+
+
+@pytest.mark.parametrize("name", SAFE_NAMES)
+def test_a_safe_name_is_returned_as_it_is(name: str) -> None:
+    assert checked_name(name, what="run") == name
+
+
+@pytest.mark.parametrize("name", UNSAFE_NAMES.values(), ids=UNSAFE_NAMES.keys())
+def test_an_unsafe_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError):
+        checked_name(name, what="run")
+
+
+def test_the_refusal_of_a_name_says_which_and_what_is_allowed() -> None:
+    with pytest.raises(ConfigError, match=r"experiment '\.\./x' is not allowed: use 1 to 64 letters"):
+        checked_name("../x", what="experiment")
+
+
+def test_the_refusal_of_a_name_prints_no_control_characters() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        checked_name("\x1b[31mred\n", what="run")
+    assert str(refusal.value).isprintable()
+
+
+# --- room_checked
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT], ids=errno.errorcode.get)
+def test_no_room_becomes_an_error_with_path_and_free_bytes(tmp_path: Path, number: int) -> None:
+    with pytest.raises(DiskFullError, match=r"no room to write .*model\.bin .*[0-9,]+ bytes free"):
+        with room_checked(tmp_path / "not" / "made" / "model.bin"):
+            raise OSError(number, os.strerror(number))
+
+
+def test_a_full_disk_leaves_the_run_resumable() -> None:
+    assert DiskFullError.exit_code == 75
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS], ids=errno.errorcode.get)
+def test_a_place_one_may_not_write_to_is_refused_by_path(tmp_path: Path, number: int) -> None:
+    with pytest.raises(OelmError, match=r"model\.bin: cannot be written .*choose a folder") as refusal:
+        with room_checked(tmp_path / "model.bin"):
+            raise OSError(number, os.strerror(number))
+    assert not isinstance(refusal.value, DiskFullError)
+
+
+def test_another_error_of_the_system_passes_unchanged(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as problem, room_checked(tmp_path / "a"):
+        raise OSError(errno.EIO, "i/o")
+    assert problem.value.errno == errno.EIO
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_device_that_is_truly_full_is_told_as_such() -> None:
+    with pytest.raises(DiskFullError, match="/dev/full"), room_checked(Path("/dev/full")):
+        os.write(os.open("/dev/full", os.O_WRONLY), b"x")
+
+
+def test_a_true_file_size_limit_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    # In a child: the limit would hold for pytest's own files too.
+    program = (
+        "import resource, sys; from pathlib import Path; from oelm.files import write_text; "
+        "from oelm.errors import DiskFullError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try: write_text(Path(sys.argv[1]), 'x' * 5000)\n"
+        "except DiskFullError as problem: print(problem)\n"
+    )
+    child = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    assert str(path) in child.stdout
+    assert path.read_text() == "old" and names_in(tmp_path) == ["a.txt"]
+
+
+# --- sweep_staging
+
+
+def test_sweeping_removes_staging_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / f"{STAGING_PREFIX}file").write_text("torso")
+    (tmp_path / f"{STAGING_PREFIX}dir" / "deep").mkdir(parents=True)
+    (tmp_path / f"{STAGING_PREFIX}dir" / "deep" / "a").write_text("a")
+    (tmp_path / "kept" / f"{STAGING_PREFIX}inside").mkdir(parents=True)
+    (tmp_path / "staging-file").write_text("kept")
+    (tmp_path / ".lock").write_text("")
+    sweep_staging(tmp_path)
+    assert names_in(tmp_path) == [".lock", "kept", "staging-file"]
+    assert names_in(tmp_path / "kept") == [f"{STAGING_PREFIX}inside"]
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["link-inside-staging", "link-as-staging"])
+def test_sweeping_never_goes_through_a_symlink(tmp_path: Path, inside: bool) -> None:
+    precious, folder = tmp_path / "precious", tmp_path / "folder"
+    precious.mkdir()
+    (precious / "a.txt").write_text("precious")
+    staging = folder / f"{STAGING_PREFIX}x"
+    (staging if inside else folder).mkdir(parents=True)
+    (staging / "link" if inside else staging).symlink_to(precious)
+    sweep_staging(folder)
+    assert names_in(folder) == [] and (precious / "a.txt").read_text() == "precious"
+
+
+def test_sweeping_a_folder_that_is_not_there_does_nothing(tmp_path: Path) -> None:
+    sweep_staging(tmp_path / "none")
+    assert names_in(tmp_path) == []
+
+
+# --- digests, sizes, places
+
+
+def test_a_file_digest_is_its_sha256(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc" * 1000)
+    assert sha256_file(tmp_path / "a") == hashlib.sha256(b"abc" * 1000).hexdigest()
+
+
+def test_a_tree_counts_its_own_files_only(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "deep").mkdir(parents=True)
+    (tree / "a").write_bytes(b"12345")
+    (tree / "deep" / "b").write_bytes(b"678")
+    (tmp_path / "outside").write_bytes(b"x" * 100)
+    (tree / "link").symlink_to(tmp_path / "outside")
+    assert tree_bytes(tree) == 8
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("OELM_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    found = [cache_root()]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    found.append(cache_root())
+    monkeypatch.setenv("OELM_CACHE", str(tmp_path / "own"))
+    found.append(cache_root())
+    assert found == [tmp_path / "home" / ".cache" / "oelm", tmp_path / "xdg" / "oelm", tmp_path / "own"]

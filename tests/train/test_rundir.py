@@ -1,0 +1,139 @@
+"""One writer, one config for life, honest statuses; and what a run is estimated to need."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from oelm.errors import DiskFullError, OelmError, OutOfMemoryError, RunDirError
+from oelm.files import STAGING_PREFIX
+from oelm.method.apply import freeze
+from oelm.method.audit import audit
+from oelm.models.gpt import build_gpt
+from oelm.train.preflight import Estimate, check_fits, estimate, is_out_of_memory, what_to_lower
+from oelm.train.rundir import HEARTBEAT_S, RunDir, read_status
+from tests.conftest import tiny_config
+
+
+def test_second_holder_is_refused_and_the_lock_ends_with_the_first(tmp_path: Path) -> None:
+    with RunDir(tmp_path / "run") as first:
+        first.set_status("running", step=1, steps=9)
+        with pytest.raises(RunDirError, match=r"in use by process \d+ on .* since 20\d\d-"), RunDir(tmp_path / "run"):
+            pass
+    with RunDir(tmp_path / "run"):
+        pass
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(RunDirError, match="is a file"), RunDir(tmp_path / "run"):
+        pass
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_folder_with_other_things_is_refused_untouched(tmp_path: Path, text_file: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with RunDir(tmp_path) as folder, pytest.raises(RunDirError, match=r"holds 'thesis.tex' but no config.json"):
+        folder.claim(tiny_config(text_file))
+    assert (tmp_path / "thesis.tex").read_text() == "mine" and not (tmp_path / "config.json").exists()
+
+
+def test_staging_of_a_killed_writer_is_swept(tmp_path: Path) -> None:
+    torso = tmp_path / "run" / "checkpoints" / f"{STAGING_PREFIX}abc"
+    torso.mkdir(parents=True)
+    (torso / "model.safetensors").write_text("half")
+    with RunDir(tmp_path / "run"):
+        pass
+    assert not torso.exists()
+
+
+def test_damaged_config_is_refused_with_its_file(tmp_path: Path, text_file: Path) -> None:
+    config = tiny_config(text_file)
+    with RunDir(tmp_path / "run") as folder:
+        folder.claim(config)
+        (tmp_path / "run" / "config.json").write_text('{"steps": 3')
+        with pytest.raises(RunDirError, match=r"config.json: cannot be read as JSON .* aside"):
+            folder.claim(config)
+
+
+def test_config_is_written_once_and_reads_back_equal(tmp_path: Path, text_file: Path) -> None:
+    config = tiny_config(text_file, method="gaussian_matched", seed=5)
+    with RunDir(tmp_path / "run") as folder:
+        assert folder.claim(config) == config
+        assert folder.claim(config) == config
+
+
+def test_status_of_nothing_or_damage_is_none(tmp_path: Path) -> None:
+    assert read_status(tmp_path) is None
+    (tmp_path / "status.json").write_text('{"status": "don')
+    assert read_status(tmp_path) is None
+
+
+def test_heartbeat_is_rare(tmp_path: Path) -> None:
+    with RunDir(tmp_path / "run") as folder:
+        folder.set_status("running", step=0, steps=9)
+        folder.heartbeat(step=1, steps=9, eta_s=2.0)
+    status = read_status(tmp_path / "run")
+    assert HEARTBEAT_S > 1 and status is not None and status.step == 0
+
+
+def test_manifest_keeps_the_settings_of_earlier_sittings(tmp_path: Path) -> None:
+    with RunDir(tmp_path / "run") as folder:
+        for torch_version in ("1", "1", "2"):
+            folder.write_manifest({"torch": torch_version})
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["torch"] == "2" and [row["torch"] for row in manifest["earlier"]] == ["1"]
+
+
+def test_frozen_weights_are_estimated_to_need_less(text_file: Path) -> None:
+    needs = {}
+    for method in ("baseline", "oelm_freeze"):
+        config = tiny_config(text_file, model__vocab_size=300)
+        model = build_gpt(config.model, seed=0)
+        freeze(model, method)
+        report = audit(model)
+        needs[method] = estimate(config, report)
+    frozen = report.frozen
+    # No gradient and no two moments in memory; no two moments in a checkpoint.
+    assert needs["baseline"].memory - needs["oelm_freeze"].memory == 12 * frozen
+    assert needs["baseline"].checkpoint - needs["oelm_freeze"].checkpoint == 8 * frozen
+
+
+def test_too_little_disk_is_refused_before_the_start(tmp_path: Path, text_file: Path) -> None:
+    with pytest.raises(DiskFullError, match="--no-preflight"):
+        check_fits(Estimate(memory=1, disk=2**60, checkpoint=2**58), tiny_config(text_file), run=tmp_path, device="cpu")
+
+
+def test_too_little_memory_is_refused_before_the_start(tmp_path: Path, text_file: Path) -> None:
+    with pytest.raises(OutOfMemoryError, match="lower micro_batch_size from 2 to 1"):
+        check_fits(Estimate(memory=2**60, disk=1, checkpoint=1), tiny_config(text_file), run=tmp_path, device="cpu")
+
+
+def test_advice_keeps_the_batch_whole(text_file: Path) -> None:
+    assert "from 6 to 3" in what_to_lower(tiny_config(text_file, batch_size=6, micro_batch_size=6))
+    assert "from 5 to 1" in what_to_lower(tiny_config(text_file, batch_size=5, micro_batch_size=5))
+    assert "model.seq_len" in what_to_lower(tiny_config(text_file, batch_size=5, micro_batch_size=1))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (OelmError("out of memory"), False),
+    ],
+)
+def test_failed_allocations_are_recognised(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_a_real_failed_allocation_is_recognised() -> None:
+    import torch
+
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50)
+    assert is_out_of_memory(caught.value)

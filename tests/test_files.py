@@ -35,9 +35,6 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-# --- publish_dir
-
-
 def test_a_published_directory_is_invisible_until_the_block_ends(tmp_path: Path) -> None:
     target = tmp_path / "made"
     with publish_dir(target) as staging:
@@ -103,9 +100,6 @@ def test_what_is_published_is_not_writable_by_others(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) & 0o022 == 0
 
 
-# --- write_text, write_json
-
-
 def test_text_is_written_byte_for_byte(tmp_path: Path) -> None:
     write_text(tmp_path / "new" / "a.txt", "Zeile\n\u00fc\u4e2d\U0001f426\n")
     assert (tmp_path / "new" / "a.txt").read_bytes() == "Zeile\n\u00fc\u4e2d\U0001f426\n".encode()
@@ -155,8 +149,6 @@ def test_json_floats_come_back_to_the_last_bit(tmp_path: Path) -> None:
     assert [value.hex() for value in read_json(tmp_path / "a.json")] == [value.hex() for value in values]
 
 
-# --- read_json
-
 UNREADABLE = {
     "not-json": b"{'a': 1}",
     "empty": b"",
@@ -201,8 +193,6 @@ def test_the_caller_chooses_the_error_of_unreadable_json(tmp_path: Path) -> None
     with pytest.raises(CheckpointError):
         read_json(tmp_path / "gone.json", error=CheckpointError)
 
-
-# --- checked_name
 
 SAFE_NAMES = ["a", "7", "GPT-02", "stdlib-3.11.7", "oelm_freeze", "x" * 64, "console", "com10", "nullable", "a..b", "lpt"]
 UNSAFE_NAMES = {
@@ -260,9 +250,6 @@ def test_the_refusal_of_a_name_prints_no_control_characters() -> None:
     assert str(refusal.value).isprintable()
 
 
-# --- room_checked
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT], ids=errno.errorcode.get)
 def test_no_room_becomes_an_error_with_path_and_free_bytes(tmp_path: Path, number: int) -> None:
     with pytest.raises(DiskFullError, match=r"no room to write .*model\.bin .*[0-9,]+ bytes free"):
@@ -291,7 +278,8 @@ def test_another_error_of_the_system_passes_unchanged(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_device_that_is_truly_full_is_told_as_such() -> None:
     with pytest.raises(DiskFullError, match="/dev/full"), room_checked(Path("/dev/full")):
-        os.write(os.open("/dev/full", os.O_WRONLY), b"x")
+        with Path("/dev/full").open("wb", buffering=0) as full:
+            full.write(b"x")
 
 
 def test_a_true_file_size_limit_keeps_the_old_file(tmp_path: Path) -> None:
@@ -308,9 +296,6 @@ def test_a_true_file_size_limit_keeps_the_old_file(tmp_path: Path) -> None:
     child = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
     assert str(path) in child.stdout
     assert path.read_text() == "old" and names_in(tmp_path) == ["a.txt"]
-
-
-# --- sweep_staging
 
 
 def test_sweeping_removes_staging_and_nothing_else(tmp_path: Path) -> None:
@@ -340,9 +325,6 @@ def test_sweeping_never_goes_through_a_symlink(tmp_path: Path, inside: bool) -> 
 def test_sweeping_a_folder_that_is_not_there_does_nothing(tmp_path: Path) -> None:
     sweep_staging(tmp_path / "none")
     assert names_in(tmp_path) == []
-
-
-# --- digests, sizes, places
 
 
 def test_a_file_digest_is_its_sha256(tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ def golden() -> dict[str, Any]:
 @pytest.mark.parametrize("method", METHODS)
 def test_losses_are_golden(method: str, golden: dict[str, Any], text_file: Path, tmp_path: Path) -> None:
     run_here(tiny_config(text_file, method=method), tmp_path / "run")
-    losses = [row.get("loss", row.get("val_loss")) for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    losses: list[float] = [
+        row["loss" if "loss" in row else "val_loss"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")
+    ]
     here = environment(Compute("cpu", "float32", "test"))
     if os.environ.get("OELM_RECORD_GOLDEN"):
         golden["environment"] = here

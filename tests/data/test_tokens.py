@@ -1,0 +1,255 @@
+"""Token files are read as nanoGPT reads them, and every kind of damage is refused with file, expected and found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from oelm.data.tokens import SPLITS, dtype_for, open_tokens
+from oelm.errors import DataError
+
+TRAIN = [5, 9, 299, 0, 7, 7, 12, 0]
+VAL = [3, 299, 0]
+
+
+def write_set(folder: Path, *, train: list[int] = TRAIN, val: list[int] = VAL, vocab_size: int = 300, dtype: str = "uint16") -> Path:
+    """Write a token set by hand, as another tool might."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = b'{"made": "by hand"}'
+    (folder / "tokenizer.json").write_bytes(tokenizer)
+    splits: dict[str, Any] = {}
+    for split, ids in zip(SPLITS, (train, val), strict=True):
+        content = np.array(ids, dtype=f"<{'u2' if dtype == 'uint16' else 'u4'}").tobytes()
+        (folder / f"{split}.bin").write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        splits[split] = {"tokens": len(ids), "documents": 1, "text_bytes": 9, "max_id": max(ids), "sha256": digest}
+    meta = {
+        "format": "oelm-tokens-1",
+        "name": "made",
+        "source": "by hand",
+        "dtype": dtype,
+        "vocab_size": vocab_size,
+        "end_of_text": 0,
+        "tokenizer": "bpe:300",
+        "tokenizer_sha256": hashlib.sha256(tokenizer).hexdigest(),
+        "splits": splits,
+    }
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+def change_meta(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "meta.json"
+    meta = json.loads(path.read_text())
+    change(meta)
+    path.write_text(json.dumps(meta))
+
+
+def refusal_of(folder: Path) -> str:
+    with pytest.raises(DataError) as refusal:
+        open_tokens(folder)
+    return str(refusal.value)
+
+
+def test_ids_come_back_as_written(tmp_path: Path) -> None:
+    tokens = open_tokens(write_set(tmp_path))
+    assert (tokens.train.tolist(), tokens.val.tolist()) == (TRAIN, VAL)
+
+
+def test_a_set_is_read_as_nanogpt_reads_it(tmp_path: Path) -> None:
+    tokens = open_tokens(write_set(tmp_path))
+    data = np.memmap(tmp_path / "train.bin", dtype=np.uint16, mode="r")
+    assert np.array_equal(data, tokens.train) and data.tolist() == TRAIN
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"),
+    [(1, "uint16"), (50257, "uint16"), (65535, "uint16"), (65536, "uint16"), (65537, "uint32"), (2**31, "uint32")],
+)
+def test_the_dtype_is_the_smallest_that_holds_every_id(vocab_size: int, dtype: str) -> None:
+    assert dtype_for(vocab_size) == dtype and vocab_size - 1 <= np.iinfo(dtype).max
+
+
+def test_ids_beyond_sixteen_bits_come_back_as_written(tmp_path: Path) -> None:
+    ids = [70_000, 65_536, 65_535, 0]
+    tokens = open_tokens(write_set(tmp_path, train=ids, vocab_size=70_001, dtype="uint32"))
+    assert tokens.train.tolist() == ids and tokens.train.dtype == np.uint32
+
+
+def test_an_opened_set_cannot_be_written_to(tmp_path: Path) -> None:
+    tokens = open_tokens(write_set(tmp_path))
+    with pytest.raises(ValueError, match="read-only"):
+        tokens.train[0] = 1
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("cut", [2, 1, 4, "all"], ids=lambda cut: f"cut-{cut}")
+def test_a_truncated_file_is_refused_with_both_sizes(tmp_path: Path, split: str, cut: int | str) -> None:
+    path = write_set(tmp_path) / f"{split}.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[: 0 if cut == "all" else len(content) - int(cut)])
+    message = refusal_of(tmp_path)
+    assert message.startswith(f"{path}: {path.stat().st_size} bytes, expected {len(content)} ")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("extra", [b"\0", b"\0\0"], ids=["odd", "one-token-more"])
+def test_a_longer_file_is_refused_with_both_sizes(tmp_path: Path, split: str, extra: bytes) -> None:
+    path = write_set(tmp_path) / f"{split}.bin"
+    content = path.read_bytes()
+    path.write_bytes(content + extra)
+    assert refusal_of(tmp_path).startswith(f"{path}: {len(content) + len(extra)} bytes, expected {len(content)} ")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("offset", [0, 1, 3, -2, -1])
+@pytest.mark.parametrize("bit", [0, 7])
+def test_one_flipped_bit_is_refused_with_both_digests(tmp_path: Path, split: str, offset: int, bit: int) -> None:
+    path = write_set(tmp_path) / f"{split}.bin"
+    content = bytearray(path.read_bytes())
+    recorded = hashlib.sha256(content).hexdigest()
+    content[offset] ^= 1 << bit
+    path.write_bytes(content)
+    found = hashlib.sha256(content).hexdigest()
+    assert refusal_of(tmp_path).startswith(f"{path}: sha256 {found[:12]}..., expected {recorded[:12]}...")
+
+
+def test_a_file_replaced_by_another_of_equal_size_is_refused(tmp_path: Path) -> None:
+    path = write_set(tmp_path) / "train.bin"
+    path.write_bytes(np.array(TRAIN[::-1], dtype="<u2").tobytes())
+    assert f"{path}: sha256" in refusal_of(tmp_path)
+
+
+def test_splits_swapped_at_equal_size_are_refused(tmp_path: Path) -> None:
+    write_set(tmp_path, train=[1, 2, 3], val=[4, 5, 6])
+    train, val = tmp_path / "train.bin", tmp_path / "val.bin"
+    content = train.read_bytes()
+    train.write_bytes(val.read_bytes())
+    val.write_bytes(content)
+    assert f"{train}: sha256" in refusal_of(tmp_path)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_missing_file_is_refused_with_what_it_should_hold(tmp_path: Path, split: str) -> None:
+    path = write_set(tmp_path) / f"{split}.bin"
+    path.unlink()
+    assert refusal_of(tmp_path).startswith(f"{path}: missing, though meta.json records {len(TRAIN if split == 'train' else VAL)} tokens")
+
+
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    path = write_set(tmp_path) / "train.bin"
+    path.unlink()
+    path.mkdir()
+    assert str(path) in refusal_of(tmp_path)
+
+
+def test_a_folder_without_meta_is_no_token_set(tmp_path: Path) -> None:
+    (write_set(tmp_path) / "meta.json").unlink()
+    assert refusal_of(tmp_path).startswith(f"{tmp_path}: no meta.json")
+
+
+@pytest.mark.parametrize("content", [b"", b"no JSON", b'{"format": ', b"\xff\xfe", b'{"vocab_size": NaN}'], ids=repr)
+def test_meta_that_is_not_json_is_refused_by_file(tmp_path: Path, content: bytes) -> None:
+    (write_set(tmp_path) / "meta.json").write_bytes(content)
+    assert str(tmp_path / "meta.json") in refusal_of(tmp_path)
+
+
+def drop_val(meta: dict[str, Any]) -> None:
+    del meta["splits"]["val"]
+
+
+META_DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "unknown-key": (lambda meta: meta.update(dtyp="uint16"), "dtyp"),
+    "unknown-key-in-split": (lambda meta: meta["splits"]["val"].update(token=3), "splits.val.token"),
+    "missing-key": (lambda meta: meta.pop("vocab_size"), "vocab_size"),
+    "missing-split": (drop_val, "val"),
+    "unknown-split": (lambda meta: meta["splits"].update(test=meta["splits"]["val"]), "test"),
+    "text-for-number": (lambda meta: meta.update(vocab_size="300"), "vocab_size"),
+    "true-for-number": (lambda meta: meta["splits"]["train"].update(tokens=True), "splits.train.tokens"),
+    "fraction-of-a-token": (lambda meta: meta["splits"]["train"].update(tokens=8.5), "splits.train.tokens"),
+    "negative-count": (lambda meta: meta["splits"]["train"].update(tokens=-8), "splits.train.tokens"),
+    "other-dtype": (lambda meta: meta.update(dtype="int16"), "dtype"),
+    "other-format": (lambda meta: meta.update(format="oelm-tokens-2"), "format"),
+    "null": (lambda meta: meta.update(splits=None), "splits"),
+}
+
+
+@pytest.mark.parametrize(("change", "key"), META_DAMAGE.values(), ids=META_DAMAGE.keys())
+def test_meta_of_another_shape_is_refused_by_file_and_key(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], key: str
+) -> None:
+    change_meta(write_set(tmp_path), change)
+    message = refusal_of(tmp_path)
+    assert str(tmp_path / "meta.json") in message and key in message
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "3", '"text"'])
+def test_meta_that_is_no_object_is_refused_by_file(tmp_path: Path, content: str) -> None:
+    (write_set(tmp_path) / "meta.json").write_text(content)
+    assert str(tmp_path / "meta.json") in refusal_of(tmp_path)
+
+
+def test_a_recorded_id_outside_the_vocabulary_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    change_meta(write_set(tmp_path), lambda meta: meta.update(vocab_size=200))
+    message = refusal_of(tmp_path)
+    assert str(tmp_path / "train.bin") in message and "299" in message and "200" in message
+
+
+def test_an_id_outside_the_vocabulary_is_refused_whatever_meta_records(tmp_path: Path) -> None:
+    # A set made by another tool: digests agree, but its record of the largest id is wrong.
+    write_set(tmp_path, train=[1, 2, 4000])
+    change_meta(tmp_path, lambda meta: meta["splits"]["train"].update(max_id=299))
+    message = refusal_of(tmp_path)
+    assert str(tmp_path / "train.bin") in message and "4000" in message and "300" in message
+
+
+def test_an_end_of_text_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    change_meta(write_set(tmp_path), lambda meta: meta.update(end_of_text=300))
+    assert "end_of_text" in refusal_of(tmp_path)
+
+
+def test_another_tokenizer_than_recorded_is_refused(tmp_path: Path) -> None:
+    (write_set(tmp_path) / "tokenizer.json").write_bytes(b'{"made": "otherwise"}')
+    assert str(tmp_path / "tokenizer.json") in refusal_of(tmp_path)
+
+
+def test_the_wrong_dtype_in_meta_is_refused(tmp_path: Path) -> None:
+    change_meta(write_set(tmp_path), lambda meta: meta.update(dtype="uint32"))
+    assert f"{tmp_path / 'train.bin'}: 16 bytes, expected 32 (uint32)" in refusal_of(tmp_path)
+
+
+def test_equal_sets_in_two_places_have_one_fingerprint(tmp_path: Path) -> None:
+    one, other = (open_tokens(write_set(tmp_path / name)).meta for name in ("one", "other"))
+    assert one.fingerprint == other.fingerprint
+
+
+FINGERPRINT_CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "vocabulary": lambda meta: meta.update(vocab_size=301),
+    "end-of-text": lambda meta: meta.update(end_of_text=7),
+}
+
+
+@pytest.mark.parametrize("change", FINGERPRINT_CHANGES.values(), ids=FINGERPRINT_CHANGES.keys())
+def test_another_meaning_of_the_tokens_is_another_fingerprint(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    before = open_tokens(write_set(tmp_path)).meta.fingerprint
+    change_meta(tmp_path, change)
+    assert open_tokens(tmp_path).meta.fingerprint != before
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_other_tokens_are_another_fingerprint(tmp_path: Path, split: str) -> None:
+    before = open_tokens(write_set(tmp_path / "one")).meta.fingerprint
+    other = write_set(tmp_path / "other", train=[1, *TRAIN]) if split == "train" else write_set(tmp_path / "other", val=[1, *VAL])
+    assert open_tokens(other).meta.fingerprint != before
+
+
+def test_a_new_name_or_source_is_the_same_fingerprint(tmp_path: Path) -> None:
+    before = open_tokens(write_set(tmp_path)).meta.fingerprint
+    change_meta(tmp_path, lambda meta: meta.update(name="renamed", source="elsewhere"))
+    assert open_tokens(tmp_path).meta.fingerprint == before

@@ -66,15 +66,13 @@ def _refuse_constant(name: str) -> float:
 
 @contextlib.contextmanager
 def room_checked(path: Path) -> Iterator[None]:
-    """Turn 'no space left' while writing `path` into DiskFullError with the path and what is free."""
+    """Turn the system's refusal to write `path` into our errors: DiskFullError where there is no room."""
     try:
         yield
     except OSError as problem:
         if problem.errno in _NO_ROOM:
             raise disk_full(path, problem) from problem
-        if problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise OelmError(f"{path}: cannot be written ({problem.strerror}); choose a folder you may write to") from None
-        raise
+        raise OelmError(f"{path}: cannot be written ({problem}); choose a folder you may write to") from problem
 
 
 def disk_full(path: Path, problem: Exception) -> DiskFullError:

@@ -129,7 +129,7 @@ def test_extended_run_equals_its_config_run_from_scratch(text_file: Path, tmp_pa
 def test_extended_run_repeats_and_extends_again(text_file: Path, tmp_path: Path) -> None:
     for steps in (4, 8, 8, 12):
         result = run_here(tiny_config(text_file, steps=steps), tmp_path / "run")
-        assert (result.status, result.step) == ("done", steps)
+        assert result.status in ("done", "found done") and result.step == steps
 
 
 def test_unfinished_run_cannot_be_extended(text_file: Path, tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ def reported(command: Callable[..., Any]) -> Callable[..., Any]:
 def show_warnings() -> None:
     """Let warnings of the library reach the terminal."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setLevel(logging.WARNING)
+    # Errors end the command and are printed by `reported`, once.
+    handler.addFilter(lambda record: record.levelno == logging.WARNING)
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
     logging.getLogger("oelm").addHandler(handler)
 
@@ -66,6 +67,7 @@ class TerminalWatch:
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._last_line = time.monotonic()
+        self._preparing = ""
 
     def __enter__(self) -> TerminalWatch:
         return self
@@ -84,8 +86,9 @@ class TerminalWatch:
 
     def on_preparing(self, what: str, done: int, total: int) -> None:
         if not out.is_terminal:
-            if done in (0, total):
-                self.on_remark(f"{what}: {100 * done // total}%")
+            if what != self._preparing:
+                self.on_remark(f"{what} ...")
+            self._preparing = what
             return
         self._show(what, done, total, f"{100 * done // total}%")
         if done == total:

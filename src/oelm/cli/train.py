@@ -107,13 +107,14 @@ def _config(file: Path | None, budget: str, chosen: dict[str, Any], overrides: l
 
 
 def _print_result(result: Result) -> None:
-    if result.status != "done":
+    if result.status == "stopped":
         out.print(f"stopped at step {result.step}, saved; repeat the same command to go on", highlight=False)
         raise typer.Exit(STOPPED)
     assert result.figures is not None
     figures = result.figures
+    word = "already done" if result.status == "found done" else "done"
     out.print(
-        f"done: best PPL {figures['best_ppl']:.2f} at step {figures['best_step']}, "
+        f"{word}: best PPL {figures['best_ppl']:.2f} at step {figures['best_step']}, "
         f"{figures['step_s'].get('median', 0.0) * 1000:.0f} ms a step, {duration(figures['wall_s']['total'])} in all\n"
         f"run directory: {result.path}",
         highlight=False,

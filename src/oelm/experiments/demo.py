@@ -46,7 +46,7 @@ def run_demo(out: Path, *, seed: int, steps: int | None, stop: StopFlag, watch: 
     """Train the arms one after the other, yielding each as it ends; finished ones are found, not trained again."""
     for arm in ARMS:
         result = train(demo_config(arm, seed=seed, steps=steps), arm_path(out, arm, seed), stop=stop, watch=watch)
-        if result.status != "done":
+        if result.status == "stopped":
             raise StoppedError(f"stopped in arm '{arm}' at step {result.step}: repeat the same command to go on from there")
         yield ArmResult(arm, result)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -83,6 +84,7 @@ class RunConfig(Strict):
     def _fields_agree(self) -> Self:
         if self.batch_size % self.micro_batch_size:
             raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}")
+        self.method.check_layers(self.model.num_layers)
         stages = (*self.extended_at, self.steps)
         if any(earlier >= later for earlier, later in zip(stages, stages[1:], strict=False)):
             raise ValueError(f"extended_at {list(self.extended_at)} must rise and stay below steps {self.steps}")
@@ -105,11 +107,14 @@ def parse_config(data: dict[str, Any], *, where: str) -> RunConfig:
     """Return the config that plain data describes; ConfigError names `where`, the key, and the nearest known one."""
     if isinstance(data.get("method"), str):
         data = {**data, "method": resolve_method(data["method"]).model_dump(mode="json")}
+    for key, value in _flatten(data).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where}: {key}: must be a finite number (given: {value})")
     try:
         # Through JSON: there, strict types accept a list where a tuple is meant and nothing else is coerced.
         return RunConfig.model_validate_json(dump_json(data))
     except ValidationError as problem:
-        raise ConfigError("\n".join(f"{where}: {_explain(error)}" for error in problem.errors()[:5])) from None
+        raise ConfigError(f"{where}: {'; '.join(_explain(error) for error in problem.errors()[:5])}") from None
     except (TypeError, ValueError) as problem:
         raise ConfigError(f"{where}: {problem}") from None
 
@@ -118,15 +123,21 @@ def _explain(error: Any) -> str:
     path = [part for part in error["loc"] if not str(part).startswith(("literal[", "function-", "tuple[", "constrained"))]
     dotted = ".".join(map(str, path)) or "config"
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(path[-1]), _known_keys(path[:-1]), n=1)
-        hint = f" (did you mean '{near[0]}'?)" if near else f"; known keys: {', '.join(_known_keys(path[:-1]))}"
         prefix = ".".join(map(str, path[:-1]))
-        return f"{prefix + ': ' if prefix else ''}unknown key '{path[-1]}'{hint}"
+        return f"{prefix + ': ' if prefix else ''}unknown key '{path[-1]}'{_nearest(path)}"
     if error["type"] == "missing":
         return f"{dotted}: missing, and it has no default"
     message = str(error["msg"]).removeprefix("Value error, ")
     given = error.get("input")
     return f"{dotted}: {message}" + (f" (given: {given!r})" if isinstance(given, str | int | float | bool) else "")
+
+
+def _nearest(path: list[Any]) -> str:
+    known = _known_keys(path[:-1])
+    # A right name in the wrong place ('lr' for 'optim.lr') is nearer than a similar one.
+    nested = [f"{outer}.{path[-1]}" for outer in RunConfig.model_fields if path[-1] in _known_keys([outer])]
+    near = nested or difflib.get_close_matches(str(path[-1]), known, n=1)
+    return f" (did you mean '{near[0]}'?)" if near else f"; known keys: {', '.join(known)}"
 
 
 def _known_keys(path: list[Any]) -> list[str]:

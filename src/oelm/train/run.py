@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -49,9 +49,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Result:
-    """How a sitting ended: 'done' or 'stopped', at which step; `figures` is timing_stats.json once done."""
+    """How a sitting ended; `figures` is timing_stats.json once done. 'found done' means that it was before."""
 
-    status: str
+    status: Literal["done", "found done", "stopped"]
     step: int
     path: Path
     figures: dict[str, Any] | None
@@ -84,7 +84,7 @@ def train(config: RunConfig, out: Path, *, stop: StopFlag, watch: Watch, options
     with RunDir(out) as folder:
         config = folder.claim(config)
         if folder.is_done(config):
-            return Result("done", config.steps, out, read_json(out / "timing_stats.json"))
+            return Result("found done", config.steps, out, read_json(out / "timing_stats.json"))
         folder.set_status("running", step=0, steps=config.steps, message="starting")
         with _failure_noted(folder, config):
             session = build_session(config, folder, tokens, compute, stop=stop, watch=watch)

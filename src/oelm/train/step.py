@@ -56,8 +56,8 @@ def train_step(
         optimizer.zero_grad(set_to_none=True)
         raise NonFiniteError(
             f"step {step + 1}: loss {total}, gradient norm {grad_norm}: stopped before the update. The batch holds the "
-            f"windows that start at tokens {list(batch_ids)}. The last checkpoint is good: lower optim.lr, raise "
-            "schedule.warmup_steps or use precision float32, in a new run"
+            f"windows that start at tokens {list(batch_ids)}. Checkpoints of earlier steps are good: in a new run, "
+            "lower optim.lr, raise schedule.warmup_steps or use precision float32"
         )
     scaler.step(optimizer)
     scaler.update()

@@ -94,7 +94,7 @@ def test_validation_does_not_depend_on_the_batch_size(text_file: Path) -> None:
         tokens = prepare(config.data.source, tokenizer=config.data.tokenizer)
         config = resolve(config, tokens)
         task = LanguageModelTask(tokens, config, Compute("cpu", "float32", "test"))
-        evaluation = task.evaluate(build_gpt(config.model, seed=0), StopFlag())
+        evaluation = task.evaluate(build_gpt(config.model, seed=0), StopFlag(), progress=Silence().on_validating)
         assert evaluation is not None
         assert sum(document["tokens"] for document in evaluation.documents) == len(tokens.val) - 1
         losses.append(evaluation.loss)

@@ -104,6 +104,12 @@ class TerminalWatch:
             self._last_line = time.monotonic()
             self.on_remark(f"step {report.step}/{report.steps}  {text}")
 
+    def on_validating(self, done: int, total: int) -> None:
+        if out.is_terminal:
+            self._show("validating", done, total, f"{100 * done // total}%")
+            if done == total:
+                self.close()
+
     def on_evaluation(self, step: int, evaluation: Evaluation, *, is_best: bool) -> None:
         mark = "  (best so far)" if is_best else ""
         self.on_remark(

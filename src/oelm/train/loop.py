@@ -75,7 +75,7 @@ def tell(run: Session, outcome: Outcome, *, lr: float, seconds: float, tokens: i
 def evaluate(run: Session) -> None:
     """Evaluate the whole validation split at this step, unless a stop comes first."""
     with run.clock.phase("validation"):
-        evaluation = run.task.evaluate(run.model, run.stop)
+        evaluation = run.task.evaluate(run.model, run.stop, progress=run.watch.on_validating)
     if evaluation is None:
         return
     run.last_evaluation = evaluation

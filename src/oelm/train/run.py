@@ -160,7 +160,9 @@ def finish(session: Session) -> dict[str, Any]:
     path = session.folder.path
     with session.clock.phase("validation"):
         # There already, unless the process was killed between the last evaluation and here.
-        evaluation = session.last_evaluation or session.task.evaluate(session.model, StopFlag())
+        evaluation = session.last_evaluation or session.task.evaluate(
+            session.model, StopFlag(), progress=session.watch.on_validating
+        )
         assert evaluation is not None
         rows = (dump_json(row, indent=None) + "\n" for row in evaluation.documents)
         write_text(path / "predictions.jsonl", "".join(rows))

@@ -6,7 +6,7 @@ B batch  T tokens  N all tokens of a batch
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,17 +80,20 @@ class LanguageModelTask:
             hidden_ND = forward(windows[:, :-1]).flatten(0, 1)
             return mean_cross_entropy(hidden_ND, model.head_VD, windows[:, 1:].flatten())
 
-    def evaluate(self, model: GPT, stop: StopFlag) -> Evaluation | None:
+    def evaluate(self, model: GPT, stop: StopFlag, *, progress: Callable[[int, int], None]) -> Evaluation | None:
         """Return the loss per token over all of the validation split, or None when a stop was asked for meanwhile.
 
         Windows are cut at multiples of seq_len whatever the batch size, the last one shorter; every token but the
-        very first is predicted once, and all count the same.
+        very first is predicted once, and all count the same. `progress` hears of tokens done and in all.
         """
         parts: list[Losses] = []
+        done = 0
         for losses in self._validation_losses(model):
             if stop.requested():
                 return None
             parts.append(losses)
+            done += len(losses)
+            progress(done, len(self.tokens.val) - 1)
         losses = np.concatenate(parts)
         nats = float(losses.sum())
         return Evaluation(

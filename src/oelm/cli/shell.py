@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from oelm.errors import STOPPED, OelmError
 
 if TYPE_CHECKING:
-    from oelm.train.task import Evaluation
+    from oelm.train.evaluate import Evaluation
     from oelm.train.watch import StepReport
 
 out = Console()

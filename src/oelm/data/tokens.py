@@ -15,7 +15,9 @@ from oelm.errors import DataError
 from oelm.files import dump_json, read_json, sha256_file
 
 FORMAT = "oelm-tokens-1"
-Split = Literal["train", "val"]
+Tokens = NDArray[np.unsignedinteger[Any]]
+Split = Literal["train", "val", "test"]
+# Every token set has these two; a test split is there where the source has one.
 SPLITS: tuple[Split, ...] = ("train", "val")
 _HOW_TO_MEND = "delete this folder and repeat the command to prepare it again"
 
@@ -51,7 +53,7 @@ class TokenMeta(BaseModel):
     def fingerprint(self) -> str:
         """A digest of the tokens and their meaning; two sets with the same one train the same."""
         meaning: list[Any] = [self.dtype, self.vocab_size, self.end_of_text, self.tokenizer_sha256]
-        meaning += [self.splits[split].sha256 for split in SPLITS]
+        meaning += [self.splits[split].sha256 for split in sorted(self.splits)]
         return hashlib.sha256(dump_json(meaning).encode()).hexdigest()
 
 
@@ -61,8 +63,15 @@ class TokenSet:
 
     path: Path
     meta: TokenMeta
-    train: NDArray[np.unsignedinteger[Any]]
-    val: NDArray[np.unsignedinteger[Any]]
+    splits: dict[Split, Tokens]
+
+    @property
+    def train(self) -> Tokens:
+        return self.splits["train"]
+
+    @property
+    def val(self) -> Tokens:
+        return self.splits["val"]
 
 
 def dtype_for(vocab_size: int) -> Literal["uint16", "uint32"]:
@@ -81,13 +90,13 @@ def open_tokens(path: Path) -> TokenSet:
         first = problem.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise DataError(f"{meta_path}: {where}: {first['msg']}; {_HOW_TO_MEND}") from None
-    arrays = {split: _open_split(path / f"{split}.bin", meta, split) for split in SPLITS}
-    return TokenSet(path, meta, train=arrays["train"], val=arrays["val"])
+    for split in SPLITS:
+        if split not in meta.splits:
+            raise DataError(f"{meta_path}: nothing recorded for the {split} split; {_HOW_TO_MEND}")
+    return TokenSet(path, meta, {split: _open_split(path / f"{split}.bin", meta, split) for split in meta.splits})
 
 
-def _open_split(path: Path, meta: TokenMeta, split: Split) -> NDArray[np.unsignedinteger[Any]]:
-    if split not in meta.splits:
-        raise DataError(f"{path.parent / 'meta.json'}: nothing recorded for the {split} split; {_HOW_TO_MEND}")
+def _open_split(path: Path, meta: TokenMeta, split: Split) -> Tokens:
     known, dtype = meta.splits[split], np.dtype(meta.dtype).newbyteorder("<")
     if not path.is_file():
         raise DataError(f"{path}: missing, though meta.json records {known.tokens:,} tokens; {_HOW_TO_MEND}")

@@ -19,12 +19,13 @@ from oelm.models.gpt import GPT, build_gpt
 from oelm.train.checkpoint import MODEL, Checkpoint, Checkpoints, load_model, load_optimizer, load_tensors, load_weights
 from oelm.train.config import InitFrom, RunConfig
 from oelm.train.device import Compute, apply_determinism
+from oelm.train.evaluate import Evaluation
 from oelm.train.metrics import Metrics
 from oelm.train.optim import build_optimizer
 from oelm.train.rundir import RunDir
 from oelm.train.state import SavedState, TrainState, environment
 from oelm.train.stop import StopFlag
-from oelm.train.task import Evaluation, LanguageModelTask
+from oelm.train.task import LanguageModelTask
 from oelm.train.timing import Clock
 from oelm.train.watch import Watch
 

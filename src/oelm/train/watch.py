@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from oelm.train.task import Evaluation
+from oelm.train.evaluate import Evaluation
 
 
 @dataclass(frozen=True)

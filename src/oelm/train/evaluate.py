@@ -1,0 +1,108 @@
+"""Loss over a whole split: every token once, whatever the batch size.
+
+B batch  T tokens  N all tokens of a batch
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oelm.data.tokens import Tokens
+from oelm.models.gpt import GPT
+from oelm.train.device import Compute
+from oelm.train.loss import token_losses
+from oelm.train.stop import StopFlag
+
+Losses = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss per token over a whole split, its two readings, and each document's share of it."""
+
+    loss: float
+    perplexity: float
+    bits_per_byte: float
+    documents: list[dict[str, Any]]
+
+    def as_row(self) -> dict[str, Any]:
+        return {"val_loss": self.loss, "val_ppl": self.perplexity, "bits_per_byte": self.bits_per_byte}
+
+
+def evaluate_tokens(
+    model: GPT,
+    tokens: Tokens,
+    *,
+    end_of_text: int,
+    text_bytes: int,
+    batch_size: int,
+    compute: Compute,
+    stop: StopFlag,
+    progress: Callable[[int, int], None],
+) -> Evaluation | None:
+    """Return the loss per token over all the tokens, or None when a stop was asked for meanwhile.
+
+    Windows are cut at multiples of seq_len whatever the batch size, the last one shorter; every token but the very
+    first is predicted once, and all count the same. `progress` hears of tokens done and in all.
+    """
+    parts: list[Losses] = []
+    done = 0
+    for losses in _losses(model, tokens, batch_size, compute):
+        if stop.requested():
+            return None
+        parts.append(losses)
+        done += len(losses)
+        progress(done, len(tokens) - 1)
+    losses = np.concatenate(parts)
+    nats = float(losses.sum())
+    return Evaluation(
+        loss=nats / len(losses),
+        # Beyond the range of a float the perplexity is unreadable anyway; the loss stands beside it.
+        perplexity=math.exp(min(nats / len(losses), 700.0)),
+        bits_per_byte=nats / math.log(2) / text_bytes,
+        documents=_by_document(losses, tokens, end_of_text),
+    )
+
+
+def _by_document(losses: Losses, tokens: Tokens, end_of_text: int) -> list[dict[str, Any]]:
+    """Return each document's token count and summed loss, its end mark included."""
+    # The document of a predicted token: how many end marks stand before it.
+    document_of = np.cumsum(np.asarray(tokens[:-1]) == end_of_text)
+    nats, counts = np.bincount(document_of, weights=losses), np.bincount(document_of)
+    return [
+        {"document": number, "tokens": int(count), "nats": float(total)}
+        for number, (count, total) in enumerate(zip(counts, nats, strict=True))
+        if count
+    ]
+
+
+@torch.no_grad()
+def _losses(model: GPT, tokens: Tokens, batch_size: int, compute: Compute) -> Iterator[Losses]:
+    was_training = model.training
+    model.eval()
+    try:
+        for windows_BT in _windows(tokens, model.config.seq_len, batch_size):
+            windows_BT = windows_BT.to(compute.device)
+            with compute.autocast():
+                hidden_ND = model(windows_BT[:, :-1]).flatten(0, 1)
+                losses_N = token_losses(hidden_ND, model.head_VD.to(hidden_ND.dtype), windows_BT[:, 1:].flatten())
+            yield losses_N.cpu().double().numpy()
+    finally:
+        model.train(was_training)
+
+
+def _windows(tokens: Tokens, seq_len: int, batch_size: int) -> Iterator[Tensor]:
+    whole = (len(tokens) - 1) // seq_len
+    for first in range(0, whole, batch_size):
+        starts = range(first * seq_len, min(first + batch_size, whole) * seq_len, seq_len)
+        yield torch.from_numpy(np.stack([tokens[s : s + seq_len + 1] for s in starts]).astype(np.int64))
+    if (len(tokens) - 1) % seq_len:
+        yield torch.from_numpy(np.asarray(tokens[whole * seq_len :]).astype(np.int64)).unsqueeze(0)

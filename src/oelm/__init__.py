@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oelm.errors import OelmError
-    from oelm.method.apply import cast, freeze, thaw
+    from oelm.method.apply import cast, fold_gains, freeze, thaw
     from oelm.method.audit import Audit, assert_unmoved, audit
     from oelm.method.method import PRESETS, Method
     from oelm.method.sites import Site, SitePaths, attention_sites, register_sites
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _HOME = {
     "OelmError": "oelm.errors",
     "cast": "oelm.method.apply",
+    "fold_gains": "oelm.method.apply",
     "freeze": "oelm.method.apply",
     "thaw": "oelm.method.apply",
     "Audit": "oelm.method.audit",
@@ -45,6 +46,7 @@ __all__ = [
     "audit",
     "build_gpt",
     "cast",
+    "fold_gains",
     "freeze",
     "register_sites",
     "thaw",

@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
+from oelm.cli.bench import bench
 from oelm.cli.demo import demo
+from oelm.cli.doctor import doctor
+from oelm.cli.evaluate import evaluate
+from oelm.cli.export import export
+from oelm.cli.generate import generate
+from oelm.cli.inspect import inspect
 from oelm.cli.train import train
 
 app = typer.Typer(
@@ -37,3 +43,9 @@ def _root(
 
 app.command()(demo)
 app.command()(train)
+app.command()(generate)
+app.command("eval")(evaluate)
+app.command()(inspect)
+app.command()(export)
+app.command()(bench)
+app.command()(doctor)

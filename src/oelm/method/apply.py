@@ -8,6 +8,7 @@ from torch import nn
 from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.audit import assert_unmoved
 from oelm.method.frames import frame_generator
+from oelm.method.gain import add_gain, fold_gain, has_gain
 from oelm.method.method import Method, method_name, resolve_method
 from oelm.method.record import FrozenRecord, digest, record_of, set_record
 from oelm.method.sites import Projection, attention_sites
@@ -43,6 +44,8 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0) -> tuple[st
     for parameter in frozen.values():
         parameter.requires_grad_(False)
         parameter.grad = None
+    for site in chosen:
+        add_gain(site.q, method.gain)
     set_record(model, FrozenRecord({name: digest(parameter) for name, parameter in frozen.items()}) if frozen else None)
     return tuple(frozen)
 
@@ -64,13 +67,14 @@ def _start(projection: Projection, method: Method, generator: torch.Generator) -
 
 
 def thaw(model: nn.Module) -> tuple[str, ...]:
-    """Let every parameter that `freeze` froze learn again, from where it is; return their names.
+    """Let every parameter that `freeze` froze learn again, from where it is; return their names. Gains are folded in.
 
     An optimizer built before this does not know them: add them to it or build it anew.
     """
     record = record_of(model)
     if record is None:
         return ()
+    fold_gains(model)
     parameters = dict(model.named_parameters())
     for name in record.digests:
         parameters[name].requires_grad_(True)
@@ -78,13 +82,30 @@ def thaw(model: nn.Module) -> tuple[str, ...]:
     return tuple(record.digests)
 
 
+def fold_gains(model: nn.Module) -> None:
+    """Multiply every learnt gain into its query weights and remove it: the same outputs from plain weights.
+
+    The folded weights are new ones: what was recorded of the frozen ones is recorded anew.
+    """
+    assert_unmoved(model)
+    folded = [site.q for site in attention_sites(model) if has_gain(site.q)]
+    for projection in folded:
+        fold_gain(projection)
+    if folded:
+        _record_anew(model)
+
+
+def _record_anew(model: nn.Module) -> None:
+    if (record := record_of(model)) is not None:
+        parameters = dict(model.named_parameters())
+        set_record(model, FrozenRecord({name: digest(parameters[name]) for name in record.digests}))
+
+
 def cast(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast the model's floating-point weights, and record the frozen ones anew: the one sanctioned change to them."""
     assert_unmoved(model)
     model.to(dtype)
-    if (record := record_of(model)) is not None:
-        parameters = dict(model.named_parameters())
-        set_record(model, FrozenRecord({name: digest(parameters[name]) for name in record.digests}))
+    _record_anew(model)
 
 
 def adopt_record(model: nn.Module, digests: dict[str, str]) -> None:

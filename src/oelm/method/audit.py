@@ -10,6 +10,7 @@ from torch import nn
 
 from oelm.errors import FrozenMovedError
 from oelm.method.frames import orthonormality_error
+from oelm.method.gain import GAIN
 from oelm.method.record import digest, record_of
 from oelm.method.sites import Site, attention_sites
 
@@ -78,14 +79,16 @@ def _audit_projections(model: nn.Module, sites: list[Site]) -> list[ProjectionAu
 
 
 def parameter_roles(model: nn.Module, sites: list[Site]) -> dict[str, str]:
-    """Return each parameter's role: query, key, value_output, feed_forward, norm, embedding or other."""
+    """Return each parameter's role: query, key, gain, value_output, feed_forward, norm, embedding or other."""
     roles: dict[str, str] = {}
     # Everything of the same numbered layer as a site, norms aside, that is not attention is its feed-forward.
     layer_prefixes = tuple({re.sub(r"((?:^|\.)\d+\.).*", r"\1", f"{site.name}.") for site in sites})
     attention_prefixes = tuple(f"{site.name}." for site in sites)
     for name, _ in model.named_parameters():
         owner = type(model.get_submodule(name.rpartition(".")[0]))
-        if issubclass(owner, nn.Embedding):
+        if name.endswith(f".{GAIN}"):
+            roles[name] = "gain"
+        elif issubclass(owner, nn.Embedding):
             roles[name] = "embedding"
         elif "norm" in owner.__name__.lower():
             roles[name] = "norm"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
 from torch import Tensor
 
 from oelm.errors import MethodError
 from oelm.method.frames import orthonormalize, sample_frames, sample_gaussian, sample_global_frame
 
 Part = Literal["q", "k"]
+Gain = Literal["none", "head", "matrix"]
 InitName = Literal["native", "orthogonal", "orthogonal_global", "gaussian", "gaussian_matched", "orthonormalized"]
 # Given a projection's current weight (H, K, D) and its own generator, return the weight it shall start from.
 InitFunction = Callable[[Tensor, torch.Generator], Tensor]
@@ -31,6 +32,7 @@ class Method(BaseModel):
     std: float = Field(default=0.02, ge=0.0, allow_inf_nan=False)
     freeze: tuple[Part, ...] = ()
     layers: str | tuple[int, ...] = "all"
+    gain: Gain = "none"
     seed: int | None = Field(default=None, ge=0)
 
     @field_validator("freeze")
@@ -48,6 +50,12 @@ class Method(BaseModel):
         if layers not in ("all", "even", "odd") and not _COUNTED.fullmatch(layers):
             raise ValueError("must be 'all', 'even', 'odd', 'first N', 'last N' or a list of layer numbers")
         return layers
+
+    @model_validator(mode="after")
+    def _gain_on_frozen(self) -> Self:
+        if self.gain != "none" and "q" not in self.freeze:
+            raise ValueError(f"gain '{self.gain}' is learnt on top of frozen queries; add q to freeze, or use gain none")
+        return self
 
     @field_serializer("init")
     def _init_as_data(self, init: InitName | InitFunction) -> str:
@@ -142,4 +150,5 @@ def method_name(method: Method) -> str:
             return name
     init = "callable" if callable(method.init) else method.init
     where = method.layers if isinstance(method.layers, str) else ",".join(map(str, method.layers))
-    return f"{init}, {'+'.join(method.freeze) or 'nothing'} frozen, layers {where}"
+    gain = "" if method.gain == "none" else f", gain {method.gain}"
+    return f"{init}, {'+'.join(method.freeze) or 'nothing'} frozen, layers {where}{gain}"

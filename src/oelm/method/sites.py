@@ -58,7 +58,7 @@ class Projection:
             self.weight.copy_(weight_HKD.flatten(0, 1).to(self.weight.dtype))
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the projection's parameters under their full names in the model."""
+        """Yield weight and bias under their full names in the model; a learnt gain is not among them."""
         yield f"{self.name}.weight", self.weight
         if self.bias is not None:
             yield f"{self.name}.bias", self.bias

@@ -50,6 +50,22 @@ def divisors_near(number: int, wanted: int) -> str:
     return ", ".join(map(str, below + above))
 
 
+class LayerCache:
+    """Keys and values of the tokens one layer has seen, with room for a whole context."""
+
+    def __init__(self, config: GPTConfig, *, batch_size: int, device: torch.device) -> None:
+        shape = (batch_size, config.num_heads, config.seq_len, config.head_dim)
+        self.k_BHTK, self.v_BHTK = torch.empty(shape, device=device), torch.empty(shape, device=device)
+        self.length = 0
+
+    def extend(self, k_BHTK: Tensor, v_BHTK: Tensor) -> tuple[Tensor, Tensor]:
+        """Append new keys and values; return all so far."""
+        start, self.length = self.length, self.length + k_BHTK.shape[2]
+        self.k_BHTK[:, :, start : self.length] = k_BHTK
+        self.v_BHTK[:, :, start : self.length] = v_BHTK
+        return self.k_BHTK[:, :, : self.length], self.v_BHTK[:, :, : self.length]
+
+
 class Attention(nn.Module):
     """Causal self-attention. Q, K and V are separate maps, so that freezing one costs the others nothing."""
 
@@ -65,10 +81,14 @@ class Attention(nn.Module):
     def heads(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, cache: LayerCache | None = None) -> Tensor:
         q_BHTK, k_BHTK, v_BHTK = self.heads(self.q(x_BTD)), self.heads(self.k(x_BTD)), self.heads(self.v(x_BTD))
+        # A single new token sees all that came before it; several at once are the start of a text.
+        is_causal = cache is None or q_BHTK.shape[2] > 1
+        if cache is not None:
+            k_BHTK, v_BHTK = cache.extend(k_BHTK, v_BHTK)
         dropout = self.dropout if self.training else 0.0
-        mixed_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=True)
+        mixed_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=is_causal)
         out: Tensor = self.out(mixed_BHTK.transpose(1, 2).flatten(-2))
         return out
 
@@ -85,8 +105,8 @@ class Block(nn.Module):
         self.ff_out = nn.Linear(config.ff_dim, config.model_dim)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(x_BTD)))
+    def forward(self, x_BTD: Tensor, cache: LayerCache | None = None) -> Tensor:
+        x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(x_BTD), cache))
         out: Tensor = x_BTD + self.dropout(self.ff_out(F.gelu(self.ff_in(self.ff_norm(x_BTD)))))
         return out
 
@@ -105,12 +125,16 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.model_dim)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Return the hidden states that the head reads: (B, T, D). Training multiplies by the head in chunks."""
-        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+    def forward(self, tokens_BT: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
+        """Return the hidden states that the head reads: (B, T, D). Training multiplies by the head in chunks.
+
+        With `caches`, one a layer, the tokens continue those seen before; several at once only where they are empty.
+        """
+        first = caches[0].length if caches else 0
+        positions_T = torch.arange(first, first + tokens_BT.shape[1], device=tokens_BT.device)
         x_BTD = self.dropout(self.token_embedding(tokens_BT) + self.position_embedding(positions_T))
-        for block in self.blocks:
-            x_BTD = block(x_BTD)
+        for layer, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, caches[layer] if caches else None)
         hidden: Tensor = self.final_norm(x_BTD)
         return hidden
 

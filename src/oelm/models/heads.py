@@ -108,7 +108,9 @@ def _induction(weights_BHTT: Tensor) -> Tensor:
 
 def _effective_rank(attention: Attention) -> Tensor:
     """Return, per head, exp of the entropy of the normalised singular values of W_q^T W_k (0 for an empty map)."""
-    q_HKD = attention.q.weight.detach().float().unflatten(0, (attention.num_heads, -1))
+    # A learnt gain is part of the form: the query map as a function, not its stored weight.
+    basis_DD = torch.eye(attention.q.weight.shape[1], device=attention.q.weight.device)
+    q_HKD = attention.q(basis_DD).detach().float().T.unflatten(0, (attention.num_heads, -1))
     k_HKD = attention.k.weight.detach().float().unflatten(0, (attention.num_heads, -1))
     # Singular values of the D x D form through its K x K core: the QR factors of both sides carry all of them.
     r_q, r_k = torch.linalg.qr(q_HKD.mT).R, torch.linalg.qr(k_HKD.mT).R

@@ -93,3 +93,33 @@ def _gaps(runs: dict[str, Path], baseline: str) -> list[dict[str, Any]]:
         for point in _validation(path)
         if point["step"] in reference
     ]
+
+
+_HEAD_MEASURES = {
+    "entropy": "entropy (nats)",
+    "effective_rank": "effective rank",
+    "logit_std": "logit std",
+    "mean_distance": "mean distance (tokens)",
+    "induction": "induction",
+}
+
+
+def head_grid(heads: list[dict[str, Any]]) -> Any:
+    """Return one small heat map of layers by heads for each measure of `models.heads`."""
+    try:
+        import altair as alt
+    except ImportError:
+        raise MissingExtraError("altair", "report") from None
+    size = 26
+    width = size * (1 + max(int(head["head"]) for head in heads))
+    height = size * (1 + max(int(head["layer"]) for head in heads))
+    panels = []
+    for measure, title in _HEAD_MEASURES.items():
+        cells = alt.Chart(alt.Data(values=heads)).encode(
+            x=alt.X("head:O", title="head", axis=alt.Axis(labelAngle=0)), y=alt.Y("layer:O", title="layer")
+        )
+        colour = alt.Color(
+            f"{measure}:Q", title=None, scale=alt.Scale(scheme="viridis"), legend=alt.Legend(gradientLength=height)
+        )
+        panels.append(cells.mark_rect().encode(color=colour).properties(width=width, height=height, title=title))
+    return alt.hconcat(*panels).resolve_scale(color="independent").properties(background="white", padding=12)

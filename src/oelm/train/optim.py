@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from oelm.errors import CheckpointError
+from oelm.method.gain import GAIN
 from oelm.train.config import OptimConfig
 
 _STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
@@ -13,10 +14,12 @@ _STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
 
 def build_optimizer(model: nn.Module, config: OptimConfig, *, device: str) -> torch.optim.AdamW:
     """Build AdamW over the trainable parameters only: what is frozen has no state and cannot decay."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    # A gain starts at the identity: decay would pull it towards no attention at all.
+    decayed = {name for name, p in trainable.items() if p.dim() >= 2 and not name.endswith(f".{GAIN}")}
     groups = [
-        {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for name, p in trainable.items() if name in decayed], "weight_decay": config.weight_decay},
+        {"params": [p for name, p in trainable.items() if name not in decayed], "weight_decay": 0.0},
     ]
     # lr as given is never used: the loop sets it before every step.
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=device in ("cpu", "cuda"))

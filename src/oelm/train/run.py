@@ -16,17 +16,19 @@ import torch
 
 from oelm.data.prepare import prepare
 from oelm.data.tokens import TokenSet
-from oelm.errors import STOPPED, CheckpointError, DiskFullError, OutOfMemoryError
+from oelm.errors import STOPPED, DiskFullError, OutOfMemoryError
 from oelm.files import dump_json, read_json, sha256_file, write_json, write_text
 from oelm.method.audit import audit
 from oelm.models.heads import summarize_heads
 from oelm.train.checkpoint import MODEL, open_checkpoint
 from oelm.train.config import InitFrom, RunConfig
 from oelm.train.device import choose_compute, look
+from oelm.train.load import find_checkpoint
 from oelm.train.loop import run_loop
 from oelm.train.metrics import read_metrics
 from oelm.train.preflight import check_fits, estimate, gibibytes, is_out_of_memory, what_to_lower
 from oelm.train.rundir import RunDir, StatusName
+from oelm.train.score import first_windows
 from oelm.train.session import Session, build_session, resume
 from oelm.train.source import source_revision
 from oelm.train.state import environment
@@ -67,11 +69,7 @@ def resolve(config: RunConfig, tokens: TokenSet) -> RunConfig:
 
 def resolve_start(path: Path) -> InitFrom:
     """Return the checkpoint to start from: the best one of a run directory, or the checkpoint directory itself."""
-    if (path / "best.json").is_file():
-        path = path / str(read_json(path / "best.json", error=CheckpointError).get("checkpoint", ""))
-    elif not (path / MODEL).is_file():
-        raise CheckpointError(f"--init-from {path}: neither a run with a best.json nor a checkpoint with {MODEL}")
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(find_checkpoint(path, which="best"))
     return InitFrom(checkpoint=str(checkpoint.path.resolve()), sha256=sha256_file(checkpoint.path / MODEL))
 
 
@@ -129,6 +127,9 @@ def _announce(session: Session, options: Options) -> None:
     if options.preflight:
         check_fits(needs, session.config, run=session.folder.path, device=session.compute.device)
     write_json(session.folder.path / "audit.json", report.as_dict())
+    # A copy, so that a run can be read from, scored and exported without the data it was trained on.
+    tokenizer = (session.tokens.path / "tokenizer.json").read_text(encoding="utf-8")
+    write_text(session.folder.path / "tokenizer.json", tokenizer)
     session.folder.write_manifest(_manifest(session))
     session.watch.on_remark(str(report))
     session.watch.on_remark(
@@ -166,10 +167,7 @@ def finish(session: Session) -> dict[str, Any]:
         assert evaluation is not None
         rows = (dump_json(row, indent=None) + "\n" for row in evaluation.documents)
         write_text(path / "predictions.jsonl", "".join(rows))
-        length = session.config.model.seq_len
-        count = max(1, min(_PROBED_WINDOWS, (len(session.tokens.val) - 1) // length))
-        probe = np.asarray(session.tokens.val[: count * length]).astype(np.int64)
-        windows = torch.from_numpy(probe).view(count, -1).to(session.compute.device)
+        windows = first_windows(session.tokens, session.config.model.seq_len, most=_PROBED_WINDOWS).to(session.compute.device)
         heads = [summary.as_dict() for summary in summarize_heads(session.model, windows)]
         write_json(path / "attention.json", {"step": session.state.step, "tokens": windows.numel(), "heads": heads})
     figures = final_figures(session)

@@ -1,0 +1,78 @@
+"""What a machine is and how fast it multiplies matrices in each precision."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import time
+from pathlib import Path
+
+import torch
+
+from oelm.files import cache_root
+from oelm.train.device import choose_compute, look, synchronize
+from oelm.train.preflight import available_memory, gibibytes
+
+_EXTRAS = {
+    "hf": ("transformers",),
+    "data": ("datasets", "tiktoken"),
+    "report": ("scipy", "altair", "vl_convert", "jinja2"),
+    "gpu": ("pynvml",),
+    "slurm": ("submitit",),
+    "track": ("tensorboard",),
+}
+_PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_SIZE = 1024
+
+
+def examine() -> dict[str, str]:
+    """Return what a run would use here, by name."""
+    compute = choose_compute("auto", "auto", look())
+    memory = available_memory(compute.device)
+    disk = shutil.disk_usage(Path.cwd()).free
+    return {
+        "oelm": importlib.metadata.version("oelm"),
+        "python, torch": f"{platform.python_version()}, {torch.__version__}",
+        "device": torch.cuda.get_device_name() if compute.device == "cuda" else compute.device,
+        "precision": f"{compute.precision}: {compute.reason}",
+        "threads": f"{torch.get_num_threads()} (set OMP_NUM_THREADS to change), {torch.backends.cpu.get_cpu_capability()}",
+        "memory free": gibibytes(memory) if memory is not None else "unknown",
+        "disk free here": gibibytes(disk),
+        "cache": str(cache_root()),
+        "extras": ", ".join(f"{name}: {_extra_state(modules)}" for name, modules in _EXTRAS.items()),
+    }
+
+
+def _extra_state(modules: tuple[str, ...]) -> str:
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    return f"missing {' '.join(missing)}" if missing else "yes"
+
+
+def matmul_speeds(seconds: float) -> dict[str, str]:
+    """Return each precision's speed on the chosen device, sharing `seconds` among them."""
+    device = choose_compute("auto", "auto", look()).device
+    return {name: _matmul_speed(dtype, device, seconds / len(_PRECISIONS)) for name, dtype in _PRECISIONS.items()}
+
+
+def _matmul_speed(dtype: torch.dtype, device: str, seconds: float) -> str:
+    try:
+        size = _SIZE
+        left = torch.ones(size, size, dtype=dtype, device=device)
+        # A slow precision must not take minutes: start small and grow while it is quick.
+        small = left[:128, :128].contiguous()
+        started = time.perf_counter()
+        _ = small @ small
+        synchronize(device)
+        if (time.perf_counter() - started) * (size / 128) ** 3 > seconds:
+            left, size = small, 128
+        started, count = time.perf_counter(), 0
+        while count < 3 or time.perf_counter() - started < seconds * 0.8:
+            _ = left @ left
+            synchronize(device)
+            count += 1
+        rate = count * 2 * size**3 / (time.perf_counter() - started)
+    except RuntimeError as problem:
+        return f"not supported ({str(problem).splitlines()[0]})"
+    return f"{rate / 1e9:,.1f} GFLOP/s"

@@ -1,0 +1,54 @@
+"""`oelm eval`: score a run on other text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from oelm.cli.shell import TerminalWatch, out, reported
+from oelm.errors import STOPPED, ConfigError
+
+if TYPE_CHECKING:
+    from oelm.train.evaluate import Evaluation
+
+
+@reported
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run directory, or one of its checkpoints.")],
+    data: Annotated[str | None, typer.Option(help="A token set; by default the run's own.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text file or folder, tokenized as the run's own text was.")] = None,
+    split: Annotated[str, typer.Option(help="train, val or test, where the token set has it.")] = "val",
+    checkpoint: Annotated[str, typer.Option(help="'best', 'latest' or the number of a step.")] = "best",
+    documents: Annotated[Path | None, typer.Option(help="Write each document's loss to this file, as JSON lines.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Windows at a time; changes speed only.")] = 16,
+) -> None:
+    """Print loss, perplexity and bits per byte over a whole split or text."""
+    from oelm.files import dump_json, write_text
+    from oelm.train.load import load_run
+    from oelm.train.score import score_run
+    from oelm.train.stop import StopFlag
+
+    if data is not None and text is not None:
+        raise ConfigError("--data and --text both name what to score on; give one of them")
+    loaded = load_run(run, which=checkpoint)
+    with StopFlag() as stop, TerminalWatch() as watch:
+        name, evaluation = score_run(loaded, data=data, text=text, split=split, batch_size=batch_size, stop=stop, watch=watch)
+    if evaluation is None:
+        raise typer.Exit(STOPPED)
+    if documents is not None:
+        write_text(documents, "".join(dump_json(row, indent=None) + "\n" for row in evaluation.documents))
+    _print(name, loaded.step, evaluation, documents)
+
+
+def _print(name: str, step: int, evaluation: Evaluation, documents: Path | None) -> None:
+    tokens = sum(int(row["tokens"]) for row in evaluation.documents)
+    lines = [
+        f"{name}: {tokens:,} tokens in {len(evaluation.documents):,} documents, model of step {step:,}",
+        f"loss {evaluation.loss:.4f} nats per token, PPL {evaluation.perplexity:.3f}, "
+        f"{evaluation.bits_per_byte:.4f} bits per byte",
+    ]
+    if documents is not None:
+        lines.append(f"losses by document: {documents}")
+    out.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,44 @@
+"""`oelm export`: take a run to Hugging Face."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from oelm.cli.shell import out, reported
+
+
+@reported
+def export(
+    run: Annotated[Path, typer.Argument(help="A run directory, or one of its checkpoints.")],
+    folder: Annotated[Path, typer.Argument(help="A new folder to write to.")],
+    checkpoint: Annotated[str, typer.Option(help="'best', 'latest' or the number of a step.")] = "best",
+) -> None:
+    """Write a run as a plain GPT-2 folder that `transformers` loads with no code of ours."""
+    from oelm.data.tokenizer import end_of_text_id
+    from oelm.files import read_json
+    from oelm.method.audit import audit
+    from oelm.models.export import export_gpt2
+    from oelm.report.card import model_card
+    from oelm.train.load import load_run
+
+    loaded = load_run(run, which=checkpoint)
+    tokenizer = loaded.tokenizer()
+    state = loaded.checkpoint.saved.state
+    card = model_card(
+        loaded.config,
+        audit(loaded.model),
+        data=read_json(loaded.path / "manifest.json")["data"],
+        step=loaded.step,
+        loss=state.best_loss if state.is_best_here else None,
+    )
+    export_gpt2(loaded.model, tokenizer, folder, end_of_text=end_of_text_id(tokenizer), card=card)
+    out.print(
+        f"exported step {loaded.step} to {folder}\n"
+        f'  from transformers import pipeline; pipeline("text-generation", model="{folder}")',
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,95 @@
+"""`oelm inspect`: what is in a run's model, what is frozen, and what its heads do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from oelm.cli.shell import TerminalWatch, out, reported
+from oelm.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from oelm.method.audit import Audit
+    from oelm.models.heads import HeadSummary
+
+
+@reported
+def inspect(
+    run: Annotated[Path, typer.Argument(help="A run directory, or one of its checkpoints.")],
+    heads: Annotated[bool, typer.Option("--heads", help="Also show what each head does, as a table and a picture.")] = False,
+    checkpoint: Annotated[str, typer.Option(help="'best', 'latest' or the number of a step.")] = "best",
+    picture: Annotated[Path | None, typer.Option(help="Where the picture goes; by default into the run.")] = None,
+) -> None:
+    """Count parameters by role, check every frozen weight by its digest, and look at the heads."""
+    from oelm.method.audit import assert_unmoved, audit
+    from oelm.method.method import method_name
+    from oelm.train.load import load_run
+
+    loaded = load_run(run, which=checkpoint)
+    assert_unmoved(loaded.model)
+    report = audit(loaded.model)
+    out.print(
+        f"{loaded.path}, step {loaded.step}, method: {method_name(loaded.config.method)}", highlight=False, soft_wrap=True
+    )
+    out.print(str(report), highlight=False)
+    _print_roles(report)
+    _print_projections(report)
+    if heads:
+        from oelm.models.heads import summarize_heads
+        from oelm.report.charts import head_grid, save_chart
+        from oelm.train.score import probe_windows
+
+        with TerminalWatch() as watch:
+            windows = probe_windows(loaded, watch=watch)
+        summaries = summarize_heads(loaded.model, windows)
+        _print_heads(summaries, windows.numel())
+        target = picture or loaded.path / f"heads-step-{loaded.step}"
+        try:
+            svg, png = save_chart(head_grid([summary.as_dict() for summary in summaries]), target)
+            out.print(f"picture: {svg} and {png.name}", highlight=False, soft_wrap=True)
+        except MissingExtraError as problem:
+            out.print(f"no picture: {problem}", highlight=False, markup=False)
+
+
+def _print_roles(report: Audit) -> None:
+    from rich.table import Table
+
+    table = Table("role", title="parameters by role", title_justify="left")
+    for name in ("trainable", "frozen"):
+        table.add_column(name, justify="right")
+    for role, counts in report.by_role.items():
+        table.add_row(role, f"{counts['trainable']:,}", f"{counts['frozen']:,}")
+    out.print(table)
+
+
+def _print_projections(report: Audit) -> None:
+    from rich.table import Table
+
+    table = Table("Q or K", "state", title="attention's maps; every digest was checked", title_justify="left")
+    table.add_column("max |W W^T - I|", justify="right")
+    table.add_column("sha256", justify="right")
+    for projection in report.projections:
+        state = "frozen, unmoved" if projection.is_frozen else "trains"
+        error = f"{projection.orthonormality_error:.1e}"
+        table.add_row(projection.name, state, error, projection.digest[:12] if projection.digest else "")
+    out.print(table)
+
+
+def _print_heads(summaries: list[HeadSummary], num_tokens: int) -> None:
+    from rich.table import Table
+
+    table = Table("layer.head", title=f"heads, on {num_tokens:,} tokens of the validation split", title_justify="left")
+    for name in ("entropy (of uniform)", "effective rank", "logit std", "mean distance", "induction"):
+        table.add_column(name, justify="right")
+    for head in summaries:
+        table.add_row(
+            f"{head.layer}.{head.head}",
+            f"{head.entropy:.2f} ({100 * head.entropy / max(head.uniform_entropy, 1e-9):.0f}%)",
+            f"{head.effective_rank:.1f}",
+            f"{head.logit_std:.2f}",
+            f"{head.mean_distance:.1f}",
+            f"{head.induction:.3f}",
+        )
+    out.print(table)

@@ -1,0 +1,104 @@
+"""A GPT of ours as a Hugging Face GPT-2 directory: plain files that `transformers` reads with no code of ours."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from oelm.errors import OelmError
+from oelm.files import publish_dir, write_json, write_text
+from oelm.method.apply import fold_gains
+from oelm.models.gpt import GPT, Block
+
+
+def export_gpt2(model: GPT, tokenizer: Tokenizer, folder: Path, *, end_of_text: int, card: str) -> None:
+    """Write config, weights, tokenizer and model card to a new or empty folder, whole or not at all.
+
+    Learnt gains are folded into the query weights. Raises OelmError when the folder holds anything.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise OelmError(f"{folder}: is not an empty folder, and nothing in it shall be overwritten; choose a new one")
+    plain = copy.deepcopy(model).cpu().float()
+    fold_gains(plain)
+    with publish_dir(folder) as staging:
+        save_file(gpt2_tensors(plain), staging / "model.safetensors", metadata={"format": "pt"})
+        write_json(staging / "config.json", gpt2_config(plain, end_of_text))
+        generation = {"_from_model_config": True, "bos_token_id": end_of_text, "eos_token_id": end_of_text}
+        write_json(staging / "generation_config.json", generation)
+        write_text(staging / "tokenizer.json", tokenizer.to_str(pretty=True))
+        write_json(staging / "tokenizer_config.json", _tokenizer_config(model, tokenizer.id_to_token(end_of_text)))
+        write_text(staging / "README.md", card)
+
+
+def gpt2_config(model: GPT, end_of_text: int) -> dict[str, Any]:
+    """Return the config.json of the GPT-2 that computes what the model does."""
+    shape = model.config
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": shape.vocab_size,
+        "n_positions": shape.seq_len,
+        "n_embd": shape.model_dim,
+        "n_layer": shape.num_layers,
+        "n_head": shape.num_heads,
+        "n_inner": shape.ff_dim,
+        "activation_function": "gelu",
+        "layer_norm_epsilon": model.final_norm.eps,
+        "attn_pdrop": shape.dropout,
+        "embd_pdrop": shape.dropout,
+        "resid_pdrop": shape.dropout,
+        "tie_word_embeddings": True,
+        "bos_token_id": end_of_text,
+        "eos_token_id": end_of_text,
+        "dtype": "float32",
+    }
+
+
+def gpt2_tensors(model: GPT) -> dict[str, Tensor]:
+    """Return the weights under GPT-2's names: Q, K and V fused and transposed, attention's absent biases as zeros."""
+    tensors = {
+        "transformer.wte.weight": model.token_embedding.weight,
+        "transformer.wpe.weight": model.position_embedding.weight,
+        "transformer.ln_f.weight": model.final_norm.weight,
+        "transformer.ln_f.bias": model.final_norm.bias,
+    }
+    for layer, block in enumerate(model.blocks):
+        assert isinstance(block, Block)
+        tensors |= {f"transformer.h.{layer}.{name}": tensor for name, tensor in _block_tensors(block).items()}
+    return {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+
+
+def _block_tensors(block: Block) -> dict[str, Tensor]:
+    attention = block.attention
+    fused_ED = torch.cat([attention.q.weight, attention.k.weight, attention.v.weight])
+    return {
+        "ln_1.weight": block.attention_norm.weight,
+        "ln_1.bias": block.attention_norm.bias,
+        "attn.c_attn.weight": fused_ED.T,
+        "attn.c_attn.bias": torch.zeros(len(fused_ED)),
+        "attn.c_proj.weight": attention.out.weight.T,
+        "attn.c_proj.bias": torch.zeros(len(attention.out.weight)),
+        "ln_2.weight": block.ff_norm.weight,
+        "ln_2.bias": block.ff_norm.bias,
+        "mlp.c_fc.weight": block.ff_in.weight.T,
+        "mlp.c_fc.bias": block.ff_in.bias,
+        "mlp.c_proj.weight": block.ff_out.weight.T,
+        "mlp.c_proj.bias": block.ff_out.bias,
+    }
+
+
+def _tokenizer_config(model: GPT, end_of_text: str | None) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": end_of_text,
+        "eos_token": end_of_text,
+        "unk_token": end_of_text,
+        "model_max_length": model.config.seq_len,
+        "clean_up_tokenization_spaces": False,
+    }

@@ -1,0 +1,94 @@
+"""Write text: one token after the other, keys and values kept, reproducible from a seed.
+
+V vocab
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from oelm.errors import ConfigError
+from oelm.models.gpt import GPT, LayerCache
+from oelm.seeds import stream_seed
+
+
+class Sampling(BaseModel):
+    """How the next token is chosen. Temperature 0 takes the likeliest; top_k 0 and top_p 1 leave all in."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    temperature: float = Field(default=0.8, ge=0)
+    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    seed: int = Field(default=0, ge=0)
+
+
+def window_start(length: int, seq_len: int) -> int:
+    """Return where the context of the next token begins after `length` tokens.
+
+    A full context is cut back to its newer half, so that it is read anew only once in seq_len / 2 tokens.
+    """
+    step = max(1, seq_len // 2)
+    return 0 if length <= seq_len else -(-(length - seq_len) // step) * step
+
+
+@torch.no_grad()
+def generate(model: GPT, prompt: list[int], *, sampling: Sampling, cached: bool = True) -> Iterator[int]:
+    """Yield tokens after the prompt, without end. Raises ConfigError when the prompt is empty or exceeds the context.
+
+    `cached=False` reads the whole context for every token: slow, and the reference for the cached way.
+    """
+    check_prompt(prompt, model.config.seq_len)
+    model.eval()
+    generator = torch.Generator().manual_seed(stream_seed(sampling.seed, "sampling"))
+    tokens = list(prompt)
+    start, caches = 0, empty_caches(model)
+    unread = tokens
+    while True:
+        if not cached or window_start(len(tokens), model.config.seq_len) != start:
+            start, caches = window_start(len(tokens), model.config.seq_len), empty_caches(model)
+            unread = tokens[start:]
+        token = choose(_next_logits(model, unread, caches), sampling, generator)
+        yield token
+        tokens.append(token)
+        unread = [token]
+
+
+def check_prompt(prompt: list[int], seq_len: int) -> None:
+    """Raise ConfigError when a prompt is empty or longer than the model's context."""
+    if not prompt:
+        raise ConfigError("the prompt is empty; give at least one token")
+    if len(prompt) > seq_len:
+        raise ConfigError(f"the prompt has {len(prompt)} tokens, the model's context {seq_len}; shorten the prompt")
+
+
+def empty_caches(model: GPT) -> list[LayerCache]:
+    device = model.head_VD.device
+    return [LayerCache(model.config, batch_size=1, device=device) for _ in range(model.config.num_layers)]
+
+
+def _next_logits(model: GPT, unread: list[int], caches: list[LayerCache]) -> Tensor:
+    hidden_BTD = model(torch.tensor([unread], device=model.head_VD.device), caches)
+    return (hidden_BTD[0, -1] @ model.head_VD.T).float().cpu()
+
+
+def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """Return the next token: the likeliest, or one drawn from what temperature, top_k and top_p leave."""
+    if sampling.temperature == 0:
+        return int(logits_V.argmax())
+    # In float64: a float32 sum over 50k probabilities moves the cut of top_p.
+    logits_V = logits_V.double() / sampling.temperature
+    if 0 < sampling.top_k < len(logits_V):
+        lowest = logits_V.topk(sampling.top_k).values[-1]
+        logits_V = logits_V.masked_fill(logits_V < lowest, float("-inf"))
+    probabilities_V = logits_V.softmax(-1)
+    if sampling.top_p < 1:
+        ordered_V, order_V = probabilities_V.sort(descending=True, stable=True)
+        # The first token that reaches top_p stays, so that one always does.
+        beyond_V = ordered_V.cumsum(-1) - ordered_V >= sampling.top_p
+        probabilities_V = probabilities_V.index_fill(0, order_V[beyond_V], 0.0)
+    return int(torch.multinomial(probabilities_V, 1, generator=generator))

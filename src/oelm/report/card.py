@@ -1,0 +1,43 @@
+"""The model card of an exported run: what it is, what was frozen, what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oelm.method.audit import Audit
+from oelm.method.method import method_name
+from oelm.train.config import RunConfig
+
+
+def model_card(config: RunConfig, audit: Audit, *, data: dict[str, Any], step: int, loss: float | None) -> str:
+    """Return a Hugging Face model card in Markdown; a loss that was not measured is not mentioned."""
+    model = config.model
+    frozen = f"{audit.frozen:,} of {audit.total:,} ({100 * audit.frozen / audit.total:.2f}%)"
+    measured = f"| validation loss at that step (nats per token) | {loss:.4f} |\n" if loss is not None else ""
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [gpt2, frozen-attention, oelm]
+---
+# GPT trained with `oelm`, method `{method_name(config.method)}`
+
+A small GPT-2-shaped language model, trained from scratch by [`oelm`](https://pypi.org/project/oelm/), a laboratory for
+transformers whose attention does not learn. A research artefact: one seed, small data, no safety tuning.
+
+| | |
+|---|---|
+| shape | {model.num_layers} layers, {model.num_heads} heads, {model.model_dim} wide, context {model.seq_len} |
+| parameters while training | {audit.total:,} |
+| of them frozen (Q and K) | {frozen} |
+| data | {data.get("source", "not recorded")} (fingerprint {str(data.get("fingerprint", ""))[:12]}) |
+| steps, of planned | {step:,} of {config.steps:,} |
+| batch, learning rate, seed | {config.batch_size} x {model.seq_len}, {config.optim.lr:g}, {config.seed} |
+{measured}
+Learnt gains, if any, are folded into the query weights: these are plain GPT-2 weights.
+
+```python
+from transformers import pipeline
+
+print(pipeline("text-generation", model="PATH_OF_THIS_FOLDER")("Once", max_new_tokens=40)[0]["generated_text"])
+```
+"""

@@ -1,0 +1,66 @@
+"""Open a finished or unfinished run for use: its config, its model at a checkpoint, its tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from oelm.data.tokenizer import load_tokenizer
+from oelm.errors import CheckpointError
+from oelm.files import read_json
+from oelm.method.apply import freeze
+from oelm.models.gpt import GPT, build_gpt
+from oelm.train.checkpoint import MODEL, Checkpoint, load_model, open_checkpoint
+from oelm.train.config import RunConfig, read_config
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run opened at one checkpoint; every byte of it was checked, frozen weights by their digests."""
+
+    path: Path
+    config: RunConfig
+    checkpoint: Checkpoint
+    model: GPT
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.saved.state.step
+
+    def tokenizer(self) -> Tokenizer:
+        return load_tokenizer(self.path)
+
+
+def load_run(path: Path, *, which: str = "best") -> LoadedRun:
+    """Open a run directory at its 'best' or 'latest' checkpoint or at a step, or open a checkpoint directory itself."""
+    folder = find_checkpoint(path, which=which)
+    checkpoint = open_checkpoint(folder)
+    run = folder.parent.parent
+    config = read_config(run / "config.json")
+    model = build_gpt(config.model, seed=config.seed)
+    freeze(model, config.method, seed=config.seed)
+    load_model(checkpoint, model)
+    return LoadedRun(run, config, checkpoint, model.eval())
+
+
+def find_checkpoint(path: Path, *, which: str) -> Path:
+    """Return the checkpoint directory that a path and a choice mean; raise CheckpointError when there is none."""
+    if (path / MODEL).is_file():
+        return path
+    if not (path / "config.json").is_file():
+        raise CheckpointError(f"{path}: neither a run directory nor a checkpoint; runs are where `oelm train` said")
+    if which.isdecimal():
+        folder = path / "checkpoints" / f"step-{int(which):08d}"
+        if not folder.is_dir():
+            there = sorted(int(p.name.removeprefix("step-")) for p in path.glob("checkpoints/step-*"))
+            raise CheckpointError(f"{path}: no checkpoint of step {which}; there are: {', '.join(map(str, there)) or 'none'}")
+        return folder
+    if which not in ("best", "latest"):
+        raise CheckpointError(f"checkpoint {which!r}: say 'best', 'latest' or the number of a step")
+    # A run stopped before its first evaluation has a latest checkpoint and no best.
+    for pointer in (path / f"{which}.json", path / "latest.json"):
+        if pointer.is_file():
+            return path / str(read_json(pointer, error=CheckpointError).get("checkpoint"))
+    raise CheckpointError(f"{path}: this run has not saved a checkpoint yet; let it reach its first save or evaluation")

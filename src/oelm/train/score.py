@@ -1,0 +1,85 @@
+"""Score a loaded run on any data whose tokenizer is its own."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from oelm.data.corpora import text_corpus
+from oelm.data.prepare import prepare
+from oelm.data.tokenizer import end_of_text_id
+from oelm.data.tokens import Tokens, TokenSet
+from oelm.errors import DataError
+from oelm.train.device import choose_compute, look
+from oelm.train.evaluate import Evaluation, evaluate_tokens
+from oelm.train.load import LoadedRun
+from oelm.train.stop import StopFlag
+from oelm.train.watch import Watch
+
+
+def score_run(
+    run: LoadedRun, *, data: str | None, text: Path | None, split: str, batch_size: int, stop: StopFlag, watch: Watch
+) -> tuple[str, Evaluation | None]:
+    """Return the name of what was scored, and the evaluation (None when stopped). Raises DataError on a misfit."""
+    tokenizer = run.tokenizer()
+    if text is not None:
+        name, tokens, text_bytes = f"all of '{text.name}'", *_encode_all(text, tokenizer)
+    else:
+        source = run.config.data.source if data is None else data
+        opened = prepare(source, tokenizer=run.config.data.tokenizer, progress=watch.on_preparing)
+        check_tokenizer_fits(opened, run)
+        if split not in opened.meta.splits:
+            raise DataError(f"{opened.meta.name} has no split '{split}'; it has: {', '.join(opened.meta.splits)}")
+        tokens, text_bytes = opened.splits[split], opened.meta.splits[split].text_bytes
+        name = f"{opened.meta.name}, split {split}"
+    if len(tokens) < 2:
+        raise DataError(f"{name}: {len(tokens)} token; a loss needs two at least")
+    compute = choose_compute(run.config.device, run.config.precision, look())
+    run.model.to(compute.device)
+    evaluation = evaluate_tokens(
+        run.model,
+        tokens,
+        end_of_text=end_of_text_id(tokenizer),
+        text_bytes=text_bytes,
+        batch_size=batch_size,
+        compute=compute,
+        stop=stop,
+        progress=watch.on_validating,
+    )
+    return name, evaluation
+
+
+def check_tokenizer_fits(tokens: TokenSet, run: LoadedRun) -> None:
+    """Raise DataError unless a token set was made with the very tokenizer the run was trained with."""
+    theirs = hashlib.sha256((run.path / "tokenizer.json").read_bytes()).hexdigest()
+    if theirs != tokens.meta.tokenizer_sha256:
+        raise DataError(
+            f"{tokens.meta.name} was tokenized with another tokenizer ({tokens.meta.tokenizer}, sha256 "
+            f"{tokens.meta.tokenizer_sha256[:12]}...) than the run ({theirs[:12]}...): its ids mean other text to this model. "
+            "Give the text itself with --text, it is then tokenized as the run's own"
+        )
+
+
+def _encode_all(path: Path, tokenizer: Tokenizer) -> tuple[Tokens, int]:
+    end = end_of_text_id(tokenizer)
+    texts = [document.text for document in text_corpus(path).documents]
+    ids = [token for encoding in tokenizer.encode_batch(texts, add_special_tokens=False) for token in (*encoding.ids, end)]
+    return np.array(ids, dtype=np.uint32), sum(len(text.encode()) for text in texts)
+
+
+def probe_windows(run: LoadedRun, *, watch: Watch, most: int = 8) -> torch.Tensor:
+    """Return the first windows of the run's validation split, to look at its heads with: (B, T)."""
+    tokens = prepare(run.config.data.source, tokenizer=run.config.data.tokenizer, progress=watch.on_preparing)
+    check_tokenizer_fits(tokens, run)
+    return first_windows(tokens, run.config.model.seq_len, most=most)
+
+
+def first_windows(tokens: TokenSet, seq_len: int, *, most: int) -> torch.Tensor:
+    """Return up to `most` whole windows from the start of the validation split, or one shorter: (B, T)."""
+    count = max(1, min(most, len(tokens.val) // seq_len))
+    values = np.asarray(tokens.val[: count * seq_len]).astype(np.int64)
+    return torch.from_numpy(values).view(count, -1)

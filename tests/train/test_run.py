@@ -49,6 +49,7 @@ def test_a_run_leaves_every_file_of_the_design(finished: Path) -> None:
         "manifest.json",
         "audit.json",
         "status.json",
+        "tokenizer.json",
         "metrics.jsonl",
         "training.log",
         "timing_stats.json",

@@ -110,7 +110,7 @@ def head_grid(heads: list[dict[str, Any]]) -> Any:
         import altair as alt
     except ImportError:
         raise MissingExtraError("altair", "report") from None
-    size = 26
+    size = 40
     width = size * (1 + max(int(head["head"]) for head in heads))
     height = size * (1 + max(int(head["layer"]) for head in heads))
     panels = []
@@ -118,8 +118,14 @@ def head_grid(heads: list[dict[str, Any]]) -> Any:
         cells = alt.Chart(alt.Data(values=heads)).encode(
             x=alt.X("head:O", title="head", axis=alt.Axis(labelAngle=0)), y=alt.Y("layer:O", title="layer")
         )
-        colour = alt.Color(
-            f"{measure}:Q", title=None, scale=alt.Scale(scheme="viridis"), legend=alt.Legend(gradientLength=height)
+        # From zero, so that a small difference looks small; the figures stand in the cells.
+        scale = alt.Scale(scheme="blues", domainMin=0)
+        squares = cells.mark_rect(stroke="white").encode(color=alt.Color(f"{measure}:Q", scale=scale, legend=None))
+        figures = cells.mark_text(fontSize=11).encode(
+            text=alt.Text(f"{measure}:Q", format=".2~f"),
+            color=alt.condition(
+                f"datum.{measure} > {0.6 * max(float(head[measure]) for head in heads)}", alt.value("white"), alt.value("black")
+            ),
         )
-        panels.append(cells.mark_rect().encode(color=colour).properties(width=width, height=height, title=title))
-    return alt.hconcat(*panels).resolve_scale(color="independent").properties(background="white", padding=12)
+        panels.append((squares + figures).properties(width=width, height=height, title=title))
+    return alt.concat(*panels, columns=3).resolve_scale(color="independent").properties(background="white", padding=12)

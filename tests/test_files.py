@@ -261,18 +261,25 @@ def test_a_full_disk_leaves_the_run_resumable() -> None:
     assert DiskFullError.exit_code == 75
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS], ids=errno.errorcode.get)
-def test_a_place_one_may_not_write_to_is_refused_by_path(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EIO], ids=errno.errorcode.get)
+def test_any_other_refusal_of_the_system_is_told_by_path(tmp_path: Path, number: int) -> None:
     with pytest.raises(OelmError, match=r"model\.bin: cannot be written .*choose a folder") as refusal:
         with room_checked(tmp_path / "model.bin"):
             raise OSError(number, os.strerror(number))
     assert not isinstance(refusal.value, DiskFullError)
 
 
-def test_another_error_of_the_system_passes_unchanged(tmp_path: Path) -> None:
-    with pytest.raises(OSError) as problem, room_checked(tmp_path / "a"):
-        raise OSError(errno.EIO, "i/o")
-    assert problem.value.errno == errno.EIO
+@pytest.mark.parametrize("name", ["file/inside", "x" * 300], ids=["inside-a-file", "name-too-long"])
+def test_a_path_that_cannot_be_is_refused_by_path(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OelmError) as refusal:
+        write_text(tmp_path / name, "text")
+    assert str(tmp_path / name) in str(refusal.value)
+
+
+def test_what_is_no_refusal_of_the_system_passes_unchanged(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), room_checked(tmp_path / "a"):
+        _ = 1 / 0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

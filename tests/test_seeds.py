@@ -19,7 +19,9 @@ def test_streams_are_the_same_in_every_version() -> None:
 
 @given(STREAM, STREAM)
 @settings(deadline=None)
-def test_streams_are_equal_exactly_when_their_names_are(one: tuple[int, tuple[str, ...]], other: tuple[int, tuple[str, ...]]) -> None:
+def test_streams_are_equal_exactly_when_their_names_are(
+    one: tuple[int, tuple[str, ...]], other: tuple[int, tuple[str, ...]]
+) -> None:
     # 63 bits: that any of these few hundred pairs collides has a probability below 1e-16.
     assert (stream_seed(one[0], *one[1]) == stream_seed(other[0], *other[1])) == (one == other)
 

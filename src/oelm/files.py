@@ -85,14 +85,19 @@ def disk_full(path: Path, problem: Exception) -> DiskFullError:
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """Replace `path` by `text` atomically; with `durable`, it survives a power cut once this returns."""
+    """Replace `path` by `text` in UTF-8, atomically; with `durable`, it survives a power cut once this returns."""
+    write_bytes(path, text.encode(), durable=durable)
+
+
+def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Replace `path` by `content` atomically; with `durable`, it survives a power cut once this returns."""
     with room_checked(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         # mkstemp opens with O_EXCL and mode 0600, in the target's own folder, so that the rename is atomic.
         handle, staging = tempfile.mkstemp(prefix=STAGING_PREFIX, dir=path.parent)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
@@ -133,7 +138,7 @@ def publish_dir(target: Path) -> Iterator[Path]:
     """
     with room_checked(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=target.parent))
+        staging = Path(tempfile.mkdtemp(prefix=f"{STAGING_PREFIX}{target.name}-", dir=target.parent))
         try:
             yield staging
             for path in staging.rglob("*"):
@@ -151,9 +156,9 @@ def publish_dir(target: Path) -> Iterator[Path]:
             raise
 
 
-def sweep_staging(folder: Path) -> None:
-    """Remove what killed writers left in `folder`; call it only while holding the folder's lock."""
-    for path in folder.glob(f"{STAGING_PREFIX}*"):
+def sweep_staging(folder: Path, *, of: str = "") -> None:
+    """Remove what killed writers (of the directory named `of`) left in `folder`; call it only while holding the lock."""
+    for path in folder.glob(f"{STAGING_PREFIX}{of}*"):
         if path.is_symlink() or path.is_file():
             path.unlink(missing_ok=True)
         else:

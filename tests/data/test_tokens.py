@@ -18,7 +18,9 @@ TRAIN = [5, 9, 299, 0, 7, 7, 12, 0]
 VAL = [3, 299, 0]
 
 
-def write_set(folder: Path, *, train: list[int] = TRAIN, val: list[int] = VAL, vocab_size: int = 300, dtype: str = "uint16") -> Path:
+def write_set(
+    folder: Path, *, train: list[int] = TRAIN, val: list[int] = VAL, vocab_size: int = 300, dtype: str = "uint16"
+) -> Path:
     """Write a token set by hand, as another tool might."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = b'{"made": "by hand"}'
@@ -28,7 +30,7 @@ def write_set(folder: Path, *, train: list[int] = TRAIN, val: list[int] = VAL, v
         content = np.array(ids, dtype=f"<{'u2' if dtype == 'uint16' else 'u4'}").tobytes()
         (folder / f"{split}.bin").write_bytes(content)
         digest = hashlib.sha256(content).hexdigest()
-        splits[split] = {"tokens": len(ids), "documents": 1, "text_bytes": 9, "max_id": max(ids), "sha256": digest}
+        splits[split] = {"tokens": len(ids), "documents": 1, "text_bytes": 9, "sha256": digest}
     meta = {
         "format": "oelm-tokens-1",
         "name": "made",
@@ -139,7 +141,9 @@ def test_splits_swapped_at_equal_size_are_refused(tmp_path: Path) -> None:
 def test_a_missing_file_is_refused_with_what_it_should_hold(tmp_path: Path, split: str) -> None:
     path = write_set(tmp_path) / f"{split}.bin"
     path.unlink()
-    assert refusal_of(tmp_path).startswith(f"{path}: missing, though meta.json records {len(TRAIN if split == 'train' else VAL)} tokens")
+    assert refusal_of(tmp_path).startswith(
+        f"{path}: missing, though meta.json records {len(TRAIN if split == 'train' else VAL)} tokens"
+    )
 
 
 def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
@@ -169,7 +173,7 @@ META_DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "unknown-key-in-split": (lambda meta: meta["splits"]["val"].update(token=3), "splits.val.token"),
     "missing-key": (lambda meta: meta.pop("vocab_size"), "vocab_size"),
     "missing-split": (drop_val, "val"),
-    "unknown-split": (lambda meta: meta["splits"].update(test=meta["splits"]["val"]), "test"),
+    "unknown-split": (lambda meta: meta["splits"].update(extra=meta["splits"]["val"]), "extra"),
     "text-for-number": (lambda meta: meta.update(vocab_size="300"), "vocab_size"),
     "true-for-number": (lambda meta: meta["splits"]["train"].update(tokens=True), "splits.train.tokens"),
     "fraction-of-a-token": (lambda meta: meta["splits"]["train"].update(tokens=8.5), "splits.train.tokens"),
@@ -202,9 +206,8 @@ def test_a_recorded_id_outside_the_vocabulary_is_refused_with_both_numbers(tmp_p
 
 
 def test_an_id_outside_the_vocabulary_is_refused_whatever_meta_records(tmp_path: Path) -> None:
-    # A set made by another tool: digests agree, but its record of the largest id is wrong.
+    # A set made by another tool: every digest agrees.
     write_set(tmp_path, train=[1, 2, 4000])
-    change_meta(tmp_path, lambda meta: meta["splits"]["train"].update(max_id=299))
     message = refusal_of(tmp_path)
     assert str(tmp_path / "train.bin") in message and "4000" in message and "300" in message
 
@@ -212,6 +215,24 @@ def test_an_id_outside_the_vocabulary_is_refused_whatever_meta_records(tmp_path:
 def test_an_end_of_text_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
     change_meta(write_set(tmp_path), lambda meta: meta.update(end_of_text=300))
     assert "end_of_text" in refusal_of(tmp_path)
+
+
+def record_test_split(folder: Path, ids: list[int]) -> None:
+    content = np.array(ids, dtype="<u2").tobytes()
+    (folder / "test.bin").write_bytes(content)
+    known = {"tokens": len(ids), "documents": 1, "text_bytes": 9}
+    change_meta(folder, lambda meta: meta["splits"].update(test={**known, "sha256": hashlib.sha256(content).hexdigest()}))
+
+
+def test_a_test_split_is_opened_where_there_is_one(tmp_path: Path) -> None:
+    record_test_split(write_set(tmp_path), [8, 0])
+    assert open_tokens(tmp_path).splits["test"].tolist() == [8, 0]
+
+
+def test_a_recorded_test_split_must_be_there(tmp_path: Path) -> None:
+    record_test_split(write_set(tmp_path), [8, 0])
+    (tmp_path / "test.bin").unlink()
+    assert refusal_of(tmp_path).startswith(f"{tmp_path / 'test.bin'}: missing")
 
 
 def test_another_tokenizer_than_recorded_is_refused(tmp_path: Path) -> None:
@@ -236,7 +257,9 @@ FINGERPRINT_CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("change", FINGERPRINT_CHANGES.values(), ids=FINGERPRINT_CHANGES.keys())
-def test_another_meaning_of_the_tokens_is_another_fingerprint(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def test_another_meaning_of_the_tokens_is_another_fingerprint(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
     before = open_tokens(write_set(tmp_path)).meta.fingerprint
     change_meta(tmp_path, change)
     assert open_tokens(tmp_path).meta.fingerprint != before
@@ -245,7 +268,9 @@ def test_another_meaning_of_the_tokens_is_another_fingerprint(tmp_path: Path, ch
 @pytest.mark.parametrize("split", SPLITS)
 def test_other_tokens_are_another_fingerprint(tmp_path: Path, split: str) -> None:
     before = open_tokens(write_set(tmp_path / "one")).meta.fingerprint
-    other = write_set(tmp_path / "other", train=[1, *TRAIN]) if split == "train" else write_set(tmp_path / "other", val=[1, *VAL])
+    other = (
+        write_set(tmp_path / "other", train=[1, *TRAIN]) if split == "train" else write_set(tmp_path / "other", val=[1, *VAL])
+    )
     assert open_tokens(other).meta.fingerprint != before
 
 

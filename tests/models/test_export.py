@@ -28,7 +28,7 @@ METHODS["gain matrix"] = {"method": "oelm_freeze", "method__gain": "matrix"}
 
 def exported(loaded: LoadedRun, folder: Path) -> Any:
     tokenizer = loaded.tokenizer()
-    export_gpt2(loaded.model, tokenizer, folder, end_of_text=end_of_text_id(tokenizer), card="card")
+    export_gpt2(loaded.folded(), tokenizer, folder, end_of_text=end_of_text_id(tokenizer), card="card")
     return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
@@ -97,6 +97,13 @@ def test_folder_that_is_not_empty_is_refused_untouched(writer: tuple[LoadedRun, 
     with pytest.raises(OelmError, match="not an empty folder"):
         exported(writer[0], tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_gains_that_were_not_folded_are_refused(text_file: Path, tmp_path: Path) -> None:
+    loaded = trained(text_file, tmp_path / "run", **METHODS["gain head"])
+    with pytest.raises(OelmError, match=r"fold them with oelm.fold_gains first"):
+        export_gpt2(loaded.model, loaded.tokenizer(), tmp_path / "hf", end_of_text=0, card="card")
+    assert not (tmp_path / "hf").exists()
 
 
 def test_nothing_in_the_export_is_pickle_or_code(writer: tuple[LoadedRun, Path]) -> None:

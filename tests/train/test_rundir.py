@@ -17,8 +17,9 @@ from oelm.train.rundir import HEARTBEAT_S, RunDir, read_status
 from tests.conftest import tiny_config
 
 
-def test_second_holder_is_refused_and_the_lock_ends_with_the_first(tmp_path: Path) -> None:
+def test_second_holder_is_refused_and_the_lock_ends_with_the_first(tmp_path: Path, text_file: Path) -> None:
     with RunDir(tmp_path / "run") as first:
+        first.claim(tiny_config(text_file))
         first.set_status("running", step=1, steps=9)
         with pytest.raises(RunDirError, match=r"in use by process \d+ on .* since 20\d\d-"), RunDir(tmp_path / "run"):
             pass
@@ -33,20 +34,31 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "run").read_text() == "mine"
 
 
-def test_folder_with_other_things_is_refused_untouched(tmp_path: Path, text_file: Path) -> None:
+def test_folder_with_other_things_is_refused_untouched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with RunDir(tmp_path) as folder, pytest.raises(RunDirError, match=r"holds 'thesis.tex' but no config.json"):
-        folder.claim(tiny_config(text_file))
-    assert (tmp_path / "thesis.tex").read_text() == "mine" and not (tmp_path / "config.json").exists()
+    with pytest.raises(RunDirError, match=r"holds 'thesis.tex' but no config.json"), RunDir(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_staging_of_a_killed_writer_is_swept(tmp_path: Path) -> None:
     torso = tmp_path / "run" / "checkpoints" / f"{STAGING_PREFIX}abc"
     torso.mkdir(parents=True)
     (torso / "model.safetensors").write_text("half")
+    (tmp_path / "run" / "config.json").write_text("{}")
     with RunDir(tmp_path / "run"):
         pass
     assert not torso.exists()
+
+
+def test_run_killed_before_its_config_can_start_again(tmp_path: Path, text_file: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in (".lock", "training.log", f"{STAGING_PREFIX}abc"):
+        (run / name).write_text("")
+    with RunDir(run) as folder:
+        folder.claim(tiny_config(text_file))
+    assert sorted(path.name for path in run.iterdir()) == [".lock", "config.json", "training.log"]
 
 
 def test_damaged_config_is_refused_with_its_file(tmp_path: Path, text_file: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import TerminalWatch, out, reported, show_warnings
+from oelm.cli.shell import TerminalWatch, out, reported, shown_warnings
 
 if TYPE_CHECKING:
     from oelm.report.table import ArmRow
@@ -28,8 +28,7 @@ def demo(
 
     out.print("Four GPTs on Python's standard library: same data order, steps and lr.", highlight=False)
     runs: dict[str, Path] = {}
-    with StopFlag() as stop, TerminalWatch() as watch:
-        show_warnings()
+    with StopFlag() as stop, shown_warnings(), TerminalWatch() as watch:
         arms = run_demo(out_dir, seed=seed, steps=steps, stop=stop, watch=watch)
         for number, arm in enumerate(ARMS, start=1):
             out.print(f"\n[bold]{arm}[/bold] ({number} of {len(ARMS)})", highlight=False)

@@ -34,7 +34,7 @@ def export(
         step=loaded.step,
         loss=state.best_loss if state.is_best_here else None,
     )
-    export_gpt2(loaded.model, tokenizer, folder, end_of_text=end_of_text_id(tokenizer), card=card)
+    export_gpt2(loaded.folded(), tokenizer, folder, end_of_text=end_of_text_id(tokenizer), card=card)
     out.print(
         f"exported step {loaded.step} to {folder}\n"
         f'  from transformers import pipeline; pipeline("text-generation", model="{folder}")',

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -43,13 +44,18 @@ def reported(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def show_warnings() -> None:
-    """Let warnings of the library reach the terminal."""
+@contextlib.contextmanager
+def shown_warnings() -> Iterator[None]:
+    """Let warnings of the library reach the terminal while a command runs."""
     handler = logging.StreamHandler(sys.stderr)
     # Errors end the command and are printed by `reported`, once.
     handler.addFilter(lambda record: record.levelno == logging.WARNING)
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
     logging.getLogger("oelm").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("oelm").removeHandler(handler)
 
 
 def duration(seconds: float | None) -> str:

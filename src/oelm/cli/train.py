@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oelm.cli.shell import TerminalWatch, duration, out, reported, show_warnings
+from oelm.cli.shell import TerminalWatch, duration, out, reported, shown_warnings
 from oelm.errors import STOPPED, ConfigError
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ def train(
     from oelm.train.run import train as run_training
     from oelm.train.stop import StopFlag
 
-    with StopFlag() as stop:
-        show_warnings()
+    with StopFlag() as stop, shown_warnings():
         chosen: dict[str, Any] = {
             "method": method or _from_old_name(model_type),
             "data.source": _source(data, text),
@@ -63,6 +62,10 @@ def train(
             "steps": steps,
             "seed": seed,
         }
+        if config is not None and budget is not None:
+            raise ConfigError("--config and --budget both set the size of it all; give one of them")
+        if method is not None and model_type is not None:
+            raise ConfigError("--method and --model_type both name the method; give one of them")
         budget = budget or ("paper" if model_type else "laptop")
         run_config = _config(config, budget, chosen, overrides or [], init_from)
         path = out_dir or Path("outputs") / "train" / budget / run_config.variant / f"seed-{run_config.seed}"

@@ -14,7 +14,7 @@ from oelm.data.tokens import SPLITS, Split
 from oelm.errors import DataError
 
 VALIDATION_SHARE = 0.05
-# Tests repeat themselves, encodings are near-duplicate tables, _sysconfigdata differs by machine.
+# Tests repeat themselves, encodings are near-duplicate tables; _sysconfigdata and config-* differ by machine.
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "lib-dynload"}
 
 
@@ -52,7 +52,7 @@ def stdlib_corpus() -> Corpus:
     by_path: dict[str, str] = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
-        if _LEFT_OUT.intersection(parts) or path.name.startswith("_sysconfigdata"):
+        if _LEFT_OUT.intersection(parts) or path.name.startswith("_sysconfigdata") or parts[0].startswith("config-"):
             continue
         text = _read_utf8(path)
         if text and text.strip():
@@ -131,6 +131,8 @@ def _read_utf8(path: Path) -> str | None:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
         return None
+    except OSError as problem:
+        raise DataError(f"{path}: cannot be read ({problem.strerror}); mend its permissions or leave it out") from None
     return None if "\0" in text else text.replace("\r\n", "\n")
 
 

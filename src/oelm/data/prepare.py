@@ -16,7 +16,7 @@ from oelm.data.corpora import Corpus, stdlib_corpus, text_corpus
 from oelm.data.tokenizer import bpe_vocab_size, end_of_text_id, train_bpe
 from oelm.data.tokens import FORMAT, SPLITS, Split, SplitMeta, TokenMeta, TokenSet, dtype_for, open_tokens
 from oelm.errors import DataError
-from oelm.files import cache_root, publish_dir, room_checked, sha256_file, write_json
+from oelm.files import cache_root, publish_dir, room_checked, sha256_file, sweep_staging, write_json
 
 # Called with what is being done, and how many of how many bytes of text are through.
 Progress = Callable[[str, int, int], None]
@@ -33,7 +33,7 @@ def prepare(data: str, *, tokenizer: str, progress: Progress = no_progress) -> T
     What is not there yet is made and kept under the cache folder, named by the content of text and tokenizer.
     """
     path = Path(data)
-    if (path / "meta.json").is_file():
+    if (path / "meta.json").is_file() and any(path.glob("*.bin")):
         return open_tokens(path)
     if data == "stdlib":
         corpus = stdlib_corpus()
@@ -56,6 +56,7 @@ def prepare_corpus(corpus: Corpus, *, tokenizer: str, progress: Progress = no_pr
         target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.parent / f".{target.name}.lock"):
         if not target.is_dir():
+            sweep_staging(target.parent, of=target.name)
             with publish_dir(target) as staging:
                 _write_token_set(corpus, staging, tokenizer, vocab_size, progress)
     return open_tokens(target)
@@ -93,14 +94,14 @@ def _offset(progress: Progress, what: str, before: int, total: int, done: int) -
 
 def _write_split(corpus: Corpus, split: Split, path: Path, tokenizer: Tokenizer, progress: Callable[[int], None]) -> SplitMeta:
     end, dtype = end_of_text_id(tokenizer), np.dtype(dtype_for(tokenizer.get_vocab_size())).newbyteorder("<")
-    documents = tokens = text_bytes = max_id = characters = 0
+    documents = tokens = text_bytes = characters = 0
     texts = corpus.texts(split)
     with path.open("xb") as file:
         while batch := list(islice(texts, _BATCH_DOCUMENTS)):
             for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
-                ids = np.array([*encoding.ids, end], dtype=np.int64)
-                file.write(ids.astype(dtype).tobytes())
-                documents, tokens, text_bytes = documents + 1, tokens + len(ids), text_bytes + len(text.encode())
-                max_id, characters = max(max_id, int(ids.max())), characters + len(text)
+                ids = np.array([*encoding.ids, end], dtype=dtype)
+                file.write(ids.tobytes())
+                documents, tokens = documents + 1, tokens + len(ids)
+                text_bytes, characters = text_bytes + len(text.encode()), characters + len(text)
             progress(characters)
-    return SplitMeta(tokens=tokens, documents=documents, text_bytes=text_bytes, max_id=max_id, sha256=sha256_file(path))
+    return SplitMeta(tokens=tokens, documents=documents, text_bytes=text_bytes, sha256=sha256_file(path))

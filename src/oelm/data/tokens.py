@@ -5,21 +5,20 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from oelm.errors import DataError
-from oelm.files import dump_json, read_json, sha256_file
+from oelm.files import cache_root, dump_json, read_json, sha256_file
 
 FORMAT = "oelm-tokens-1"
 Tokens = NDArray[np.unsignedinteger[Any]]
 Split = Literal["train", "val", "test"]
 # Every token set has these two; a test split is there where the source has one.
 SPLITS: tuple[Split, ...] = ("train", "val")
-_HOW_TO_MEND = "delete this folder and repeat the command to prepare it again"
 
 
 class SplitMeta(BaseModel):
@@ -30,7 +29,6 @@ class SplitMeta(BaseModel):
     tokens: int = Field(gt=0)
     documents: int = Field(gt=0)
     text_bytes: int = Field(gt=0)
-    max_id: int = Field(ge=0)
     sha256: str
 
 
@@ -48,6 +46,12 @@ class TokenMeta(BaseModel):
     tokenizer: str
     tokenizer_sha256: str
     splits: dict[Split, SplitMeta]
+
+    @model_validator(mode="after")
+    def _end_is_a_token(self) -> Self:
+        if self.end_of_text >= self.vocab_size:
+            raise ValueError(f"end_of_text {self.end_of_text} is outside the vocabulary of {self.vocab_size}")
+        return self
 
     @property
     def fingerprint(self) -> str:
@@ -79,33 +83,53 @@ def dtype_for(vocab_size: int) -> Literal["uint16", "uint32"]:
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
+def how_to_mend(path: Path) -> str:
+    """Say what to do about a damaged set: one that we cached can be made again, one of the user's must not be deleted."""
+    if path.resolve().is_relative_to(cache_root().resolve()):
+        return f"delete the folder {path} and repeat the command to prepare it again"
+    return "bring back the files as they were, or prepare the set again"
+
+
 def open_tokens(path: Path) -> TokenSet:
     """Open a token set after checking size, digest and range of every file; raise DataError naming what differs."""
-    meta_path = path / "meta.json"
-    if not meta_path.is_file():
-        raise DataError(f"{path}: no meta.json, so this is no token set of ours; prepare one, or give --text PATH")
     try:
-        meta = TokenMeta.model_validate_json(dump_json(read_json(meta_path)))
+        meta = _read_meta(path / "meta.json")
+        _check_digest(path / "tokenizer.json", meta.tokenizer_sha256, holds="a tokenizer")
+        splits = {split: _open_split(path / f"{split}.bin", meta, split) for split in meta.splits}
+    except DataError as problem:
+        raise DataError(f"{problem}; {how_to_mend(path)}") from None
+    return TokenSet(path, meta, splits)
+
+
+def _read_meta(path: Path) -> TokenMeta:
+    if not path.is_file():
+        raise DataError(f"{path.parent}: no meta.json, so this is no whole token set")
+    try:
+        meta = TokenMeta.model_validate_json(dump_json(read_json(path)))
     except ValidationError as problem:
         first = problem.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DataError(f"{meta_path}: {where}: {first['msg']}; {_HOW_TO_MEND}") from None
+        raise DataError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     for split in SPLITS:
         if split not in meta.splits:
-            raise DataError(f"{meta_path}: nothing recorded for the {split} split; {_HOW_TO_MEND}")
-    return TokenSet(path, meta, {split: _open_split(path / f"{split}.bin", meta, split) for split in meta.splits})
+            raise DataError(f"{path}: nothing recorded for the {split} split")
+    return meta
+
+
+def _check_digest(path: Path, expected: str, *, holds: str) -> None:
+    if not path.is_file():
+        raise DataError(f"{path}: missing, though meta.json records {holds}")
+    if (found := sha256_file(path)) != expected:
+        raise DataError(f"{path}: sha256 {found[:12]}..., expected {expected[:12]}...: damaged")
 
 
 def _open_split(path: Path, meta: TokenMeta, split: Split) -> Tokens:
     known, dtype = meta.splits[split], np.dtype(meta.dtype).newbyteorder("<")
-    if not path.is_file():
-        raise DataError(f"{path}: missing, though meta.json records {known.tokens:,} tokens; {_HOW_TO_MEND}")
-    expected_bytes, found_bytes = known.tokens * dtype.itemsize, path.stat().st_size
+    expected_bytes = known.tokens * dtype.itemsize
     # Size before anything maps the file: a map beyond its end would kill the process without a word.
-    if found_bytes != expected_bytes:
-        raise DataError(f"{path}: {found_bytes:,} bytes, expected {expected_bytes:,} ({meta.dtype}); {_HOW_TO_MEND}")
-    if (found := sha256_file(path)) != known.sha256:
-        raise DataError(f"{path}: sha256 {found[:12]}..., expected {known.sha256[:12]}...: damaged; {_HOW_TO_MEND}")
-    if known.max_id >= meta.vocab_size:
-        raise DataError(f"{path}: holds token id {known.max_id}, but the vocabulary has {meta.vocab_size}; {_HOW_TO_MEND}")
-    return np.memmap(path, dtype=dtype, mode="r")
+    if path.is_file() and path.stat().st_size != expected_bytes:
+        raise DataError(f"{path}: {path.stat().st_size:,} bytes, expected {expected_bytes:,} ({meta.dtype})")
+    _check_digest(path, known.sha256, holds=f"{known.tokens:,} tokens")
+    tokens = np.memmap(path, dtype=dtype, mode="r")
+    if (largest := int(tokens.max())) >= meta.vocab_size:
+        raise DataError(f"{path}: holds token id {largest}, but the vocabulary has {meta.vocab_size}")
+    return tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,21 @@ from torch import Tensor
 
 from oelm.errors import OelmError
 from oelm.files import publish_dir, write_json, write_text
-from oelm.method.apply import fold_gains
 from oelm.models.gpt import GPT, Block
 
 
 def export_gpt2(model: GPT, tokenizer: Tokenizer, folder: Path, *, end_of_text: int, card: str) -> None:
     """Write config, weights, tokenizer and model card to a new or empty folder, whole or not at all.
 
-    Learnt gains are folded into the query weights. Raises OelmError when the folder holds anything.
+    Raises OelmError when the folder holds anything, or when the model has learnt gains that were not folded in.
     """
+    if any(name.endswith(".gain") for name, _ in model.named_parameters()):
+        raise OelmError("this model has learnt gains, for which GPT-2 has no place: fold them with oelm.fold_gains first")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OelmError(f"{folder}: is not an empty folder, and nothing in it shall be overwritten; choose a new one")
-    plain = copy.deepcopy(model).cpu().float()
-    fold_gains(plain)
     with publish_dir(folder) as staging:
-        save_file(gpt2_tensors(plain), staging / "model.safetensors", metadata={"format": "pt"})
-        write_json(staging / "config.json", gpt2_config(plain, end_of_text))
+        save_file(gpt2_tensors(model), staging / "model.safetensors", metadata={"format": "pt"})
+        write_json(staging / "config.json", gpt2_config(model, end_of_text))
         generation = {"_from_model_config": True, "bos_token_id": end_of_text, "eos_token_id": end_of_text}
         write_json(staging / "generation_config.json", generation)
         write_text(staging / "tokenizer.json", tokenizer.to_str(pretty=True))
@@ -71,7 +69,7 @@ def gpt2_tensors(model: GPT) -> dict[str, Tensor]:
     for layer, block in enumerate(model.blocks):
         assert isinstance(block, Block)
         tensors |= {f"transformer.h.{layer}.{name}": tensor for name, tensor in _block_tensors(block).items()}
-    return {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    return {name: tensor.detach().cpu().float().clone().contiguous() for name, tensor in tensors.items()}
 
 
 def _block_tensors(block: Block) -> dict[str, Tensor]:
@@ -81,9 +79,9 @@ def _block_tensors(block: Block) -> dict[str, Tensor]:
         "ln_1.weight": block.attention_norm.weight,
         "ln_1.bias": block.attention_norm.bias,
         "attn.c_attn.weight": fused_ED.T,
-        "attn.c_attn.bias": torch.zeros(len(fused_ED)),
+        "attn.c_attn.bias": fused_ED.new_zeros(len(fused_ED)),
         "attn.c_proj.weight": attention.out.weight.T,
-        "attn.c_proj.bias": torch.zeros(len(attention.out.weight)),
+        "attn.c_proj.bias": fused_ED.new_zeros(len(attention.out.weight)),
         "ln_2.weight": block.ff_norm.weight,
         "ln_2.bias": block.ff_norm.bias,
         "mlp.c_fc.weight": block.ff_in.weight.T,

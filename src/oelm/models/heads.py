@@ -68,10 +68,10 @@ def _embed(model: GPT, tokens_BT: Tensor) -> Tensor:
 
 
 def _repeated_tokens(model: GPT, like_BT: Tensor) -> Tensor:
-    length = min(_REPEATED, model.config.seq_len // 2)
+    length = max(1, min(_REPEATED, model.config.seq_len // 2))
     generator = torch.Generator().manual_seed(stream_seed(0, "induction"))
     once_BT = torch.randint(model.config.vocab_size, (len(like_BT), length), generator=generator)
-    return torch.cat([once_BT, once_BT], dim=1).to(like_BT.device)
+    return torch.cat([once_BT, once_BT], dim=1)[:, : model.config.seq_len].to(like_BT.device)
 
 
 def _summarize_layer(layer: int, logits_BHTT: Tensor, induction_H: Tensor, rank_H: Tensor) -> list[HeadSummary]:
@@ -102,6 +102,8 @@ def _summarize_layer(layer: int, logits_BHTT: Tensor, induction_H: Tensor, rank_
 def _induction(weights_BHTT: Tensor) -> Tensor:
     """Return the mean weight that the second copy of each token gives to what followed the first copy."""
     half = weights_BHTT.shape[-1] // 2
+    if half < 2:  # a context too short to say anything twice
+        return torch.zeros(weights_BHTT.shape[1])
     second_T = torch.arange(half, 2 * half - 1, device=weights_BHTT.device)
     return weights_BHTT[:, :, second_T, second_T - half + 1].mean((0, 2))
 
@@ -109,7 +111,7 @@ def _induction(weights_BHTT: Tensor) -> Tensor:
 def _effective_rank(attention: Attention) -> Tensor:
     """Return, per head, exp of the entropy of the normalised singular values of W_q^T W_k (0 for an empty map)."""
     # A learnt gain is part of the form: the query map as a function, not its stored weight.
-    basis_DD = torch.eye(attention.q.weight.shape[1], device=attention.q.weight.device)
+    basis_DD = torch.eye(attention.q.weight.shape[1]).to(attention.q.weight)
     q_HKD = attention.q(basis_DD).detach().float().T.unflatten(0, (attention.num_heads, -1))
     k_HKD = attention.k.weight.detach().float().unflatten(0, (attention.num_heads, -1))
     # Singular values of the D x D form through its K x K core: the QR factors of both sides carry all of them.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.errors import MissingExtraError
-from oelm.files import write_text
+from oelm.files import write_bytes, write_text
 from oelm.train.metrics import read_metrics
 
 # Okabe-Ito colours: distinct for readers who do not see red and green apart.
@@ -48,7 +48,7 @@ def learning_curves(runs: dict[str, Path], *, baseline: str, title: str, subtitl
         alt.hconcat(left, right)
         .properties(title=alt.TitleParams(title, subtitle=subtitle, anchor="start"), background="white", padding=12)
         .configure_axis(labelFontSize=12, titleFontSize=12)
-        .configure_legend(labelFontSize=13, symbolSize=140, symbolOpacity=1)
+        .configure_legend(labelLimit=0, labelFontSize=13, symbolSize=140, symbolOpacity=1)
         .configure_title(fontSize=13, subtitleFontSize=12)
     )
 
@@ -60,9 +60,9 @@ def save_chart(chart: Any, path: Path) -> list[Path]:
     except ImportError:
         raise MissingExtraError("vl-convert-python", "report") from None
     spec = chart.to_json()
-    svg, png = path.with_suffix(".svg"), path.with_suffix(".png")
+    svg, png = path.with_name(f"{path.name}.svg"), path.with_name(f"{path.name}.png")
     write_text(svg, vl_convert.vegalite_to_svg(spec))
-    png.write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
+    write_bytes(png, vl_convert.vegalite_to_png(spec, scale=2))
     return [svg, png]
 
 

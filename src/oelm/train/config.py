@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -18,6 +18,9 @@ from oelm.models.gpt import GPTConfig
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 Precision = Literal["auto", "float32", "bf16", "fp16"]
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Strict(BaseModel):
@@ -37,7 +40,7 @@ class OptimConfig(Strict):
     """AdamW; matrices decay, norms and biases do not."""
 
     lr: float = Field(gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     weight_decay: float = Field(default=0.01, ge=0)
     clip_norm: float = Field(default=1.0, gt=0)
 
@@ -108,19 +111,28 @@ def parse_config(data: dict[str, Any], *, where: str) -> RunConfig:
     if isinstance(data.get("method"), str):
         data = {**data, "method": resolve_method(data["method"]).model_dump(mode="json")}
     for key, value in _flatten(data).items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{where}: {key}: must be a finite number (given: {value})")
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ConfigError(f"{where}: {key}: must be a finite number (given: {number})")
     try:
         # Through JSON: there, strict types accept a list where a tuple is meant and nothing else is coerced.
         return RunConfig.model_validate_json(dump_json(data))
     except ValidationError as problem:
-        raise ConfigError(f"{where}: {'; '.join(_explain(error) for error in problem.errors()[:5])}") from None
+        # No file can name a function, so that a method's init may be one is of no use to the reader.
+        errors = [error for error in problem.errors() if error["type"] != "callable_type"]
+        raise ConfigError(f"{where}: {'; '.join(_explain(error) for error in errors[:5])}") from None
     except (TypeError, ValueError) as problem:
         raise ConfigError(f"{where}: {problem}") from None
 
 
 def _explain(error: Any) -> str:
-    path = [part for part in error["loc"] if not str(part).startswith(("literal[", "function-", "tuple[", "constrained"))]
+    path: list[Any] = []
+    for part in error["loc"]:
+        # Where a field may be of several types, the library adds the type's name to the path; that is no key of ours.
+        if isinstance(part, int) or part in _known_keys(path):
+            path.append(part)
+    if error["type"] == "extra_forbidden":
+        path.append(error["loc"][-1])
     dotted = ".".join(map(str, path)) or "config"
     if error["type"] == "extra_forbidden":
         prefix = ".".join(map(str, path[:-1]))
@@ -144,10 +156,11 @@ def _known_keys(path: list[Any]) -> list[str]:
     model: type[BaseModel] = RunConfig
     for part in path:
         field = model.model_fields.get(str(part))
-        inner = field.annotation if field else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        kinds = (field.annotation, *get_args(field.annotation)) if field else ()
+        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not inner:
             return []
-        model = inner
+        model = inner[0]
     return list(model.model_fields)
 
 
@@ -180,7 +193,7 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text!r}: write it as key=value, for example --set optim.lr=0.001")
     try:
         return key, json.loads(value, parse_constant=_refuse_constant)
-    except ValueError:
+    except (ValueError, RecursionError):
         return key, value
 
 

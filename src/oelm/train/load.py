@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from tokenizers import Tokenizer
 from oelm.data.tokenizer import load_tokenizer
 from oelm.errors import CheckpointError
 from oelm.files import read_json
-from oelm.method.apply import freeze
+from oelm.method.apply import fold_gains, freeze
 from oelm.models.gpt import GPT, build_gpt
 from oelm.train.checkpoint import MODEL, Checkpoint, load_model, open_checkpoint
 from oelm.train.config import RunConfig, read_config
@@ -29,6 +31,12 @@ class LoadedRun:
     def step(self) -> int:
         return self.checkpoint.saved.state.step
 
+    def folded(self) -> GPT:
+        """Return a copy of the model whose learnt gains, if any, are folded into plain weights."""
+        plain = copy.deepcopy(self.model)
+        fold_gains(plain)
+        return plain
+
     def tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path)
 
@@ -43,6 +51,14 @@ def load_run(path: Path, *, which: str = "best") -> LoadedRun:
     freeze(model, config.method, seed=config.seed)
     load_model(checkpoint, model)
     return LoadedRun(run, config, checkpoint, model.eval())
+
+
+def _pointed(pointer: Path) -> str:
+    content = read_json(pointer, error=CheckpointError)
+    target = content.get("checkpoint") if isinstance(content, dict) else None
+    if not isinstance(target, str) or not re.fullmatch(r"checkpoints/step-\d{8,}", target):
+        raise CheckpointError(f"{pointer}: names no checkpoint of this run; give the step with --checkpoint")
+    return target
 
 
 def find_checkpoint(path: Path, *, which: str) -> Path:
@@ -62,5 +78,5 @@ def find_checkpoint(path: Path, *, which: str) -> Path:
     # A run stopped before its first evaluation has a latest checkpoint and no best.
     for pointer in (path / f"{which}.json", path / "latest.json"):
         if pointer.is_file():
-            return path / str(read_json(pointer, error=CheckpointError).get("checkpoint"))
+            return path / _pointed(pointer)
     raise CheckpointError(f"{path}: this run has not saved a checkpoint yet; let it reach its first save or evaluation")

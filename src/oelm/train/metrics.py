@@ -15,9 +15,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     rows: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-        if not line.endswith("\n"):
-            break
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
         try:
             row = json.loads(line)
         except ValueError:

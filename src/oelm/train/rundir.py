@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from oelm.errors import ConfigError, RunDirError
-from oelm.files import dump_json, read_json, room_checked, sweep_staging, write_json
+from oelm.files import STAGING_PREFIX, dump_json, read_json, room_checked, sweep_staging, write_json
 from oelm.train.config import RunConfig, Strict, differences, read_config
 
 StatusName = Literal["queued", "running", "stopped", "failed", "done"]
@@ -60,9 +60,8 @@ class RunDir:
         self._handler: logging.Handler | None = None
 
     def __enter__(self) -> RunDir:
-        if self.path.exists() and not self.path.is_dir():
-            raise RunDirError(f"{self.path}: is a file; --out must name a folder, new or of the same run")
         with room_checked(self.path / ".lock"):
+            self._refuse_foreign()
             self.path.mkdir(parents=True, exist_ok=True)
             try:
                 # A kernel lock: it ends with the process, however that ends, so there is no stale lock to clear.
@@ -79,6 +78,19 @@ class RunDir:
             logging.getLogger("oelm").removeHandler(self._handler)
             self._handler.close()
         self._lock.release()
+
+    def _refuse_foreign(self) -> None:
+        """Raise RunDirError, before anything is touched, when the path is somebody else's."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunDirError(f"{self.path}: is a file; --out must name a folder, new or of the same run")
+        names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
+        if "config.json" in names:
+            return
+        # A run of ours that was killed before it wrote its config has a lock, and may have begun a log or a file.
+        if ".lock" in names:
+            names = {name for name in names - {".lock", "training.log"} if not name.startswith(STAGING_PREFIX)}
+        if names:
+            raise RunDirError(f"{self.path} holds {min(names)!r} but no config.json: not a run of ours; choose an empty --out")
 
     def _in_use(self) -> str:
         owner = read_status(self.path)
@@ -100,11 +112,6 @@ class RunDir:
         """
         path = self.path / "config.json"
         if not path.exists():
-            foreign = [p.name for p in self.path.iterdir() if p.name not in (".lock", "training.log")]
-            if foreign:
-                raise RunDirError(
-                    f"{self.path} holds {foreign[0]!r} but no config.json: not a run of ours; choose an empty --out"
-                )
             write_json(path, config.as_dict())
             return config
         try:

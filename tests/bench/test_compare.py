@@ -1,0 +1,84 @@
+"""`oelm bench` measures what it says, and its sentence says what the interval means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from oelm.bench.ab import Ratio
+from oelm.bench.compare import Comparison, Side, _bound, compare, training_step, verdict
+from oelm.bench.flops import step_work
+from oelm.bench.machine import examine, matmul_speeds
+from oelm.bench.peak import PeakMeter
+from tests.conftest import tiny_config
+
+
+def side(name: str) -> Side:
+    return Side(name, 1.0, 1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.90, 1.10, "too noisy to tell"),
+        (1.01, 1.02, "B is faster than A, by 1.0% to 2.0%"),
+        (0.95, 0.99, "B is slower than A, by 1.0% to 5.0%"),
+        (0.99, 1.01, "No difference between B and A shows"),
+    ],
+)
+def test_sentence_follows_the_interval(low: float, high: float, words: str) -> None:
+    comparison = Comparison(side("A"), side("B"), Ratio(1.0, low, high, 5), bound=1.03)
+    assert words in verdict(comparison) and "arithmetic allows at most 1.030x" in verdict(comparison)
+
+
+def test_bound_of_a_method_against_itself_is_one_and_of_freezing_is_flops_own(text_file: Path) -> None:
+    settings = {"model__vocab_size": 300, "micro_batch_size": 4}
+    baseline = tiny_config(text_file, method="baseline", **settings)
+    frozen = tiny_config(text_file, method="oelm_freeze", **settings)
+    assert _bound(baseline, baseline) == 1.0
+    assert _bound(baseline, frozen) == pytest.approx(step_work(baseline.model, batch_size=4).largest_speedup, rel=1e-12)
+
+
+def test_bytes_fall_by_exactly_the_frozen_share(text_file: Path) -> None:
+    settings = {"model__vocab_size": 300}
+    baseline = ("baseline", tiny_config(text_file, method="baseline", **settings))
+    frozen = ("frozen", tiny_config(text_file, method="oelm_freeze", **settings))
+    told: list[str] = []
+    result = compare(baseline, frozen, rounds=3, progress=told.append)
+    weights = 2 * 2 * 32 * 32  # Q and K of two layers
+    assert result.first.all_reduced_bytes - result.second.all_reduced_bytes == 4 * weights
+    assert result.first.optimizer_bytes - result.second.optimizer_bytes == 8 * weights
+    assert result.first.checkpoint_bytes - result.second.checkpoint_bytes == 8 * weights
+    assert result.ratio.low <= result.ratio.value <= result.ratio.high and result.ratio.rounds == 3
+    assert min(result.first.peak_bytes, result.second.peak_bytes) > 0 and len(told) == 3
+
+
+def test_benchmarked_step_really_trains(text_file: Path) -> None:
+    updates: list[int] = []
+    hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: updates.append(len(optimizer.state)))
+    try:
+        step = training_step(tiny_config(text_file, model__vocab_size=300))
+        step()
+        step()
+    finally:
+        hook.remove()
+    assert len(updates) == 2 and updates[-1] > 0
+
+
+def test_peak_meter_sees_a_passing_allocation() -> None:
+    meter = PeakMeter("cpu")
+    block = torch.ones(64 * 2**20 // 4)
+    del block
+    # The allocator may reuse pages that are resident already, though not most of 64 MiB of them.
+    assert meter.growth_bytes() > 32 * 2**20
+
+
+def test_machine_is_described_and_every_precision_has_an_answer() -> None:
+    facts = examine()
+    assert {"device", "precision", "threads", "memory free", "disk free here", "extras"} <= set(facts)
+    speeds = matmul_speeds(0.3)
+    assert set(speeds) == {"float32", "bf16", "fp16"}
+    assert all(("GFLOP/s" in text or "not supported" in text) for text in speeds.values())

@@ -1,0 +1,101 @@
+"""The commands for a trained model, as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from oelm.cli.app import app
+from tests.conftest import run_here, tiny_config
+
+
+@pytest.fixture(scope="module")
+def run(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    run_here(tiny_config(text_file, keep_checkpoints=9), out)
+    return out
+
+
+def oelm(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result.output
+
+
+def test_generate_continues_the_prompt_and_tells_its_speed(run: Path) -> None:
+    output = oelm("generate", run, "--prompt", "the cat", "--max-tokens", 8, "--temperature", 0)
+    assert output.startswith("the cat") and "8 tokens," in output and "tokens/s, step 12" in output
+
+
+def test_generate_repeats_itself_for_a_seed(run: Path) -> None:
+    arguments = ["generate", str(run), "--max-tokens", "30", "--seed"]
+    texts = [CliRunner().invoke(app, [*arguments, seed]).stdout for seed in ("1", "1", "2")]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_eval_prints_the_recorded_loss_and_writes_documents(run: Path, tmp_path: Path) -> None:
+    best = json.loads((run / "best.json").read_text())["loss"]
+    output = oelm("eval", run, "--documents", tmp_path / "losses.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
+    assert f"loss {best:.4f} nats per token" in output
+    # Sums of the same float32 losses in another order.
+    assert sum(row["nats"] for row in rows) / sum(row["tokens"] for row in rows) == pytest.approx(best, abs=1e-6)
+
+
+def test_eval_takes_any_text(run: Path, text_file: Path) -> None:
+    assert "all of 'made.txt'" in oelm("eval", run, "--text", text_file)
+
+
+def test_inspect_shows_roles_digests_and_heads(run: Path, tmp_path: Path) -> None:
+    output = oelm("inspect", run, "--heads", "--picture", tmp_path / "heads")
+    audit = json.loads((run / "audit.json").read_text())
+    assert f"frozen: {audit['frozen']:,}" in output and output.count("frozen, unmoved") == 4
+    assert audit["projections"][0]["digest"][:12] in output
+    assert (tmp_path / "heads.png").read_bytes().startswith(b"\x89PNG") and "induction" in output
+
+
+def test_export_writes_a_card_with_the_audit_and_the_figures(run: Path, tmp_path: Path) -> None:
+    output = oelm("export", run, tmp_path / "hf")
+    card = (tmp_path / "hf" / "README.md").read_text()
+    audit, best = json.loads((run / "audit.json").read_text()), json.loads((run / "best.json").read_text())
+    assert "exported step 12" in output
+    assert f"{audit['frozen']:,} of {audit['total']:,}" in card and f"{best['loss']:.4f}" in card
+
+
+def test_export_of_a_step_without_evaluation_mentions_no_loss(run: Path, tmp_path: Path) -> None:
+    oelm("export", run, tmp_path / "hf", "--checkpoint", 8)
+    assert "validation loss" not in (tmp_path / "hf" / "README.md").read_text()
+
+
+def test_bench_prints_interval_bound_and_a_sentence() -> None:
+    output = oelm("bench", "baseline", "oelm_freeze", "--budget", "smoke", "--rounds", 3)
+    assert "95% interval over 3 rounds" in output and "arithmetic allows at most" in output.replace("\n", " ")
+    assert "all-reduced" in output
+
+
+def test_doctor_answers_without_the_matrix_test() -> None:
+    assert "precision" in oelm("doctor", "--seconds", 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("generate", "RUN", "--prompt", "cat " * 40), 2, "the model's context 16; shorten the prompt"),
+        (("generate", "RUN", "--top-p", "1.5"), 2, "--top-p"),
+        (("generate", "nowhere"), 3, "neither a run directory nor a checkpoint"),
+        (("eval", "RUN", "--data", "stdlib", "--text", "x"), 2, "give one of them"),
+        (("eval", "RUN", "--text", "missing.txt"), 3, "no such file or folder"),
+        (("eval", "RUN", "--split", "test"), 3, "no split 'test'"),
+        (("inspect", "RUN", "--checkpoint", "99"), 3, "no checkpoint of step 99"),
+        (("export", "RUN", "RUN"), 3, "not an empty folder"),
+        (("bench", "baseline", "oelm_frezee"), 2, "did you mean 'oelm_freeze'"),
+        (("bench", "--rounds", "1"), 2, "--rounds"),
+    ],
+)
+def test_bad_input_gets_one_clear_paragraph(arguments: tuple[str, ...], code: int, words: str, run: Path) -> None:
+    output = oelm(*(str(run) if word == "RUN" else word for word in arguments), code=code)
+    assert words in output

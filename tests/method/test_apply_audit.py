@@ -1,0 +1,440 @@
+"""Freezing does what the method says and no more, and nothing frozen can move unseen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from oelm.errors import FrozenMovedError, MethodError
+from oelm.method.apply import adopt_record, cast, freeze, thaw
+from oelm.method.audit import assert_unmoved, audit
+from oelm.method.method import PRESETS, Method
+from oelm.method.record import digest, record_of
+from oelm.method.sites import attention_sites
+from oelm.models.gpt import GPT, Attention, GPTConfig, build_gpt
+from oelm.models.heads import attention_logits
+from oelm.train.config import OptimConfig
+from oelm.train.optim import build_optimizer
+from tests.conftest import tiny_gpt_config
+
+FREEZING = [name for name, preset in PRESETS.items() if preset.freeze]
+SOME_FROZEN = "blocks.1.attention.k.weight"
+
+
+def fresh_gpt(*, seed: int = 0) -> GPT:
+    return build_gpt(tiny_gpt_config(), seed=seed)
+
+
+@pytest.fixture
+def frozen_gpt() -> GPT:
+    model = fresh_gpt()
+    freeze(model, "oelm_freeze")
+    return model
+
+
+def digests(model: nn.Module) -> dict[str, str]:
+    return {name: digest(parameter) for name, parameter in model.named_parameters()}
+
+
+def is_qk(name: str) -> bool:
+    return ".attention.q." in name or ".attention.k." in name
+
+
+def train(model: GPT, *, steps: int) -> torch.optim.Optimizer:
+    optimizer = build_optimizer(model, OptimConfig(lr=1e-3, weight_decay=0.1), device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        tokens = torch.randint(model.config.vocab_size, (2, model.config.seq_len + 1), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(model.logits(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+    return optimizer
+
+
+@pytest.fixture(scope="module")
+def medium_512() -> GPT:
+    """The study's model at full size; only its Q and K are drawn, the other weights do not matter to a count."""
+    config = GPTConfig(vocab_size=50257, seq_len=512, model_dim=512, num_layers=6, num_heads=8, ff_dim=2048, dropout=0.1)
+    with torch.device("meta"):
+        model = GPT(config)
+    model.to_empty(device="cpu")
+    freeze(model, "oelm_freeze")
+    return model
+
+
+def test_medium_512_has_the_studys_parameter_counts(medium_512: GPT) -> None:
+    counts = audit(medium_512)
+    assert (counts.total, counts.frozen, counts.trainable) == (44_896_768, 3_145_728, 41_751_040)
+
+
+def test_medium_512_counts_by_role_are_those_of_its_shapes(medium_512: GPT) -> None:
+    square = 6 * 512 * 512
+    assert audit(medium_512).by_role == {
+        "embedding": {"trainable": (50257 + 512) * 512, "frozen": 0},
+        "norm": {"trainable": 13 * 2 * 512, "frozen": 0},
+        "query": {"trainable": 0, "frozen": square},
+        "key": {"trainable": 0, "frozen": square},
+        "value_output": {"trainable": 2 * square, "frozen": 0},
+        "feed_forward": {"trainable": 6 * (2 * 512 * 2048 + 2048 + 512), "frozen": 0},
+    }
+
+
+def test_medium_512_frames_are_orthonormal(medium_512: GPT) -> None:
+    # Rounding to float32 gives 2^-23 (see test_frames); the rest is slack.
+    assert max(projection.orthonormality_error for projection in audit(medium_512).projections) <= 2.0**-22
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_roles_sum_to_the_total(preset: str) -> None:
+    model = fresh_gpt()
+    freeze(model, preset)
+    counts = audit(model)
+    assert sum(role["trainable"] + role["frozen"] for role in counts.by_role.values()) == counts.total
+    assert counts.total == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_audit_says_of_each_projection_whether_it_is_frozen() -> None:
+    model = fresh_gpt()
+    freeze(model, Method(init="orthogonal", freeze=("k",), layers="last 1"))
+    assert [(p.layer, p.part, p.is_frozen) for p in audit(model).projections if p.is_frozen] == [(2, "k", True)]
+
+
+def test_audit_shows_the_recorded_digests(frozen_gpt: GPT) -> None:
+    shown = {f"{p.name}.weight": p.digest for p in audit(frozen_gpt).projections}
+    assert shown == {name: value for name, value in digests(frozen_gpt).items() if is_qk(name)}
+
+
+def test_audit_reads_like_a_line(frozen_gpt: GPT) -> None:
+    # vocab 61, 16 positions, model_dim 24, 3 layers, ff_dim 40, by hand; frozen: 3 layers x 2 x 24 x 24.
+    assert str(audit(frozen_gpt)) == "parameters: 15,048 || trainable: 11,592 || frozen: 3,456 (22.97%)"
+
+
+def test_audit_changes_nothing(frozen_gpt: GPT) -> None:
+    before = digests(frozen_gpt)
+    audit(frozen_gpt)
+    assert digests(frozen_gpt) == before
+
+
+@pytest.fixture(scope="module", params=["oelm_freeze", "pretrained_freeze"])
+def trained(request: pytest.FixtureRequest) -> tuple[GPT, torch.optim.Optimizer, dict[str, str]]:
+    """A model after 200 steps of AdamW with weight decay, its optimizer, and its digests before."""
+    model = fresh_gpt()
+    freeze(model, request.param)
+    before = digests(model)
+    return model, train(model, steps=200), before
+
+
+Trained = tuple[GPT, torch.optim.Optimizer, dict[str, str]]
+
+
+def test_200_steps_with_weight_decay_move_everything_but_what_is_frozen(trained: Trained) -> None:
+    model, _, before = trained
+    after = digests(model)
+    assert {name for name in after if after[name] == before[name]} == {name for name in after if is_qk(name)}
+
+
+def test_training_passes_the_proof_that_nothing_frozen_moved(trained: Trained) -> None:
+    assert_unmoved(trained[0])
+
+
+def test_no_optimizer_state_exists_for_what_is_frozen(trained: Trained) -> None:
+    model, optimizer, _ = trained
+    stateful = {id(parameter) for parameter in optimizer.state}
+    assert stateful == {id(parameter) for name, parameter in model.named_parameters() if not is_qk(name)}
+
+
+def _write_in_place(parameter: nn.Parameter) -> None:
+    parameter.data[0, 0] += 1e-3
+
+
+def _flip_the_lowest_bit(parameter: nn.Parameter) -> None:
+    parameter.data.view(torch.int32)[3, 5] ^= 1
+
+
+def _change_the_sign_of_zero(parameter: nn.Parameter) -> None:
+    parameter.data.mul_(-1.0)
+
+
+def _change_the_dtype(parameter: nn.Parameter) -> None:
+    parameter.data = parameter.data.double()
+
+
+def _change_the_shape(parameter: nn.Parameter) -> None:
+    parameter.data = parameter.data.reshape(12, 48)
+
+
+MOVES: list[Callable[[nn.Parameter], None]] = [_write_in_place, _flip_the_lowest_bit, _change_the_dtype, _change_the_shape]
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_frozen_parameter_that_moved_is_caught_by_name(move: Callable[[nn.Parameter], None], frozen_gpt: GPT) -> None:
+    assert_unmoved(frozen_gpt)
+    move(frozen_gpt.get_parameter(SOME_FROZEN))
+    with pytest.raises(FrozenMovedError, match=f"{SOME_FROZEN} has moved"):
+        assert_unmoved(frozen_gpt)
+
+
+@pytest.mark.parametrize("other", [lambda t: t.view(torch.int32), lambda t: t.reshape(4, 6)], ids=["dtype", "shape"])
+def test_the_same_bytes_as_another_dtype_or_shape_have_another_digest(other: Callable[[Tensor], Tensor]) -> None:
+    tensor = torch.arange(24.0).reshape(6, 4)
+    assert digest(other(tensor)) != digest(tensor)
+
+
+def test_a_digest_does_not_depend_on_how_memory_is_laid_out() -> None:
+    tensor = torch.arange(24.0).reshape(6, 4)
+    assert digest(tensor.T.contiguous().T) == digest(tensor)
+
+
+def test_even_the_sign_of_a_zero_is_caught() -> None:
+    model = fresh_gpt()
+    freeze(model, "uniform")
+    _change_the_sign_of_zero(model.get_parameter(SOME_FROZEN))
+    with pytest.raises(FrozenMovedError, match=SOME_FROZEN):
+        assert_unmoved(model)
+
+
+def test_a_frozen_parameter_that_asks_for_a_gradient_again_is_caught(frozen_gpt: GPT) -> None:
+    frozen_gpt.get_parameter(SOME_FROZEN).requires_grad_(True)
+    with pytest.raises(FrozenMovedError, match=f"{SOME_FROZEN} asks for a gradient again"):
+        assert_unmoved(frozen_gpt)
+
+
+def test_a_frozen_parameter_that_is_gone_is_caught(frozen_gpt: GPT) -> None:
+    attention = frozen_gpt.get_submodule("blocks.1.attention")
+    attention.k = nn.Identity()
+    with pytest.raises(FrozenMovedError, match=f"{SOME_FROZEN} is gone"):
+        assert_unmoved(frozen_gpt)
+
+
+def test_a_wrapper_does_not_hide_that_a_frozen_parameter_moved(frozen_gpt: GPT) -> None:
+    wrapped = nn.Sequential(frozen_gpt)
+    _write_in_place(frozen_gpt.get_parameter(SOME_FROZEN))
+    with pytest.raises(FrozenMovedError, match=SOME_FROZEN):
+        assert_unmoved(wrapped)
+
+
+def test_a_frozen_model_in_a_wrapper_cannot_be_frozen_again(frozen_gpt: GPT) -> None:
+    with pytest.raises(MethodError, match="frozen before"):
+        freeze(nn.Sequential(frozen_gpt), "oelm_random")
+
+
+def test_what_trains_may_move(frozen_gpt: GPT) -> None:
+    _write_in_place(frozen_gpt.get_parameter("blocks.1.attention.v.weight"))
+    assert_unmoved(frozen_gpt)
+
+
+def test_cast_records_the_frozen_parameters_anew(frozen_gpt: GPT) -> None:
+    cast(frozen_gpt, torch.bfloat16)
+    assert frozen_gpt.get_parameter(SOME_FROZEN).dtype == torch.bfloat16
+    assert_unmoved(frozen_gpt)
+
+
+def test_cast_refuses_to_record_what_had_moved_before(frozen_gpt: GPT) -> None:
+    _write_in_place(frozen_gpt.get_parameter(SOME_FROZEN))
+    with pytest.raises(FrozenMovedError, match=SOME_FROZEN):
+        cast(frozen_gpt, torch.bfloat16)
+
+
+def test_a_move_after_a_cast_is_caught(frozen_gpt: GPT) -> None:
+    cast(frozen_gpt, torch.bfloat16)
+    frozen_gpt.get_parameter(SOME_FROZEN).data[0, 0] += 1
+    with pytest.raises(FrozenMovedError, match=SOME_FROZEN):
+        assert_unmoved(frozen_gpt)
+
+
+def test_a_thawed_model_learns_its_queries_and_keys(frozen_gpt: GPT) -> None:
+    assert set(thaw(frozen_gpt)) == {name for name, _ in frozen_gpt.named_parameters() if is_qk(name)}
+    before = digests(frozen_gpt)
+    train(frozen_gpt, steps=2)
+    assert_unmoved(frozen_gpt)
+    assert all(value != before[name] for name, value in digests(frozen_gpt).items())
+
+
+def test_thawing_moves_nothing(frozen_gpt: GPT) -> None:
+    before = digests(frozen_gpt)
+    thaw(frozen_gpt)
+    assert digests(frozen_gpt) == before
+
+
+def test_thawing_a_model_that_is_not_frozen_does_nothing() -> None:
+    assert thaw(fresh_gpt()) == ()
+
+
+def test_a_thawed_model_can_be_frozen_again(frozen_gpt: GPT) -> None:
+    thaw(frozen_gpt)
+    assert freeze(frozen_gpt, "oelm_random")
+
+
+def test_freezing_twice_is_refused(frozen_gpt: GPT) -> None:
+    before = digests(frozen_gpt)
+    with pytest.raises(MethodError, match=r"frozen before; call oelm\.thaw"):
+        freeze(frozen_gpt, "oelm_random")
+    assert digests(frozen_gpt) == before
+
+
+@pytest.mark.parametrize("layers", [(3,), (0, -4), "first 4", "last 4"], ids=str)
+def test_layers_that_do_not_exist_leave_the_model_untouched(layers: str | tuple[int, ...]) -> None:
+    model = fresh_gpt()
+    before = digests(model)
+    with pytest.raises(MethodError, match="but the model has 3"):
+        freeze(model, Method(init="orthogonal", freeze=("q", "k"), layers=layers))
+    assert digests(model) == before
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_start_refused_in_a_late_layer_leaves_the_model_untouched() -> None:
+    model = fresh_gpt()
+    model.get_parameter("blocks.2.attention.k.weight").data.zero_()
+    before = digests(model)
+    with pytest.raises(MethodError):
+        freeze(model, "oelm_freeze_pretrained")
+    assert digests(model) == before
+
+
+@pytest.mark.parametrize("preset", ["baseline", "pretrained_freeze"])
+def test_a_native_start_changes_no_weight(preset: str) -> None:
+    model = fresh_gpt()
+    freeze(model, preset)
+    assert digests(model) == digests(fresh_gpt())
+
+
+def test_the_baseline_freezes_nothing() -> None:
+    model = fresh_gpt()
+    assert freeze(model, "baseline") == ()
+    assert record_of(model) is None
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("preset", FREEZING)
+def test_freezing_names_and_freezes_every_query_and_key(preset: str) -> None:
+    model = fresh_gpt()
+    names = freeze(model, preset)
+    assert set(names) == {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert set(names) == {name for name, _ in model.named_parameters() if is_qk(name)}
+
+
+def test_freezing_drops_a_gradient_that_was_there() -> None:
+    model = fresh_gpt()
+    model.logits(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+    freeze(model, "oelm_freeze")
+    assert model.get_parameter(SOME_FROZEN).grad is None
+
+
+def test_only_the_layers_named_are_started_and_frozen() -> None:
+    model, before = fresh_gpt(), digests(fresh_gpt())
+    names = freeze(model, Method(init="orthogonal", freeze=("q", "k"), layers=(-1,)))
+    assert {name for name, value in digests(model).items() if value != before[name]} == set(names)
+    assert all(name.startswith("blocks.2.attention.") for name in names)
+
+
+def test_a_layers_frames_do_not_depend_on_which_others_are_frozen() -> None:
+    model, other = fresh_gpt(), fresh_gpt()
+    freeze(model, "oelm_freeze")
+    freeze(other, Method(init="orthogonal", freeze=("q", "k"), layers=(2,)))
+    assert torch.equal(attention_sites(model)[2].k.weight, attention_sites(other)[2].k.weight)
+
+
+def test_the_methods_own_seed_goes_before_the_runs() -> None:
+    method = Method(init="orthogonal", freeze=("q", "k"), seed=5)
+    models = [fresh_gpt(), fresh_gpt(), fresh_gpt()]
+    for model, (how, seed) in zip(models, [(method, 0), (method, 1), (PRESETS["oelm_freeze"], 5)], strict=True):
+        freeze(model, how, seed=seed)
+    assert digests(models[0]) == digests(models[1]) == digests(models[2])
+
+
+def test_another_seed_gives_other_frames() -> None:
+    model, other = fresh_gpt(), fresh_gpt()
+    freeze(model, "oelm_freeze", seed=0)
+    freeze(other, "oelm_freeze", seed=1)
+    assert all(not torch.equal(model.get_parameter(n), p) for n, p in other.named_parameters() if is_qk(n))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_arms_of_one_seed_share_every_other_weight(preset: str) -> None:
+    model, before = fresh_gpt(), digests(fresh_gpt())
+    freeze(model, preset)
+    assert all(value == before[name] for name, value in digests(model).items() if not is_qk(name))
+
+
+def test_uniform_gives_every_visible_token_the_same_weight() -> None:
+    model = fresh_gpt()
+    freeze(model, "uniform")
+    attention = model.get_submodule("blocks.0.attention")
+    assert isinstance(attention, Attention)
+    weights = attention_logits(attention, torch.randn(2, 16, 24, generator=torch.Generator().manual_seed(0))).softmax(-1)
+    expected = torch.ones(16, 16).tril() / torch.arange(1.0, 17.0).unsqueeze(1)
+    assert torch.equal(weights, expected.expand_as(weights))
+
+
+def test_the_record_survives_a_deep_copy(frozen_gpt: GPT) -> None:
+    twin = copy.deepcopy(frozen_gpt)
+    assert_unmoved(twin)
+    _write_in_place(twin.get_parameter(SOME_FROZEN))
+    with pytest.raises(FrozenMovedError, match=SOME_FROZEN):
+        assert_unmoved(twin)
+
+
+def test_a_deep_copy_is_thawed_alone(frozen_gpt: GPT) -> None:
+    thaw(copy.deepcopy(frozen_gpt))
+    assert not frozen_gpt.get_parameter(SOME_FROZEN).requires_grad
+    assert record_of(frozen_gpt) is not None
+
+
+def test_the_record_is_no_part_of_the_state_dict(frozen_gpt: GPT) -> None:
+    assert frozen_gpt.state_dict().keys() == fresh_gpt().state_dict().keys()
+
+
+def test_queries_tied_to_keys_can_be_frozen_and_proven() -> None:
+    model = fresh_gpt()
+    for site in attention_sites(model):
+        site.k.module.weight = site.q.weight
+    freeze(model, "oelm_freeze")
+    assert_unmoved(model)
+
+
+def stored(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    record = record_of(model)
+    return copy.deepcopy(model.state_dict()), dict(record.digests) if record else {}
+
+
+def test_stored_frames_are_adopted_in_place_of_a_new_draw(frozen_gpt: GPT) -> None:
+    other = fresh_gpt()
+    freeze(other, "oelm_freeze", seed=9)
+    weights, recorded = stored(other)
+    frozen_gpt.load_state_dict(weights)
+    adopt_record(frozen_gpt, recorded)
+    assert_unmoved(frozen_gpt)
+
+
+def test_adopting_nothing_into_a_model_that_freezes_nothing_is_fine() -> None:
+    model = fresh_gpt()
+    adopt_record(model, {})
+    assert record_of(model) is None
+
+
+def test_adopted_digests_that_are_not_those_of_the_weights_are_refused(frozen_gpt: GPT) -> None:
+    _, recorded = stored(frozen_gpt)
+    with pytest.raises(FrozenMovedError, match=f"{SOME_FROZEN} has moved"):
+        adopt_record(frozen_gpt, {**recorded, SOME_FROZEN: "0" * 64})
+
+
+def test_adopting_fewer_digests_than_are_frozen_is_refused(frozen_gpt: GPT) -> None:
+    _, recorded = stored(frozen_gpt)
+    recorded.pop(SOME_FROZEN)
+    with pytest.raises(FrozenMovedError, match="not what this method freezes"):
+        adopt_record(frozen_gpt, recorded)
+
+
+def test_adopting_digests_into_a_model_that_freezes_nothing_is_refused(frozen_gpt: GPT) -> None:
+    with pytest.raises(FrozenMovedError, match="not what this method freezes"):
+        adopt_record(fresh_gpt(), stored(frozen_gpt)[1])
+
+
+def test_adopting_nothing_into_a_frozen_model_is_refused(frozen_gpt: GPT) -> None:
+    with pytest.raises(FrozenMovedError, match="not what this method freezes"):
+        adopt_record(frozen_gpt, {})

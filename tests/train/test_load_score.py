@@ -1,0 +1,129 @@
+"""Opening a run at any checkpoint, and scoring it on its own and on other data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from oelm.data.prepare import prepare
+from oelm.errors import CheckpointError, DataError, FrozenMovedError
+from oelm.method.record import digest
+from oelm.train.load import find_checkpoint, load_run
+from oelm.train.metrics import read_metrics
+from oelm.train.score import probe_windows, score_run
+from oelm.train.stop import StopFlag
+from oelm.train.watch import Silence
+from tests.conftest import made_text, run_here, tiny_config
+
+
+@pytest.fixture(scope="module")
+def run(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    run_here(tiny_config(text_file, steps=8, eval_every=4, save_every=2, keep_checkpoints=4), out)
+    return out
+
+
+def score(path: Path, *, which: str = "best", **what: object) -> tuple[str, float, int]:
+    settings = {"data": None, "text": None, "split": "val", "batch_size": 3} | what
+    name, evaluation = score_run(load_run(path, which=which), stop=StopFlag(), watch=Silence(), **settings)  # type: ignore[arg-type]
+    assert evaluation is not None
+    return name, evaluation.loss, sum(row["tokens"] for row in evaluation.documents)
+
+
+@pytest.mark.parametrize("which", ["latest", "8", "4"])
+def test_score_on_the_runs_own_data_is_the_recorded_one(which: str, run: Path) -> None:
+    step = 8 if which == "latest" else int(which)
+    recorded = {row["step"]: row["val_loss"] for row in read_metrics(run / "metrics.jsonl") if "val_loss" in row}
+    # Another batch size may sum in another order: float32 rounding of losses of about 6, averaged.
+    assert score(run, which=which)[1] == pytest.approx(recorded[step], abs=1e-6)
+
+
+def test_best_is_the_step_that_best_json_names(run: Path) -> None:
+    assert load_run(run).step == json.loads((run / "best.json").read_text())["step"]
+
+
+def test_a_checkpoint_directory_opens_by_itself(run: Path) -> None:
+    assert load_run(run / "checkpoints" / "step-00000006").step == 6
+
+
+def test_loaded_model_has_the_checkpoints_bytes(run: Path) -> None:
+    loaded = load_run(run, which="6")
+    saved = loaded.checkpoint.saved
+    assert {name: digest(loaded.model.get_parameter(name)) for name in saved.frozen} == saved.frozen
+
+
+def test_checkpoint_whose_frozen_digest_differs_is_refused(run: Path, tmp_path: Path) -> None:
+    from oelm.train.checkpoint import _manifest_text
+
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    folder = copy / "checkpoints" / "step-00000008"
+    state = json.loads((folder / "state.json").read_text())
+    state["frozen"][next(iter(state["frozen"]))] = "0" * 64
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "manifest.json").write_text(_manifest_text(folder))
+    with pytest.raises(FrozenMovedError):
+        load_run(copy, which="8")
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [("7", "no checkpoint of step 7; there are: 2, 4, 6, 8"), ("worst", "say 'best', 'latest' or the number")],
+)
+def test_checkpoint_that_is_not_there_is_refused_with_those_that_are(which: str, words: str, run: Path) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        find_checkpoint(run, which=which)
+
+
+def test_run_that_never_saved_says_so(run: Path, tmp_path: Path) -> None:
+    shutil.copy(run / "config.json", tmp_path)
+    with pytest.raises(CheckpointError, match="has not saved a checkpoint yet"):
+        load_run(tmp_path)
+
+
+def test_something_that_is_no_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="neither a run directory nor a checkpoint"):
+        load_run(tmp_path)
+
+
+def test_any_text_is_scored_whole_with_the_runs_tokenizer(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text(made_text(200, seed=9))
+    name, loss, tokens = score(run, text=other)
+    # All of it and an end mark for each of the two parts that a single file is cut into; the first token is given.
+    ids = load_run(run).tokenizer().encode(other.read_text()).ids
+    assert name == "all of 'other.txt'" and abs(tokens - (len(ids) + 1)) <= 1
+    assert 0 < loss < 20
+
+
+def test_training_split_can_be_scored(run: Path, text_file: Path) -> None:
+    tokens = prepare(str(text_file), tokenizer="bpe:300")
+    assert score(run, split="train")[2] == len(tokens.train) - 1
+
+
+def test_split_that_is_not_there_is_refused(run: Path) -> None:
+    with pytest.raises(DataError, match=r"no split 'test'; it has: train, val"):
+        score(run, split="test")
+
+
+def test_data_of_another_tokenizer_is_refused(run: Path, text_file: Path) -> None:
+    other = prepare(str(text_file), tokenizer="bpe:290")
+    with pytest.raises(DataError, match=r"tokenized with another tokenizer \(bpe:290"):
+        score(run, data=str(other.path))
+
+
+def test_stop_ends_a_score(run: Path) -> None:
+    stop = StopFlag()
+    stop.request("test")
+    settings = {"data": None, "text": None, "split": "val", "batch_size": 3}
+    assert score_run(load_run(run), stop=stop, watch=Silence(), **settings)[1] is None  # type: ignore[arg-type]
+
+
+def test_probe_windows_are_the_start_of_the_validation_split(run: Path, text_file: Path) -> None:
+    values = prepare(str(text_file), tokenizer="bpe:300").val
+    windows = probe_windows(load_run(run), watch=Silence(), most=2)
+    assert torch.equal(windows.flatten(), torch.tensor(values[:32].astype("int64")))

@@ -12,12 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
-from oelm.bench.ab import interleave, speed_ratio
+from oelm.bench.ab import interleave
 from oelm.bench.flops import step_work
+from oelm.bench.peak import PeakMeter
+from oelm.intervals import mean_ratio
 from oelm.method.apply import freeze
 from oelm.models.gpt import GPT, GPTConfig, build_gpt
 from oelm.train.loss import mean_cross_entropy
@@ -99,18 +100,11 @@ def peak_growth(name: str, dropout: float, small: bool) -> int:
 def measure_memory(name: str, dropout: float, small: bool) -> None:
     import transformers  # noqa: F401  # loaded by every contender, so that the imports weigh the same
 
-    # Forget the peak that the imports made (Linux: 5 resets VmHWM), then take the growth over what is resident now.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _kilobytes("VmRSS")
+    meter = PeakMeter("cpu")
     step = build(name, dropout, small)
     step()
     step()
-    print(json.dumps({"bytes": (_kilobytes("VmHWM") - before) * 1024}))
-
-
-def _kilobytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+    print(json.dumps({"bytes": meter.growth_bytes()}))
 
 
 def compare(dropout: float, rounds: int, small: bool) -> None:
@@ -122,8 +116,8 @@ def compare(dropout: float, rounds: int, small: bool) -> None:
         median = sorted(seconds[name])[len(seconds[name]) // 2]
         print(f"  {name:18} {median:7.3f} s a step (median)   peak memory {memory[name] / 2**20:8.0f} MiB")
     bound = step_work(shape(dropout, small), batch_size=8).largest_speedup
-    against = speed_ratio(seconds["ours baseline"], seconds["transformers"])
-    frozen = speed_ratio(seconds["ours oelm_freeze"], seconds["ours baseline"])
+    against = mean_ratio(seconds["transformers"], seconds["ours baseline"])
+    frozen = mean_ratio(seconds["ours baseline"], seconds["ours oelm_freeze"])
     print(
         f"  ours is {against} as fast as transformers, with {memory['ours baseline'] / memory['transformers']:.2f}x its memory"
     )

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from oelm.bench.ab import Ratio
 from oelm.bench.compare import Comparison, Side, _bound, compare, training_step, verdict
 from oelm.bench.flops import step_work
 from oelm.bench.machine import examine, matmul_speeds
 from oelm.bench.peak import PeakMeter
+from oelm.intervals import Ratio
 from tests.conftest import tiny_config
 
 
@@ -52,7 +52,7 @@ def test_bytes_fall_by_exactly_the_frozen_share(text_file: Path) -> None:
     assert result.first.all_reduced_bytes - result.second.all_reduced_bytes == 4 * weights
     assert result.first.optimizer_bytes - result.second.optimizer_bytes == 8 * weights
     assert result.first.checkpoint_bytes - result.second.checkpoint_bytes == 8 * weights
-    assert result.ratio.low <= result.ratio.value <= result.ratio.high and result.ratio.rounds == 3
+    assert result.ratio.low <= result.ratio.value <= result.ratio.high and result.ratio.count == 3
     assert min(result.first.peak_bytes, result.second.peak_bytes) > 0 and len(told) == 3
 
 

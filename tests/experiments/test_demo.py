@@ -16,7 +16,7 @@ from oelm.train.watch import Silence
 
 
 def demo(out: Path, *, steps: int = 2, stop: StopFlag | None = None) -> Iterator[ArmResult]:
-    return run_demo(out, seed=0, steps=steps, stop=stop or StopFlag(), watch=Silence())
+    return run_demo(out, seeds=range(1), steps=steps, stop=stop or StopFlag(), watch=Silence())
 
 
 def digests(folder: Path) -> dict[str, str]:

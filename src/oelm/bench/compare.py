@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from oelm.bench.ab import Ratio, interleave, speed_ratio
+from oelm.bench.ab import interleave
 from oelm.bench.flops import step_work
 from oelm.errors import OelmError
 from oelm.files import dump_json
+from oelm.intervals import Ratio, mean_ratio
 from oelm.method.apply import freeze
 from oelm.method.audit import Audit, audit
 from oelm.models.gpt import build_gpt
@@ -60,7 +61,7 @@ def compare(
     for name, config in configs.items():
         progress(f"measuring the memory of {name}")
         sides.append(_side(name, config, statistics.median(seconds[name])))
-    return Comparison(sides[0], sides[1], speed_ratio(seconds[names[1]], seconds[names[0]]), _bound(first[1], second[1]))
+    return Comparison(sides[0], sides[1], mean_ratio(seconds[names[0]], seconds[names[1]]), _bound(first[1], second[1]))
 
 
 def _side(name: str, config: RunConfig, median_s: float) -> Side:

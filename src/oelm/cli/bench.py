@@ -72,5 +72,5 @@ def _print(comparison: Comparison, config: RunConfig) -> None:
         table.add_row(label, f"{a * scale:,.1f} {unit}", f"{b * scale:,.1f} {unit}", f"{b / a:.3f}")
     out.print(table)
     ratio = comparison.ratio
-    out.print(f"speed of B against A: {ratio}, 95% interval over {ratio.rounds} rounds", highlight=False)
+    out.print(f"speed of B against A: {ratio}, 95% interval over {ratio.count} rounds", highlight=False)
     out.print(verdict(comparison), highlight=False)

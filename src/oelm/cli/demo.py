@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 @reported
 def demo(
     out_dir: Annotated[Path, typer.Option("--out", help="Where runs and pictures go.")] = Path("outputs"),
-    seed: Annotated[int, typer.Option(help="Another seed, another draw of frames, weights and order.")] = 0,
-    steps: Annotated[int | None, typer.Option(help="Fewer or more steps than the demo's own.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, another draw of frames, weights and order.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from --seed on; two or more give intervals.")] = 1,
+    steps: Annotated[int | None, typer.Option(min=1, help="Fewer or more steps than the demo's own.")] = None,
 ) -> None:
     """Train four small GPTs that differ only in how Q and K start and whether they learn; compare them."""
     from oelm.errors import MissingExtraError
@@ -27,26 +28,29 @@ def demo(
     from oelm.train.stop import StopFlag
 
     out.print("Four GPTs on Python's standard library: same data order, steps and lr.", highlight=False)
-    runs: dict[str, Path] = {}
+    runs: dict[str, list[Path]] = {arm: [] for arm in ARMS}
     with StopFlag() as stop, shown_warnings(), TerminalWatch() as watch:
-        arms = run_demo(out_dir, seed=seed, steps=steps, stop=stop, watch=watch)
-        for number, arm in enumerate(ARMS, start=1):
-            out.print(f"\n[bold]{arm}[/bold] ({number} of {len(ARMS)})", highlight=False)
-            finished = next(arms)
-            runs[arm] = finished.result.path
+        results = run_demo(out_dir, seeds=range(seed, seed + seeds), steps=steps, stop=stop, watch=watch)
+        for number in range(1, len(ARMS) * seeds + 1):
+            arm = ARMS[(number - 1) % len(ARMS)]
+            out.print(f"\n[bold]{arm}[/bold] ({number} of {len(ARMS) * seeds})", highlight=False)
+            finished = next(results)
+            runs[arm].append(finished.result.path)
             assert finished.result.figures is not None
-            out.print(f"{arm}: PPL {finished.result.figures['best_ppl']:.2f}", highlight=False)
-    _print_table(arm_rows(runs, baseline="baseline"))
+            out.print(f"{arm}, seed {finished.seed}: PPL {finished.result.figures['best_ppl']:.2f}", highlight=False)
+    note = "one seed: no verdict" if seeds == 1 else f"{seeds} seeds; 95% intervals, paired by seed"
+    _print_table(arm_rows(runs, baseline="baseline"), note)
     try:
-        subtitle = "small GPTs on Python's standard library; one seed: no verdict"
-        chart = learning_curves(runs, baseline="baseline", title="Learning and frozen attention", subtitle=subtitle)
+        first = {arm: paths[0] for arm, paths in runs.items()}
+        subtitle = f"small GPTs on Python's standard library; seed {seed} alone: no verdict"
+        chart = learning_curves(first, baseline="baseline", title="Learning and frozen attention", subtitle=subtitle)
         svg, png = save_chart(chart, out_dir / "demo" / f"learning-curves-seed-{seed}")
         out.print(f"\nlearning curves: {svg} and {png.name}", highlight=False, soft_wrap=True)
     except MissingExtraError as problem:
         out.print(f"\nno picture: {problem}", highlight=False, markup=False)
     out.print(
         "\nNext:\n"
-        f"  oelm demo --seed {seed + 1}                           the luck of the draw\n"
+        "  oelm demo --seeds 5                           intervals instead of one seed\n"
         "  oelm train --method oelm_freeze --text PATH   the method on your own text\n"
         "  oelm train --method uniform                   the floor: no Q and K at all\n"
         "  oelm train --help                             everything else",
@@ -55,15 +59,21 @@ def demo(
     )
 
 
-def _print_table(rows: list[ArmRow]) -> None:
+def _print_table(rows: list[ArmRow], note: str) -> None:
     from rich.table import Table
 
-    table = Table(title="one seed: no verdict", title_justify="left", title_style="bold yellow")
+    table = Table(title=note, title_justify="left", title_style="bold yellow")
     table.add_column("arm", no_wrap=True)
     for name in ("PPL", "vs baseline", "trainable", "frozen", "median step"):
         table.add_column(name, justify="right")
     for row in rows:
-        gap = "" if row.gap is None else f"{100 * row.gap:+.1f}%"
         step = f"{1000 * row.median_step_s:.1f} ms"
-        table.add_row(row.arm, f"{row.perplexity:.2f}", gap, f"{row.trainable:,}", f"{row.frozen:,}", step)
+        table.add_row(row.arm, f"{row.perplexity:.2f}", _gap(row), f"{row.trainable:,}", f"{row.frozen:,}", step)
     out.print("\n", table, sep="")
+
+
+def _gap(row: ArmRow) -> str:
+    if row.ratio is None:
+        return ""
+    percent = [100 * (value - 1) for value in (row.ratio.value, row.ratio.low, row.ratio.high)]
+    return f"{percent[0]:+.1f}%" if row.ratio.count < 2 else f"{percent[0]:+.1f}% [{percent[1]:+.1f}, {percent[2]:+.1f}]"

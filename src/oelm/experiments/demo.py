@@ -30,9 +30,10 @@ _SIZE = {
 
 @dataclass(frozen=True)
 class ArmResult:
-    """One arm of the demo and where its run is."""
+    """One arm of the demo at one seed, and how its run ended."""
 
     arm: str
+    seed: int
     result: Result
 
 
@@ -42,13 +43,14 @@ def demo_config(arm: str, *, seed: int, steps: int | None = None) -> RunConfig:
     return parse_config(with_overrides(budget_settings("laptop"), overrides), where="demo")
 
 
-def run_demo(out: Path, *, seed: int, steps: int | None, stop: StopFlag, watch: Watch) -> Iterator[ArmResult]:
-    """Train the arms one after the other, yielding each as it ends; finished ones are found, not trained again."""
-    for arm in ARMS:
-        result = train(demo_config(arm, seed=seed, steps=steps), arm_path(out, arm, seed), stop=stop, watch=watch)
-        if result.status == "stopped":
-            raise StoppedError(f"stopped in arm '{arm}' at step {result.step}: repeat the same command to go on from there")
-        yield ArmResult(arm, result)
+def run_demo(out: Path, *, seeds: range, steps: int | None, stop: StopFlag, watch: Watch) -> Iterator[ArmResult]:
+    """Train all arms seed by seed, yielding each run as it ends; finished ones are found, not trained again."""
+    for seed in seeds:
+        for arm in ARMS:
+            result = train(demo_config(arm, seed=seed, steps=steps), arm_path(out, arm, seed), stop=stop, watch=watch)
+            if result.status == "stopped":
+                raise StoppedError(f"stopped in arm '{arm}' at step {result.step}: repeat the same command to go on from there")
+            yield ArmResult(arm, seed, result)
 
 
 def arm_path(out: Path, arm: str, seed: int) -> Path:

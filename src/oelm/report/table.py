@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from oelm.files import read_json
+from oelm.intervals import Ratio, mean_ratio
 
 
 @dataclass(frozen=True)
 class ArmRow:
-    """One arm's figures; `gap` is the change in perplexity against the baseline of the same seed, as a fraction."""
+    """One arm's figures over its seeds; `ratio` is its perplexity over the baseline's, paired by seed."""
 
     arm: str
     perplexity: float
-    gap: float | None
-    bits_per_byte: float
+    ratio: Ratio | None
     trainable: int
     frozen: int
     median_step_s: float
 
 
-def arm_rows(runs: dict[str, Path], *, baseline: str) -> list[ArmRow]:
-    """Read the figures of finished runs, one per arm, and compare each with the baseline's best perplexity."""
-    figures = {arm: read_json(path / "timing_stats.json") for arm, path in runs.items()}
-    audits = {arm: read_json(path / "audit.json") for arm, path in runs.items()}
-    reference = float(figures[baseline]["best_ppl"])
+def arm_rows(runs: Mapping[str, Sequence[Path]], *, baseline: str) -> list[ArmRow]:
+    """Read the figures of finished runs, the same seeds in the same order for each arm, and compare them in pairs."""
+    figures = {arm: [read_json(path / "timing_stats.json") for path in paths] for arm, paths in runs.items()}
+    reference = _perplexities(figures[baseline])
     return [
         ArmRow(
             arm=arm,
-            perplexity=float(figures[arm]["best_ppl"]),
-            gap=None if arm == baseline else float(figures[arm]["best_ppl"]) / reference - 1,
-            bits_per_byte=float(figures[arm]["final_bits_per_byte"]),
-            trainable=int(audits[arm]["trainable"]),
-            frozen=int(audits[arm]["frozen"]),
-            median_step_s=float(figures[arm]["step_s"]["median"]),
+            perplexity=statistics.geometric_mean(_perplexities(figures[arm])),
+            ratio=None if arm == baseline else mean_ratio(_perplexities(figures[arm]), reference),
+            **_parameters(paths[0]),
+            median_step_s=statistics.median(float(row["step_s"]["median"]) for row in figures[arm]),
         )
-        for arm in runs
+        for arm, paths in runs.items()
     ]
+
+
+def _perplexities(figures: list[dict[str, Any]]) -> list[float]:
+    return [float(row["best_ppl"]) for row in figures]
+
+
+def _parameters(run: Path) -> dict[str, int]:
+    audit = read_json(run / "audit.json")
+    return {"trainable": int(audit["trainable"]), "frozen": int(audit["frozen"])}

@@ -1,0 +1,102 @@
+"""The record of what was frozen: its digests, copies of the model, and records that come from storage."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from oelm.errors import FrozenMovedError
+from oelm.method.apply import adopt_record, freeze, thaw
+from oelm.method.audit import assert_unmoved
+from oelm.method.record import digest, record_of
+from oelm.models.gpt import GPT, build_gpt
+from tests.conftest import tiny_gpt_config
+
+SOME_FROZEN = "blocks.1.attention.k.weight"
+
+
+def fresh_gpt() -> GPT:
+    return build_gpt(tiny_gpt_config(), seed=0)
+
+
+@pytest.fixture
+def frozen_gpt() -> GPT:
+    model = fresh_gpt()
+    freeze(model, "oelm_freeze")
+    return model
+
+
+@pytest.mark.parametrize("other", [lambda t: t.view(torch.int32), lambda t: t.reshape(4, 6)], ids=["dtype", "shape"])
+def test_the_same_bytes_as_another_dtype_or_shape_have_another_digest(other: Callable[[Tensor], Tensor]) -> None:
+    tensor = torch.arange(24.0).reshape(6, 4)
+    assert digest(other(tensor)) != digest(tensor)
+
+
+def test_a_digest_does_not_depend_on_how_memory_is_laid_out() -> None:
+    tensor = torch.arange(24.0).reshape(6, 4)
+    assert digest(tensor.T.contiguous().T) == digest(tensor)
+
+
+def test_the_record_survives_a_deep_copy(frozen_gpt: GPT) -> None:
+    twin = copy.deepcopy(frozen_gpt)
+    assert_unmoved(twin)
+    twin.get_parameter(SOME_FROZEN).data[0, 0] += 1e-3
+    with pytest.raises(FrozenMovedError, match=SOME_FROZEN):
+        assert_unmoved(twin)
+
+
+def test_a_deep_copy_is_thawed_alone(frozen_gpt: GPT) -> None:
+    thaw(copy.deepcopy(frozen_gpt))
+    assert not frozen_gpt.get_parameter(SOME_FROZEN).requires_grad
+    assert record_of(frozen_gpt) is not None
+
+
+def test_the_record_is_no_part_of_the_state_dict(frozen_gpt: GPT) -> None:
+    assert frozen_gpt.state_dict().keys() == fresh_gpt().state_dict().keys()
+
+
+def stored(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    record = record_of(model)
+    return copy.deepcopy(model.state_dict()), dict(record.digests) if record else {}
+
+
+def test_stored_frames_are_adopted_in_place_of_a_new_draw(frozen_gpt: GPT) -> None:
+    other = fresh_gpt()
+    freeze(other, "oelm_freeze", seed=9)
+    weights, recorded = stored(other)
+    frozen_gpt.load_state_dict(weights)
+    adopt_record(frozen_gpt, recorded)
+    assert_unmoved(frozen_gpt)
+
+
+def test_adopting_nothing_into_a_model_that_freezes_nothing_is_fine() -> None:
+    model = fresh_gpt()
+    adopt_record(model, {})
+    assert record_of(model) is None
+
+
+def test_adopted_digests_that_are_not_those_of_the_weights_are_refused(frozen_gpt: GPT) -> None:
+    _, recorded = stored(frozen_gpt)
+    with pytest.raises(FrozenMovedError, match=f"{SOME_FROZEN} has moved"):
+        adopt_record(frozen_gpt, {**recorded, SOME_FROZEN: "0" * 64})
+
+
+def test_adopting_fewer_digests_than_are_frozen_is_refused(frozen_gpt: GPT) -> None:
+    _, recorded = stored(frozen_gpt)
+    recorded.pop(SOME_FROZEN)
+    with pytest.raises(FrozenMovedError, match="not what this method freezes"):
+        adopt_record(frozen_gpt, recorded)
+
+
+def test_adopting_digests_into_a_model_that_freezes_nothing_is_refused(frozen_gpt: GPT) -> None:
+    with pytest.raises(FrozenMovedError, match="not what this method freezes"):
+        adopt_record(fresh_gpt(), stored(frozen_gpt)[1])
+
+
+def test_adopting_nothing_into_a_frozen_model_is_refused(frozen_gpt: GPT) -> None:
+    with pytest.raises(FrozenMovedError, match="not what this method freezes"):
+        adopt_record(frozen_gpt, {})

@@ -59,7 +59,7 @@ def _child(config: dict[str, Any], out: str, fault: str | None, settings: dict[s
         if "told" in settings:
             Path(settings["told"]).write_text(str(problem))
         os._exit(problem.exit_code)
-    os._exit(0 if result.status == "done" else 75)
+    os._exit(75 if result.status == "stopped" else 0)
 
 
 def evidence(run: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.audit import assert_unmoved
@@ -29,9 +29,18 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0) -> tuple[st
     method.check_layers(num_layers)
     chosen = [site for site in sites if method.selects(site.layer, num_layers)]
     frame_seed = seed if method.seed is None else method.seed
-    for site in chosen:
-        for part, projection in site.projections():
-            _start(projection, method, frame_generator(frame_seed, site.key, part))
+    # All starts before the first write: a refusal leaves the model as it was.
+    starts = [
+        (projection, _start(projection, method, frame_generator(frame_seed, site.key, part)))
+        for site in chosen
+        for part, projection in site.projections()
+        if method.init != "native"
+    ]
+    for projection, start_HKD in starts:
+        projection.write(start_HKD)
+        if projection.bias is not None and not method.keeps_weights:
+            with torch.no_grad():
+                projection.bias.zero_()
     frozen = {
         name: parameter
         for site in chosen
@@ -50,9 +59,7 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0) -> tuple[st
     return tuple(frozen)
 
 
-def _start(projection: Projection, method: Method, generator: torch.Generator) -> None:
-    if method.init == "native":
-        return
+def _start(projection: Projection, method: Method, generator: torch.Generator) -> Tensor:
     present_HKD = projection.weight_HKD()
     start_HKD = method.start(present_HKD.float().cpu(), generator)
     if start_HKD.shape != present_HKD.shape or not bool(start_HKD.isfinite().all()):
@@ -60,10 +67,7 @@ def _start(projection: Projection, method: Method, generator: torch.Generator) -
             f"the init of {projection.name} gave {tuple(start_HKD.shape)}, finite: {bool(start_HKD.isfinite().all())}; "
             f"it must give finite numbers of shape {tuple(present_HKD.shape)} (heads, head_dim, model_dim)"
         )
-    projection.write(start_HKD.to(present_HKD.device))
-    if projection.bias is not None and not method.keeps_weights:
-        with torch.no_grad():
-            projection.bias.zero_()
+    return start_HKD.to(present_HKD.device)
 
 
 def thaw(model: nn.Module) -> tuple[str, ...]:
@@ -75,7 +79,7 @@ def thaw(model: nn.Module) -> tuple[str, ...]:
     if record is None:
         return ()
     fold_gains(model)
-    parameters = dict(model.named_parameters())
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for name in record.digests:
         parameters[name].requires_grad_(True)
     set_record(model, None)
@@ -97,7 +101,7 @@ def fold_gains(model: nn.Module) -> None:
 
 def _record_anew(model: nn.Module) -> None:
     if (record := record_of(model)) is not None:
-        parameters = dict(model.named_parameters())
+        parameters = dict(model.named_parameters(remove_duplicate=False))
         set_record(model, FrozenRecord({name: digest(parameters[name]) for name in record.digests}))
 
 
@@ -118,4 +122,8 @@ def adopt_record(model: nn.Module, digests: dict[str, str]) -> None:
     if set(digests) != set(record.digests if record else ()):
         raise FrozenMovedError("what the stored weights froze is not what this method freezes; use the run's own config")
     set_record(model, FrozenRecord(dict(digests)) if digests else None)
-    assert_unmoved(model)
+    try:
+        assert_unmoved(model)
+    except FrozenMovedError:
+        set_record(model, record)
+        raise

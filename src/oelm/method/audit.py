@@ -112,7 +112,8 @@ def assert_unmoved(model: nn.Module) -> None:
     record = record_of(model)
     if record is None:
         return
-    parameters = dict(model.named_parameters())
+    # Tied parameters go by more than one name.
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, recorded in record.digests.items():
         if name not in parameters:
             raise FrozenMovedError(f"frozen parameter {name} is gone from the model; call oelm.thaw before changing it")

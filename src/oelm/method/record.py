@@ -27,11 +27,18 @@ def digest(tensor: Tensor) -> str:
 
 
 def record_of(model: nn.Module) -> FrozenRecord | None:
-    record = getattr(model, _ATTRIBUTE, None)
-    assert record is None or isinstance(record, FrozenRecord)
-    return record
+    """Return what is frozen in the model or in a module inside it, under the names it has in this model."""
+    digests: dict[str, str] = {}
+    for path, module in model.named_modules():
+        # From the module's own dictionary: torch.compile's wrapper passes attributes through, but not the names.
+        record = vars(module).get(_ATTRIBUTE)
+        if isinstance(record, FrozenRecord):
+            digests |= {f"{path}.{name}" if path else name: value for name, value in record.digests.items()}
+    return FrozenRecord(digests) if digests else None
 
 
 def set_record(model: nn.Module, record: FrozenRecord | None) -> None:
+    for module in model.modules():
+        vars(module).pop(_ATTRIBUTE, None)
     # Past nn.Module.__setattr__: this is a plain attribute, no parameter, buffer or submodule.
     object.__setattr__(model, _ATTRIBUTE, record)

@@ -66,17 +66,16 @@ class Projection:
 
 @dataclass(frozen=True)
 class Site:
-    """One attention's Q and K: `layer` counts from 0, `name` is the attention module's path in the model."""
+    """One attention's Q and K: `layer` counts from 0, `name` is the attention module's path in the model.
+
+    `key` names the site's draw of frames: the layer, and which of its attentions where there are several.
+    """
 
     name: str
     layer: int
+    key: str
     q: Projection
     k: Projection
-
-    @property
-    def key(self) -> str:
-        """What names this site's draw of frames; for a model with one attention a layer, the layer."""
-        return str(self.layer)
 
     def projections(self) -> Iterator[tuple[str, Projection]]:
         yield "q", self.q
@@ -105,7 +104,7 @@ def _gpt(module: nn.Module) -> SitePaths:
 
 def attention_sites(model: nn.Module) -> list[Site]:
     """Return the sites of every attention in the model, by layer; raise SiteError when there is none we know."""
-    sites: list[Site] = []
+    found: list[tuple[str, Projection, Projection]] = []
     for name, module in model.named_modules():
         kind = type(module)
         if adapter := _ADAPTERS.get(f"{kind.__module__}.{kind.__qualname__}"):
@@ -113,16 +112,23 @@ def attention_sites(model: nn.Module) -> list[Site]:
             prefix = f"{name}." if name else ""
             q = Projection(f"{prefix}{paths.q}", module.get_submodule(paths.q), paths.num_heads)
             k = Projection(f"{prefix}{paths.k}", module.get_submodule(paths.k), paths.num_kv_heads)
-            sites.append(Site(name, layer=_layer_number(name, default=len(sites)), q=q, k=k))
-    if not sites:
+            found.append((name, q, k))
+    if not found:
         raise SiteError(
             f"no attention found in {type(model).__name__}: none of its modules is of a known class "
             f"({', '.join(sorted(_ADAPTERS))}). Describe yours with oelm.register_sites('package.module.Attention'); "
             "docs/method.md shows how in four lines"
         )
+    sites: list[Site] = []
+    for (name, q, k), layer in zip(found, _layer_numbers([name for name, _, _ in found]), strict=True):
+        earlier = sum(site.layer == layer for site in sites)
+        sites.append(Site(name, layer, key=f"{layer}.{earlier}" if earlier else str(layer), q=q, k=k))
     return sites
 
 
-def _layer_number(name: str, *, default: int) -> int:
-    numbers = re.findall(r"(?:^|\.)(\d+)(?=\.|$)", name)
-    return int(numbers[0]) if numbers else default
+def _layer_numbers(names: list[str]) -> list[int]:
+    numbers = [re.findall(r"(?:^|\.)(\d+)(?=\.|$)", name) for name in names]
+    # Wrappers number what they wrap: the layer is the first number in which sites differ, of a single site the last.
+    columns = list(zip(*numbers, strict=False))
+    depth = next((n for n, column in enumerate(columns) if len(set(column)) > 1), len(columns) - 1)
+    return [int(own[depth]) if depth >= 0 else position for position, own in enumerate(numbers)]

@@ -131,6 +131,8 @@ class GPT(nn.Module):
         With `caches`, one a layer, the tokens continue those seen before; several at once only where they are empty.
         """
         first = caches[0].length if caches else 0
+        if first + tokens_BT.shape[1] > self.config.seq_len:
+            raise ConfigError(f"{first + tokens_BT.shape[1]} tokens exceed the model's context of {self.config.seq_len}")
         positions_T = torch.arange(first, first + tokens_BT.shape[1], device=tokens_BT.device)
         x_BTD = self.dropout(self.token_embedding(tokens_BT) + self.position_embedding(positions_T))
         for layer, block in enumerate(self.blocks):

@@ -46,7 +46,11 @@ class Compute:
 def look() -> Capabilities:
     """Ask torch what this machine offers."""
     cuda = torch.cuda.is_available()
-    return Capabilities(cuda=cuda, mps=torch.backends.mps.is_available(), cuda_bf16=cuda and torch.cuda.is_bf16_supported())
+    return Capabilities(
+        cuda=cuda,
+        mps=torch.backends.mps.is_available(),
+        cuda_bf16=cuda and torch.cuda.is_bf16_supported(including_emulation=False),
+    )
 
 
 def choose_compute(device: Device, precision: Precision, has: Capabilities) -> Compute:

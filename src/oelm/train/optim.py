@@ -50,7 +50,7 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module, t
         raise CheckpointError(f"the optimizer's saved state does not fit what trains in this model (first: {odd})")
     for name, parameter in parameters.items() if tensors else ():
         state = {key: tensors[f"{key}/{name}"] for key in _STATE_KEYS}
-        if state["exp_avg"].shape != parameter.shape:
+        if any(value.shape != (() if key == "step" else parameter.shape) for key, value in state.items()):
             raise CheckpointError(f"the optimizer's saved state of {name} has another shape than the parameter")
         optimizer.state[parameter] = {
             key: value.to("cpu" if key == "step" and parameter.device.type == "cpu" else parameter.device)

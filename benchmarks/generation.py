@@ -14,7 +14,7 @@ from oelm.data.tokenizer import train_bpe
 from oelm.intervals import mean_ratio
 from oelm.method.apply import freeze
 from oelm.models.export import export_gpt2
-from oelm.models.generate import Sampling, generate
+from oelm.models.generate import Sampling, generate, lay_out_by_columns
 from oelm.models.gpt import GPTConfig, build_gpt
 
 SHAPES = {
@@ -35,6 +35,7 @@ def compare(name: str, config: GPTConfig, *, rounds: int, num_tokens: int) -> No
         tokenizer = train_bpe(["any text serves"], vocab_size=300)
         export_gpt2(model, tokenizer, Path(folder) / "hf", end_of_text=0, card="")
         theirs = GPT2LMHeadModel.from_pretrained(Path(folder) / "hf").eval()
+    lay_out_by_columns(model)
     # Without an end mark, so that both write exactly as many tokens.
     theirs.generation_config.eos_token_id = None
     theirs.generation_config.pad_token_id = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import islice
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from oelm.errors import ConfigError
 from oelm.method.apply import freeze
 from oelm.method.method import Method
-from oelm.models.generate import Sampling, choose, generate, window_start
+from oelm.models.generate import Sampling, choose, generate, lay_out_by_columns, window_start
 from oelm.models.gpt import GPT, build_gpt
 from tests.conftest import tiny_gpt_config
 
@@ -51,6 +52,15 @@ def test_text_within_the_context_is_what_whole_forwards_give(model: GPT) -> None
     for token in islice(generate(model, tokens, sampling=Sampling(temperature=0.0)), 14):
         assert token == int(model.logits(torch.tensor([tokens]))[0, -1].argmax())
         tokens = [*tokens, token]
+
+
+def test_layout_by_columns_changes_no_value_and_no_text(model: GPT) -> None:
+    laid_out = copy.deepcopy(model)
+    lay_out_by_columns(laid_out)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), laid_out.parameters(), strict=True))
+    assert laid_out.head_VD.T.is_contiguous() and not model.head_VD.T.is_contiguous()
+    texts = [list(islice(generate(gpt, [1], sampling=Sampling(temperature=0.0)), 40)) for gpt in (model, laid_out)]
+    assert texts[0] == texts[1]
 
 
 def test_same_seed_same_text_and_other_seed_other_text(model: GPT) -> None:

@@ -29,7 +29,7 @@ def generate(
     from pydantic import ValidationError
 
     from oelm.data.tokenizer import end_of_text_id
-    from oelm.models.generate import Sampling
+    from oelm.models.generate import Sampling, lay_out_by_columns
     from oelm.models.generate import generate as tokens_of
     from oelm.train.load import load_run
 
@@ -39,6 +39,7 @@ def generate(
         first = problem.errors()[0]
         raise ConfigError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']} (given: {first['input']})") from None
     loaded = load_run(run, which=checkpoint)
+    lay_out_by_columns(loaded.model)
     tokenizer = loaded.tokenizer()
     end = end_of_text_id(tokenizer)
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]

@@ -1,6 +1,6 @@
 """Write text: one token after the other, keys and values kept, reproducible from a seed.
 
-D model_dim  V vocab
+V vocab
 """
 
 from __future__ import annotations
@@ -27,6 +27,17 @@ class Sampling(BaseModel):
     seed: int = Field(default=0, ge=0)
 
 
+def lay_out_by_columns(model: GPT) -> None:
+    """Store the matrices that widen, the head and the feed-forward's first, by columns: same values, names and shapes.
+
+    One row times a matrix is memory-bound; measured on a 2-core CPU, such a product then takes half the time.
+    """
+    widening = [model.token_embedding, *(module for name, module in model.named_modules() if name.endswith("ff_in"))]
+    for module in widening:
+        weight = module.get_parameter("weight")
+        weight.data = weight.data.T.contiguous().T
+
+
 def window_start(length: int, seq_len: int) -> int:
     """Return where the context of the next token begins after `length` tokens.
 
@@ -46,15 +57,13 @@ def generate(model: GPT, prompt: list[int], *, sampling: Sampling, cached: bool 
     model.eval()
     generator = torch.Generator().manual_seed(stream_seed(sampling.seed, "sampling"))
     tokens = list(prompt)
-    # One row times a large matrix is memory-bound: laid out by columns it is read in half the time on a CPU.
-    head_DV = model.head_VD.T.contiguous()
     start, caches = 0, empty_caches(model)
     unread = tokens
     while True:
         if not cached or window_start(len(tokens), model.config.seq_len) != start:
             start, caches = window_start(len(tokens), model.config.seq_len), empty_caches(model)
             unread = tokens[start:]
-        token = choose(_next_logits(model, unread, caches, head_DV), sampling, generator)
+        token = choose(_next_logits(model, unread, caches), sampling, generator)
         yield token
         tokens.append(token)
         unread = [token]
@@ -73,9 +82,9 @@ def empty_caches(model: GPT) -> list[LayerCache]:
     return [LayerCache(model.config, batch_size=1, device=device) for _ in range(model.config.num_layers)]
 
 
-def _next_logits(model: GPT, unread: list[int], caches: list[LayerCache], head_DV: Tensor) -> Tensor:
-    hidden_BTD = model(torch.tensor([unread], device=head_DV.device), caches)
-    return (hidden_BTD[0, -1] @ head_DV).float().cpu()
+def _next_logits(model: GPT, unread: list[int], caches: list[LayerCache]) -> Tensor:
+    hidden_BTD = model(torch.tensor([unread], device=model.head_VD.device), caches)
+    return (hidden_BTD[0, -1] @ model.head_VD.T).float().cpu()
 
 
 def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and names that stay where they belong."""
+"""Files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,42 +7,24 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from oelm.errors import ConfigError, DataError, DiskFullError, OelmError
+from oelm.errors import DataError, DiskFullError, OelmError
 
 STAGING_PREFIX = ".staging-"
 MAX_JSON_BYTES = 64 * 2**20
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}
 # EFBIG is what a file-size limit gives (ulimit -f); EDQUOT a user's quota.
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
-
-
-def checked_name(name: str, *, what: str) -> str:
-    """Return `name` if it is safe as one path component on every system, else raise ConfigError."""
-    if not _NAME.fullmatch(name) or name.split(".")[0].lower() in _RESERVED:
-        raise ConfigError(
-            f"{what} {name[:80]!r} is not allowed: use 1 to 64 letters, digits, '.', '_' or '-', "
-            "starting with a letter or digit, and no name that Windows reserves"
-        )
-    return name
 
 
 def sha256_file(path: Path) -> str:
     """Return the hex sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def tree_bytes(root: Path) -> int:
-    """Return how many bytes the regular files under `root` hold."""
-    return sum(p.stat().st_size for p in root.rglob("*") if p.is_file() and not p.is_symlink())
 
 
 def dump_json(value: Any, *, indent: int | None = 2) -> str:

@@ -146,8 +146,8 @@ def verdict(comparison: Comparison) -> str:
     a, b = comparison.first.name, comparison.second.name
     if ratio.low <= min(1.0, bound) and ratio.high >= max(1.0, bound):
         return (
-            f"This machine is too noisy to tell {b} from {a}: the interval holds both 1 (no difference) and {bound:.3f} "
-            f"({allowed}). Give more --rounds or a quieter machine."
+            f"This machine is too noisy to tell {b} from {a}: the interval holds both no difference and the bound; {allowed}. "
+            "Give more --rounds or a quieter machine."
         )
     if ratio.low > 1:
         return f"{b} is faster than {a}, by {100 * (ratio.low - 1):.1f}% to {100 * (ratio.high - 1):.1f}%; {allowed}."

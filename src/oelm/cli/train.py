@@ -49,11 +49,13 @@ def train(
     ] = None,
 ) -> None:
     """Train a GPT, or continue, extend or find finished the run that the same command started."""
-    from oelm.train.run import Options
-    from oelm.train.run import train as run_training
     from oelm.train.stop import StopFlag
 
+    # Before anything heavy is loaded: a signal during start-up shall end as well as one during training.
     with StopFlag() as stop, shown_warnings():
+        from oelm.train.run import Options
+        from oelm.train.run import train as run_training
+
         chosen: dict[str, Any] = {
             "method": method or _from_old_name(model_type),
             "data.source": _source(data, text),
@@ -68,7 +70,8 @@ def train(
             raise ConfigError("--method and --model_type both name the method; give one of them")
         budget = budget or ("paper" if model_type else "laptop")
         run_config = _config(config, budget, chosen, overrides or [], init_from)
-        path = out_dir or Path("outputs") / "train" / budget / run_config.variant / f"seed-{run_config.seed}"
+        size = budget if config is None else "custom"
+        path = out_dir or Path("outputs") / "train" / size / run_config.variant / f"seed-{run_config.seed}"
         options = Options(strict=strict, exact_step=exact_step, preflight=not no_preflight)
         with TerminalWatch() as watch:
             result = run_training(run_config, path, stop=stop, watch=watch, options=options)

@@ -35,8 +35,8 @@ def estimate(config: RunConfig, audit: Audit) -> Estimate:
     # Kept for the backward pass, per token and layer: two norms, q k v, mixed values, two adds, and the feed-forward.
     per_layer = tokens * (9 * model.model_dim + 2 * model.ff_dim)
     if model.dropout > 0:
-        # Masks, and attention's probabilities before and after dropout: no fast path keeps them away.
-        per_layer += tokens * 2 * model.model_dim + 2 * batch * model.num_heads * model.seq_len**2
+        # Masks, and attention's probabilities four times over: with dropout no fast path keeps them away.
+        per_layer += tokens * 2 * model.model_dim + 4 * batch * model.num_heads * model.seq_len**2
     head = 2 * chunk_rows(model.vocab_size) * model.vocab_size + 2 * model.vocab_size * model.model_dim
     checkpoint = (audit.total + 2 * audit.trainable) * _FLOAT
     memory = states + (per_layer * model.num_layers + head + 4 * tokens * model.model_dim) * _FLOAT

@@ -16,7 +16,7 @@ import torch
 
 from oelm.data.prepare import prepare
 from oelm.data.tokens import TokenSet
-from oelm.errors import STOPPED, DiskFullError, OutOfMemoryError
+from oelm.errors import STOPPED, DiskFullError, OutOfMemoryError, StoppedError
 from oelm.files import dump_json, read_json, sha256_file, write_json, write_text
 from oelm.method.audit import audit
 from oelm.models.heads import summarize_heads
@@ -77,7 +77,7 @@ def train(config: RunConfig, out: Path, *, stop: StopFlag, watch: Watch, options
     """Bring the run in `out` to its end, from wherever it is; return early, resumable, when `stop` is set."""
     options = options or Options()
     compute = choose_compute(config.device, config.precision, look())
-    tokens = prepare(config.data.source, tokenizer=config.data.tokenizer, progress=watch.on_preparing)
+    tokens = _prepare(config, stop, watch)
     config = resolve(config, tokens)
     with RunDir(out) as folder:
         config = folder.claim(config)
@@ -98,6 +98,15 @@ def train(config: RunConfig, out: Path, *, stop: StopFlag, watch: Watch, options
             folder.set_status("done", step=config.steps, steps=config.steps)
             log.info("done at step %d", config.steps)
             return Result("done", config.steps, out, figures)
+
+
+def _prepare(config: RunConfig, stop: StopFlag, watch: Watch) -> TokenSet:
+    def progress(what: str, done: int, total: int) -> None:
+        watch.on_preparing(what, done, total)
+        if stop.requested():
+            raise StoppedError("stopped while preparing the data, of which nothing is kept; repeat the same command")
+
+    return prepare(config.data.source, tokenizer=config.data.tokenizer, progress=progress)
 
 
 @contextlib.contextmanager

@@ -41,6 +41,32 @@ def test_a_published_directory_is_invisible_until_the_block_ends(tmp_path: Path)
     assert (target / "a.txt").read_text() == "a"
 
 
+def test_a_directory_killed_between_the_renames_of_its_replacement_comes_back(tmp_path: Path) -> None:
+    (tmp_path / f"{STAGING_PREFIX}made-old").mkdir()
+    (tmp_path / f"{STAGING_PREFIX}made-old" / "a.txt").write_text("the only copy")
+    sweep_staging(tmp_path)
+    assert (tmp_path / "made" / "a.txt").read_text() == "the only copy"
+
+
+def test_an_old_directory_that_was_replaced_is_swept(tmp_path: Path) -> None:
+    (tmp_path / f"{STAGING_PREFIX}made-old").mkdir()
+    (tmp_path / "made").mkdir()
+    sweep_staging(tmp_path)
+    assert names_in(tmp_path) == ["made"]
+
+
+def test_files_and_folders_are_as_readable_as_the_user_wants_them(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "a.txt", "a")
+        with publish_dir(tmp_path / "made"):
+            pass
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.txt").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o750
+
+
 def test_publishing_leaves_only_the_target(tmp_path: Path) -> None:
     with publish_dir(tmp_path / "made") as staging:
         (staging / "a.txt").write_text("a")

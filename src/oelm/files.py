@@ -16,6 +16,7 @@ from typing import Any
 from oelm.errors import DataError, DiskFullError, OelmError
 
 STAGING_PREFIX = ".staging-"
+_RETIRED = "-old"
 MAX_JSON_BYTES = 64 * 2**20
 # EFBIG is what a file-size limit gives (ulimit -f); EDQUOT a user's quota.
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
@@ -75,7 +76,7 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Replace `path` by `content` atomically; with `durable`, it survives a power cut once this returns."""
     with room_checked(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        # mkstemp opens with O_EXCL and mode 0600, in the target's own folder, so that the rename is atomic.
+        # O_EXCL, readable by nobody else until whole, and in the target's own folder, so that the rename is atomic.
         handle, staging = tempfile.mkstemp(prefix=STAGING_PREFIX, dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -83,6 +84,7 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
+            os.chmod(staging, 0o666 & ~_umask())
             os.replace(staging, path)
         except BaseException:
             Path(staging).unlink(missing_ok=True)
@@ -106,6 +108,13 @@ def fsync_dir(path: Path) -> None:
             os.close(handle)
 
 
+def _umask() -> int:
+    # The system tells the mask only in exchange for a new one.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
 def fsync_file(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -127,7 +136,8 @@ def publish_dir(target: Path) -> Iterator[Path]:
                 if path.is_file():
                     fsync_file(path)
             fsync_dir(staging)
-            retired = staging.with_name(f"{staging.name}-old")
+            os.chmod(staging, 0o777 & ~_umask())
+            retired = target.with_name(f"{STAGING_PREFIX}{target.name}{_RETIRED}")
             if target.is_dir() and not target.is_symlink():
                 os.rename(target, retired)
             os.rename(staging, target)
@@ -141,6 +151,11 @@ def publish_dir(target: Path) -> Iterator[Path]:
 def sweep_staging(folder: Path, *, of: str = "") -> None:
     """Remove what killed writers (of the directory named `of`) left in `folder`; call it only while holding the lock."""
     for path in folder.glob(f"{STAGING_PREFIX}{of}*"):
+        # Killed between the two renames of a replacement: the old directory is the only whole one.
+        target = folder / path.name.removeprefix(STAGING_PREFIX).removesuffix(_RETIRED)
+        if path.name.endswith(_RETIRED) and not target.exists():
+            os.rename(path, target)
+            continue
         if path.is_symlink() or path.is_file():
             path.unlink(missing_ok=True)
         else:

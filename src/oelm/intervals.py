@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Two-sided 95% quantiles of Student's t for 1 to 30 degrees of freedom; beyond that the normal one serves.
+# Two-sided 95% quantiles of Student's t for 1 to 30 degrees of freedom; beyond, the normal one and its first correction.
 T95 = (
     (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
     + (2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
@@ -34,6 +34,7 @@ def mean_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ra
     mean = statistics.fmean(logs)
     if len(logs) < 2:
         return Ratio(math.exp(mean), 0.0, math.inf, len(logs))
-    quantile = T95[len(logs) - 2] if len(logs) - 2 < len(T95) else 1.960
+    freedom = len(logs) - 1
+    quantile = T95[freedom - 1] if freedom <= len(T95) else 1.960 + 2.37 / freedom
     half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
     return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from oelm.data.tokenizer import END_OF_TEXT, bpe_vocab_size, end_of_text_id, load_tokenizer, train_bpe
+from oelm.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer, tokenizer_recipe, train_bpe
 from oelm.errors import ConfigError, DataError
 from tests.conftest import made_text
 
@@ -22,7 +22,8 @@ TOKENIZER = train_bpe([made_text(300)], vocab_size=300)
 
 @pytest.mark.parametrize(("spec", "size"), [("bpe:257", 257), ("bpe:4096", 4096), ("bpe:50257", 50257)])
 def test_a_spec_names_its_vocabulary_size(spec: str, size: int) -> None:
-    assert bpe_vocab_size(spec) == size
+    recipe = tokenizer_recipe(spec)
+    assert (recipe.label, recipe.vocab_size, recipe.text) == (spec, size, None)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_a_spec_names_its_vocabulary_size(spec: str, size: int) -> None:
 )
 def test_a_spec_that_is_none_is_refused_with_a_right_one(spec: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        bpe_vocab_size(spec)
+        tokenizer_recipe(spec)
     assert repr(spec) in str(refusal.value) and "bpe:4096" in str(refusal.value)
 
 

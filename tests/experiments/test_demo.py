@@ -58,12 +58,20 @@ def test_other_steps_change_the_steps_only() -> None:
     assert other == one.model_copy(update={"steps": 3})
 
 
-def test_every_arm_and_seed_has_a_place_of_its_own(tmp_path: Path) -> None:
-    assert len({arm_path(tmp_path, arm, seed) for arm in ARMS for seed in range(3)}) == 3 * len(ARMS)
+def test_every_arm_seed_and_length_has_a_place_of_its_own(tmp_path: Path) -> None:
+    places = {
+        arm_path(tmp_path, arm, demo_config(arm, seed=seed, steps=steps))
+        for arm in ARMS
+        for seed in range(3)
+        for steps in (2, 3)
+    }
+    assert len(places) == 6 * len(ARMS)
 
 
 def test_an_arm_ends_up_in_its_place(first_arm: Path) -> None:
-    assert [path.parent for path in first_arm.rglob("timing_stats.json")] == [arm_path(first_arm, "baseline", 0)]
+    assert [path.parent for path in first_arm.rglob("timing_stats.json")] == [
+        arm_path(first_arm, "baseline", demo_config("baseline", seed=0, steps=2))
+    ]
 
 
 def test_a_finished_arm_is_found_and_not_a_byte_of_it_changes(first_arm: Path) -> None:

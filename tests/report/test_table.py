@@ -9,14 +9,21 @@ from typing import Any
 
 import pytest
 
-from oelm.errors import DataError
+from oelm.errors import ConfigError, DataError
 from oelm.report.table import arm_rows
 
 
 def write_run(
-    path: Path, *, best_ppl: float, median: float = 0.25, bits: float = 1.5, trainable: int = 100, frozen: int = 0
+    path: Path,
+    *,
+    best_ppl: float,
+    median: float = 0.25,
+    bits: float = 1.5,
+    trainable: int = 100,
+    frozen: int = 0,
+    steps: int = 9,
 ) -> Path:
-    """Write by hand the two files of a finished run that the table reads."""
+    """Write by hand the files of a finished run that the table reads."""
     path.mkdir(parents=True)
     figures: dict[str, Any] = {
         "step_s": {"median": median, "mean": 99.0},
@@ -25,6 +32,7 @@ def write_run(
         "final_bits_per_byte": bits,
     }
     (path / "timing_stats.json").write_text(json.dumps(figures))
+    (path / "config.json").write_text(json.dumps({"steps": steps, "seed": len(path.name), "method": {"init": path.name}}))
     (path / "audit.json").write_text(json.dumps({"total": trainable + frozen, "trainable": trainable, "frozen": frozen}))
     return path
 
@@ -73,3 +81,10 @@ def test_a_run_that_is_not_finished_is_refused_by_the_missing_file(tmp_path: Pat
     with pytest.raises(DataError) as refusal:
         arm_rows({"a": [run]}, baseline="a")
     assert str(run / name) in str(refusal.value)
+
+
+def test_runs_that_differ_in_more_than_method_and_seed_are_refused(tmp_path: Path) -> None:
+    base = write_run(tmp_path / "base", best_ppl=8.0)
+    longer = write_run(tmp_path / "longer", best_ppl=8.0, steps=18)
+    with pytest.raises(ConfigError, match="differ in 'steps', so they cannot be compared"):
+        arm_rows({"base": [base], "longer": [longer]}, baseline="base")

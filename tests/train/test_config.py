@@ -42,7 +42,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(key: str, nearest: str) -> N
 
 
 def test_an_unknown_key_of_an_optional_section_is_refused_with_the_nearest() -> None:
-    message = refusal_of({"init_from": {"checkpoint": "a", "sha256": "b", "sha265": "c"}})
+    message = refusal_of({"init_from": {"checkpoint": "a", "sha256": "b", "tokenizer_sha256": "d", "sha265": "c"}})
     assert message == "here: init_from: unknown key 'sha265' (did you mean 'sha256'?)"
 
 
@@ -192,7 +192,7 @@ def test_a_config_with_every_field_set_survives_its_file(tmp_path: Path) -> None
             "schedule": {"warmup_steps": 0, "final_fraction": 1 / 3},
             "extended_at": [5, 20],
             "seed": 2**31 - 1,
-            "init_from": {"checkpoint": "/a/b", "sha256": "00"},
+            "init_from": {"checkpoint": "/a/b", "sha256": "00", "tokenizer_sha256": "11"},
             "device": "cpu",
             "precision": "bf16",
             "deterministic": True,
@@ -326,7 +326,7 @@ def test_the_variant_changes_with_every_other_setting() -> None:
         {"batch_size": 16},
         {"micro_batch_size": 4},
         {"eval_every": 14},
-        {"init_from": {"checkpoint": "a", "sha256": "b"}},
+        {"init_from": {"checkpoint": "a", "sha256": "b", "tokenizer_sha256": "d"}},
         {"precision": "float32"},
         {"deterministic": True},
     ]

@@ -11,8 +11,9 @@ from oelm.errors import DiskFullError, OelmError, OutOfMemoryError, RunDirError
 from oelm.files import STAGING_PREFIX
 from oelm.method.apply import freeze
 from oelm.method.audit import audit
+from oelm.method.method import PRESETS
 from oelm.models.gpt import build_gpt
-from oelm.train.preflight import Estimate, check_fits, estimate, is_out_of_memory, what_to_lower
+from oelm.train.preflight import Estimate, check_fits, estimate, is_out_of_memory, parameter_counts, what_to_lower
 from oelm.train.rundir import HEARTBEAT_S, RunDir, read_status
 from tests.conftest import tiny_config
 
@@ -65,6 +66,7 @@ def test_damaged_config_is_refused_with_its_file(tmp_path: Path, text_file: Path
     config = tiny_config(text_file)
     with RunDir(tmp_path / "run") as folder:
         folder.claim(config)
+        (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
         (tmp_path / "run" / "config.json").write_text('{"steps": 3')
         with pytest.raises(RunDirError, match=r"config.json: cannot be read as JSON .* aside"):
             folder.claim(config)
@@ -75,6 +77,21 @@ def test_config_is_written_once_and_reads_back_equal(tmp_path: Path, text_file: 
     with RunDir(tmp_path / "run") as folder:
         assert folder.claim(config) == config
         assert folder.claim(config) == config
+
+
+def test_folder_in_which_nothing_was_trained_takes_another_config(tmp_path: Path, text_file: Path) -> None:
+    with RunDir(tmp_path / "run") as folder:
+        folder.claim(tiny_config(text_file))
+        smaller = tiny_config(text_file, micro_batch_size=1)
+        assert folder.claim(smaller) == smaller
+
+
+def test_linked_checkpoints_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunDirError, match="is a link"), RunDir(tmp_path / "run"):
+        pass
 
 
 def test_status_of_nothing_or_damage_is_none(tmp_path: Path) -> None:
@@ -99,18 +116,23 @@ def test_manifest_keeps_the_settings_of_earlier_sittings(tmp_path: Path) -> None
     assert manifest["torch"] == "2" and [row["torch"] for row in manifest["earlier"]] == ["1"]
 
 
+@pytest.mark.parametrize(("method", "layers"), [("baseline", "all"), ("oelm_freeze", "all"), ("oelm_freeze", "last 1")])
+def test_parameters_are_counted_as_the_audit_counts_them(method: str, layers: str, text_file: Path) -> None:
+    chosen = PRESETS[method].model_copy(update={"layers": layers})
+    config = tiny_config(text_file, model__vocab_size=300, method=chosen.model_dump(mode="json"))
+    model = build_gpt(config.model, seed=0)
+    freeze(model, config.method)
+    report = audit(model)
+    assert parameter_counts(config) == (report.total, report.trainable)
+
+
 def test_frozen_weights_are_estimated_to_need_less(text_file: Path) -> None:
-    needs = {}
-    for method in ("baseline", "oelm_freeze"):
-        config = tiny_config(text_file, model__vocab_size=300)
-        model = build_gpt(config.model, seed=0)
-        freeze(model, method)
-        report = audit(model)
-        needs[method] = estimate(config, report)
-    frozen = report.frozen
+    configs = [tiny_config(text_file, model__vocab_size=300, method=method) for method in ("baseline", "oelm_freeze")]
+    baseline, frozen = (estimate(config, device="cpu") for config in configs)
+    weights = 2 * 2 * 32 * 32  # Q and K of two layers
     # No gradient and no two moments in memory; no two moments in a checkpoint.
-    assert needs["baseline"].memory - needs["oelm_freeze"].memory == 12 * frozen
-    assert needs["baseline"].checkpoint - needs["oelm_freeze"].checkpoint == 8 * frozen
+    assert baseline.memory - frozen.memory == 12 * weights
+    assert baseline.checkpoint - frozen.checkpoint == 8 * weights
 
 
 def test_too_little_disk_is_refused_before_the_start(tmp_path: Path, text_file: Path) -> None:

@@ -71,7 +71,7 @@ def _side(name: str, config: RunConfig, median_s: float) -> Side:
         median_s=median_s,
         peak_bytes=peak_memory(config),
         optimizer_bytes=8 * report.trainable,
-        checkpoint_bytes=estimate(config, report).checkpoint,
+        checkpoint_bytes=estimate(config, device="cpu").checkpoint,
         # DDP sums every gradient once a step, in float32; what is frozen has none.
         all_reduced_bytes=4 * report.trainable,
     )
@@ -144,13 +144,15 @@ def verdict(comparison: Comparison) -> str:
     ratio, bound = comparison.ratio, comparison.bound
     allowed = f"arithmetic allows at most {bound:.3f}x" if bound >= 1 else f"arithmetic expects {bound:.3f}x"
     a, b = comparison.first.name, comparison.second.name
-    if ratio.low <= min(1.0, bound) and ratio.high >= max(1.0, bound):
+    if abs(bound - 1) > 1e-9 and ratio.low <= min(1.0, bound) and ratio.high >= max(1.0, bound):
         return (
             f"This machine is too noisy to tell {b} from {a}: the interval holds both no difference and the bound; {allowed}. "
             "Give more --rounds or a quieter machine."
         )
     if ratio.low > 1:
-        return f"{b} is faster than {a}, by {100 * (ratio.low - 1):.1f}% to {100 * (ratio.high - 1):.1f}%; {allowed}."
+        beyond = ", so what lies beyond is noise" if ratio.high > bound >= 1 else ""
+        gain = f"{100 * (ratio.low - 1):.1f}% to {100 * (ratio.high - 1):.1f}%"
+        return f"{b} is faster than {a}, by {gain}; {allowed}{beyond}."
     if ratio.high < 1:
         return f"{b} is slower than {a}, by {100 * (1 - ratio.high):.1f}% to {100 * (1 - ratio.low):.1f}%; {allowed}."
     return f"No difference between {b} and {a} shows: between {ratio.low:.3f}x and {ratio.high:.3f}x as fast; {allowed}."

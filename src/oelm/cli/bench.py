@@ -31,7 +31,7 @@ def bench(
         (Path(name).parent.name if Path(name).is_file() else name, _config(name, budget, overrides or []))
         for name in (first, second)
     ]
-    comparison = compare(sides[0], sides[1], rounds=rounds, progress=lambda text: out.print(text, highlight=False))
+    comparison = compare(sides[0], sides[1], rounds=rounds, progress=lambda text: out.print(text))
     _print(comparison, sides[0][1])
 
 
@@ -72,5 +72,5 @@ def _print(comparison: Comparison, config: RunConfig) -> None:
         table.add_row(label, f"{a * scale:,.1f} {unit}", f"{b * scale:,.1f} {unit}", f"{b / a:.3f}")
     out.print(table)
     ratio = comparison.ratio
-    out.print(f"speed of B against A: {ratio}, 95% interval over {ratio.count} rounds", highlight=False)
-    out.print(verdict(comparison), highlight=False)
+    out.print(f"speed of B against A: {ratio}, 95% interval over {ratio.count} rounds")
+    out.print(verdict(comparison))

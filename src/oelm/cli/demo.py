@@ -27,17 +27,17 @@ def demo(
     from oelm.report.table import arm_rows
     from oelm.train.stop import StopFlag
 
-    out.print("Four GPTs on Python's standard library: same data order, steps and lr.", highlight=False)
+    out.print("Four GPTs on Python's standard library: same data order, steps and lr.")
     runs: dict[str, list[Path]] = {arm: [] for arm in ARMS}
     with StopFlag() as stop, shown_warnings(), TerminalWatch() as watch:
         results = run_demo(out_dir, seeds=range(seed, seed + seeds), steps=steps, stop=stop, watch=watch)
         for number in range(1, len(ARMS) * seeds + 1):
             arm = ARMS[(number - 1) % len(ARMS)]
-            out.print(f"\n[bold]{arm}[/bold] ({number} of {len(ARMS) * seeds})", highlight=False)
+            out.print(f"\n{arm} ({number} of {len(ARMS) * seeds})", style="bold")
             finished = next(results)
             runs[arm].append(finished.result.path)
             assert finished.result.figures is not None
-            out.print(f"{arm}, seed {finished.seed}: PPL {finished.result.figures['best_ppl']:.2f}", highlight=False)
+            out.print(f"{arm}, seed {finished.seed}: PPL {finished.result.figures['best_ppl']:.2f}")
     note = "one seed: no verdict" if seeds == 1 else f"{seeds} seeds; 95% intervals, paired by seed"
     _print_table(arm_rows(runs, baseline="baseline"), note)
     try:
@@ -45,17 +45,15 @@ def demo(
         subtitle = f"small GPTs on Python's standard library; seed {seed} alone: no verdict"
         chart = learning_curves(first, baseline="baseline", title="Learning and frozen attention", subtitle=subtitle)
         svg, png = save_chart(chart, out_dir / "demo" / f"learning-curves-seed-{seed}")
-        out.print(f"\nlearning curves: {svg} and {png.name}", highlight=False, soft_wrap=True)
+        out.print(f"\nlearning curves: {svg} and {png.name}", soft_wrap=True)
     except MissingExtraError as problem:
-        out.print(f"\nno picture: {problem}", highlight=False, markup=False)
+        out.print(f"\nno picture: {problem}")
     out.print(
         "\nNext:\n"
         "  oelm demo --seeds 5                           intervals instead of one seed\n"
         "  oelm train --method oelm_freeze --text PATH   the method on your own text\n"
         "  oelm train --method uniform                   the floor: no Q and K at all\n"
         "  oelm train --help                             everything else",
-        highlight=False,
-        markup=False,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.shell import TerminalWatch, out, reported
-from oelm.errors import STOPPED, ConfigError
+from oelm.errors import ConfigError, StoppedError
 
 if TYPE_CHECKING:
     from oelm.train.evaluate import Evaluation
@@ -36,7 +36,7 @@ def evaluate(
     with StopFlag() as stop, TerminalWatch() as watch:
         name, evaluation = score_run(loaded, data=data, text=text, split=split, batch_size=batch_size, stop=stop, watch=watch)
     if evaluation is None:
-        raise typer.Exit(STOPPED)
+        raise StoppedError("stopped before the end, so there is no figure; repeat the same command")
     if documents is not None:
         write_text(documents, "".join(dump_json(row, indent=None) + "\n" for row in evaluation.documents))
     _print(name, loaded.step, evaluation, documents)
@@ -51,4 +51,4 @@ def _print(name: str, step: int, evaluation: Evaluation, documents: Path | None)
     ]
     if documents is not None:
         lines.append(f"losses by document: {documents}")
-    out.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    out.print("\n".join(lines), soft_wrap=True)

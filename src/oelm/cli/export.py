@@ -38,7 +38,5 @@ def export(
     out.print(
         f"exported step {loaded.step} to {folder}\n"
         f'  from transformers import pipeline; pipeline("text-generation", model="{folder}")',
-        highlight=False,
-        markup=False,
         soft_wrap=True,
     )

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from oelm.cli.shell import err, reported
+from oelm.cli.shell import err, printable, reported
 from oelm.errors import ConfigError
 
 
@@ -38,12 +38,17 @@ def generate(
     except ValidationError as problem:
         first = problem.errors()[0]
         raise ConfigError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']} (given: {first['input']})") from None
+
+    def show(text: str) -> None:
+        # What a model writes is data: it must not drive a terminal.
+        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+
     loaded = load_run(run, which=checkpoint)
     lay_out_by_columns(loaded.model)
     tokenizer = loaded.tokenizer()
     end = end_of_text_id(tokenizer)
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]
-    sys.stdout.write(prompt)
+    show(prompt)
     written: list[int] = []
     shown = ""
     started = time.perf_counter()
@@ -54,9 +59,9 @@ def generate(
         text = tokenizer.decode(written)
         # A character may be cut between two tokens: hold it back until it is whole.
         if not text.endswith("\ufffd"):
-            sys.stdout.write(text[len(shown) :])
+            show(text[len(shown) :])
             sys.stdout.flush()
             shown = text
-    sys.stdout.write(tokenizer.decode(written)[len(shown) :] + "\n")
+    show(tokenizer.decode(written)[len(shown) :] + "\n")
     speed = len(written) / (time.perf_counter() - started)
-    err.print(f"{len(written)} tokens, {speed:,.0f} tokens/s, step {loaded.step}", style="dim", highlight=False)
+    err.print(f"{len(written)} tokens, {speed:,.0f} tokens/s, step {loaded.step}", style="dim")

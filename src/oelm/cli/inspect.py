@@ -23,17 +23,14 @@ def inspect(
     picture: Annotated[Path | None, typer.Option(help="Where the picture goes; by default into the run.")] = None,
 ) -> None:
     """Count parameters by role, check every frozen weight by its digest, and look at the heads."""
-    from oelm.method.audit import assert_unmoved, audit
+    from oelm.method.audit import audit
     from oelm.method.method import method_name
     from oelm.train.load import load_run
 
     loaded = load_run(run, which=checkpoint)
-    assert_unmoved(loaded.model)
     report = audit(loaded.model)
-    out.print(
-        f"{loaded.path}, step {loaded.step}, method: {method_name(loaded.config.method)}", highlight=False, soft_wrap=True
-    )
-    out.print(str(report), highlight=False)
+    out.print(f"{loaded.path}, step {loaded.step}, method: {method_name(loaded.config.method)}", soft_wrap=True)
+    out.print(str(report))
     _print_roles(report)
     _print_projections(report)
     if heads:
@@ -48,9 +45,9 @@ def inspect(
         target = picture or loaded.path / f"heads-step-{loaded.step}"
         try:
             svg, png = save_chart(head_grid([summary.as_dict() for summary in summaries]), target)
-            out.print(f"picture: {svg} and {png.name}", highlight=False, soft_wrap=True)
+            out.print(f"picture: {svg} and {png.name}", soft_wrap=True)
         except MissingExtraError as problem:
-            out.print(f"no picture: {problem}", highlight=False, markup=False)
+            out.print(f"no picture: {problem}")
 
 
 def _print_roles(report: Audit) -> None:

@@ -7,6 +7,7 @@ import functools
 import logging
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from oelm.train.evaluate import Evaluation
     from oelm.train.watch import StepReport
 
-out = Console()
-err = Console(stderr=True)
+# No markup: paths, names and values of users may hold brackets.
+out = Console(markup=False, highlight=False)
+err = Console(stderr=True, markup=False, highlight=False)
 _PLAIN_EVERY_S = 10.0
 
 
@@ -33,15 +35,19 @@ def reported(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except OelmError as problem:
-            # Not through rich markup: paths and values may hold brackets.
             word, style = ("stopped", "bold yellow") if problem.exit_code == STOPPED else ("error", "bold red")
-            err.print(f"{word}: {problem}", style=style, markup=False, highlight=False, soft_wrap=True)
+            err.print(f"{word}: {printable(str(problem))}", style=style, soft_wrap=True)
             raise typer.Exit(problem.exit_code) from None
         except KeyboardInterrupt:
-            err.print("stopped at once; repeat the same command to go on from the last checkpoint", style="bold yellow")
+            err.print("stopped at once; nothing that was saved is lost", style="bold yellow")
             raise typer.Exit(STOPPED) from None
 
     return run
+
+
+def printable(text: str) -> str:
+    """Return text without what could drive a terminal: control characters but line ends and tabs become a mark."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
 
 
 @contextlib.contextmanager
@@ -88,7 +94,7 @@ class TerminalWatch:
             self._bar = None
 
     def on_remark(self, text: str) -> None:
-        out.print(text, markup=False, highlight=False, soft_wrap=True)
+        out.print(text, soft_wrap=True)
 
     def on_preparing(self, what: str, done: int, total: int) -> None:
         if not out.is_terminal:

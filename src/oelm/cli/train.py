@@ -20,13 +20,13 @@ _OLD_NAMES = {"baseline": "baseline", "oelm_v2": "oelm_freeze", "oelm_random": "
 
 @reported
 def train(
-    method: Annotated[str | None, typer.Option(help="A preset: baseline, oelm_freeze, gaussian_matched, ...")] = None,
+    method: Annotated[str | None, typer.Option(help="A preset: baseline (default), oelm_freeze, gaussian_matched, ...")] = None,
     budget: Annotated[str | None, typer.Option(help="Size of it all: paper, laptop (default) or smoke.")] = None,
     data: Annotated[
-        str | None, typer.Option("--data", "--dataset", help="'stdlib' (default) or the folder of a prepared token set.")
+        str | None, typer.Option("--data", "--dataset", help="'stdlib' (default), a path to text, or a prepared token set.")
     ] = None,
     text: Annotated[Path | None, typer.Option(help="Train on this text file, or on every text file of this folder.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="'bpe:N': a byte-level BPE of N tokens trained on the text.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="'bpe:N', trained on the text, or a tokenizer.json.")] = None,
     lr: Annotated[float | None, typer.Option("--lr", "--max_lr", help="Peak learning rate.")] = None,
     steps: Annotated[
         int | None,
@@ -72,6 +72,7 @@ def train(
         run_config = _config(config, budget, chosen, overrides or [], init_from)
         size = budget if config is None else "custom"
         path = out_dir or Path("outputs") / "train" / size / run_config.variant / f"seed-{run_config.seed}"
+        out.print(f"run directory: {path}", soft_wrap=True)
         options = Options(strict=strict, exact_step=exact_step, preflight=not no_preflight)
         with TerminalWatch() as watch:
             result = run_training(run_config, path, stop=stop, watch=watch, options=options)
@@ -107,22 +108,23 @@ def _config(file: Path | None, budget: str, chosen: dict[str, Any], overrides: l
 
         chosen["method"] = resolve_method(chosen["method"]).model_dump(mode="json")
     if init_from is not None:
-        chosen["init_from"] = resolve_start(init_from).model_dump()
+        start = resolve_start(init_from)
+        chosen["init_from"] = start.model_dump()
+        # Those weights know their own tokens only.
+        chosen["data.tokenizer"] = chosen["data.tokenizer"] or str(Path(start.checkpoint).parents[1] / "tokenizer.json")
     changes = {key: value for key, value in chosen.items() if value is not None} | dict(map(parse_override, overrides))
     return parse_config(with_overrides(settings, changes), where=f"{where} with your options" if changes else where)
 
 
 def _print_result(result: Result) -> None:
     if result.status == "stopped":
-        out.print(f"stopped at step {result.step}, saved; repeat the same command to go on", highlight=False)
+        out.print(f"stopped at step {result.step}, saved; repeat the same command to go on")
         raise typer.Exit(STOPPED)
     assert result.figures is not None
     figures = result.figures
     word = "already done" if result.status == "found done" else "done"
     out.print(
         f"{word}: best PPL {figures['best_ppl']:.2f} at step {figures['best_step']}, "
-        f"{figures['step_s'].get('median', 0.0) * 1000:.0f} ms a step, {duration(figures['wall_s']['total'])} in all\n"
-        f"run directory: {result.path}",
-        highlight=False,
+        f"{figures['step_s'].get('median', 0.0) * 1000:.0f} ms a step, {duration(figures['wall_s']['total'])} in all",
         soft_wrap=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import platform
 import sysconfig
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from oelm.data.tokenizer import END_OF_TEXT
 from oelm.data.tokens import SPLITS, Split
 from oelm.errors import DataError
 
+log = logging.getLogger(__name__)
 VALIDATION_SHARE = 0.05
 # Tests repeat themselves, encodings are near-duplicate tables; _sysconfigdata and config-* differ by machine.
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "lib-dynload"}
@@ -65,23 +67,34 @@ def stdlib_corpus() -> Corpus:
     )
 
 
-def text_corpus(path: Path) -> Corpus:
-    """Return a text file or every text file of a folder as a corpus; a file may hold several documents."""
+def read_documents(path: Path) -> dict[str, str]:
+    """Return the documents of a text file, or of every text file of a folder, by name; a file may hold several."""
     if not path.exists():
         raise DataError(f"--text {path}: no such file or folder; give a UTF-8 text file, or a folder of them")
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and not _is_hidden(p, path))
     by_name: dict[str, str] = {}
+    left_out: list[str] = []
     for file in files:
         text = _read_utf8(file)
         if text is None:
             if path.is_file():
                 raise DataError(f"--text {path}: not UTF-8 text; unpack or convert it first (for example with iconv)")
+            left_out.append(file.name)
             continue
         for number, part in enumerate(text.split(END_OF_TEXT)):
             if part.strip():
                 by_name[f"{file.relative_to(path.parent)}#{number}"] = part.strip("\n") + "\n"
     if not by_name:
         raise DataError(f"--text {path}: no text in it ({len(files)} files looked at); give UTF-8 text that is not empty")
+    if left_out:
+        names = ", ".join(left_out[:5]) + (", ..." if len(left_out) > 5 else "")
+        log.warning("%s: left out %d of %d files, which are not UTF-8 text (%s)", path, len(left_out), len(files), names)
+    return by_name
+
+
+def text_corpus(path: Path) -> Corpus:
+    """Return the documents of a text file or folder as a corpus; a single one is cut in two."""
+    by_name = read_documents(path)
     if len(by_name) == 1:
         by_name = _cut_single(next(iter(by_name.values())), path)
         documents = tuple(Document(split, by_name[split]) for split in SPLITS)

@@ -13,7 +13,7 @@ from filelock import FileLock
 from tokenizers import Tokenizer
 
 from oelm.data.corpora import Corpus, stdlib_corpus, text_corpus
-from oelm.data.tokenizer import bpe_vocab_size, end_of_text_id, train_bpe
+from oelm.data.tokenizer import TokenizerRecipe, end_of_text_id, load_tokenizer, tokenizer_recipe, train_bpe
 from oelm.data.tokens import FORMAT, SPLITS, Split, SplitMeta, TokenMeta, TokenSet, dtype_for, open_tokens
 from oelm.errors import DataError
 from oelm.files import cache_root, publish_dir, room_checked, sha256_file, sweep_staging, write_json
@@ -42,31 +42,34 @@ def prepare(data: str, *, tokenizer: str, progress: Progress = no_progress) -> T
     else:
         raise DataError(
             f"no data set called {data!r} here: use 'stdlib' (always there), the path of a text file or folder, "
-            "or the folder of a prepared token set (train.bin, val.bin, meta.json)"
+            "or the folder of a prepared token set (train.bin, val.bin, meta.json, tokenizer.json)"
         )
     return prepare_corpus(corpus, tokenizer=tokenizer, progress=progress)
 
 
 def prepare_corpus(corpus: Corpus, *, tokenizer: str, progress: Progress = no_progress) -> TokenSet:
     """Return the token set of a corpus, from the cache where its content was prepared before."""
-    vocab_size = bpe_vocab_size(tokenizer)
-    key = hashlib.sha256(f"{FORMAT}\0{tokenizer}\0{corpus.fingerprint()}".encode()).hexdigest()[:12]
-    target = cache_root() / "tokens" / f"{corpus.name}-{tokenizer.replace(':', '')}-{key}"
+    recipe = tokenizer_recipe(tokenizer)
+    key = hashlib.sha256(f"{FORMAT}\0{recipe.label}\0{corpus.fingerprint()}".encode()).hexdigest()[:12]
+    target = cache_root() / "tokens" / f"{corpus.name}-{recipe.label.replace(':', '')}-{key}"
     with room_checked(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.parent / f".{target.name}.lock"):
         if not target.is_dir():
             sweep_staging(target.parent, of=target.name)
             with publish_dir(target) as staging:
-                _write_token_set(corpus, staging, tokenizer, vocab_size, progress)
+                _write_token_set(corpus, staging, recipe, progress)
     return open_tokens(target)
 
 
-def _write_token_set(corpus: Corpus, folder: Path, spec: str, vocab_size: int, progress: Progress) -> None:
-    progress("training the tokenizer", 0, 1)
-    tokenizer = train_bpe(corpus.texts("train"), vocab_size=vocab_size)
+def _write_token_set(corpus: Corpus, folder: Path, recipe: TokenizerRecipe, progress: Progress) -> None:
     tokenizer_path = folder / "tokenizer.json"
-    tokenizer_path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    text = recipe.text
+    if text is None:
+        progress("training the tokenizer", 0, 1)
+        text = train_bpe(corpus.texts("train"), vocab_size=recipe.vocab_size).to_str(pretty=True)
+    tokenizer_path.write_bytes(text.encode())
+    tokenizer = load_tokenizer(folder)
     total = sum(len(document.text) for document in corpus.documents)
     splits: dict[Split, SplitMeta] = {}
     done = 0
@@ -81,7 +84,7 @@ def _write_token_set(corpus: Corpus, folder: Path, spec: str, vocab_size: int, p
         dtype=dtype_for(tokenizer.get_vocab_size()),
         vocab_size=tokenizer.get_vocab_size(),
         end_of_text=end_of_text_id(tokenizer),
-        tokenizer=spec,
+        tokenizer=recipe.label,
         tokenizer_sha256=sha256_file(tokenizer_path),
         splits=splits,
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -15,12 +17,28 @@ _BPE = re.compile(r"bpe:([1-9][0-9]{0,6})")
 _SMALLEST_VOCAB = 257  # 256 bytes and the end-of-text mark
 
 
-def bpe_vocab_size(spec: str) -> int:
-    """Return the vocabulary size that a tokenizer spec such as 'bpe:4096' asks for."""
+@dataclass(frozen=True)
+class TokenizerRecipe:
+    """How a tokenizer comes about: trained to `vocab_size`, or given as the `text` of a tokenizer.json."""
+
+    label: str
+    vocab_size: int
+    text: str | None
+
+
+def tokenizer_recipe(spec: str) -> TokenizerRecipe:
+    """Return what 'bpe:4096', or the path of a tokenizer.json such as another run's, asks for."""
+    if spec.endswith(".json"):
+        text = _read(Path(spec))
+        label = f"file-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return TokenizerRecipe(label, load_tokenizer(Path(spec).parent, name=Path(spec).name).get_vocab_size(), text)
     match = _BPE.fullmatch(spec)
     if match is None or int(match[1]) < _SMALLEST_VOCAB:
-        raise ConfigError(f"tokenizer {spec!r}: must be 'bpe:N' with N >= {_SMALLEST_VOCAB}, for example bpe:4096")
-    return int(match[1])
+        raise ConfigError(
+            f"tokenizer {spec!r}: must be 'bpe:N' with N >= {_SMALLEST_VOCAB}, for example bpe:4096, "
+            "or the path of a tokenizer.json, for example another run's"
+        )
+    return TokenizerRecipe(spec, int(match[1]), None)
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
@@ -46,10 +64,18 @@ def end_of_text_id(tokenizer: Tokenizer) -> int:
     return int(token)
 
 
-def load_tokenizer(token_set: Path) -> Tokenizer:
-    """Read the tokenizer that a token set was made with."""
-    path = token_set / "tokenizer.json"
+def load_tokenizer(folder: Path, *, name: str = "tokenizer.json") -> Tokenizer:
+    """Read the tokenizer of a token set or a run."""
+    path = folder / name
+    text = _read(path)
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        return Tokenizer.from_str(text)
     except Exception as problem:  # the library raises bare Exception
         raise DataError(f"{path}: cannot be read as a tokenizer ({problem})") from problem
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise DataError(f"{path}: cannot be read as a tokenizer ({problem})") from None

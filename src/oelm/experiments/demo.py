@@ -47,11 +47,13 @@ def run_demo(out: Path, *, seeds: range, steps: int | None, stop: StopFlag, watc
     """Train all arms seed by seed, yielding each run as it ends; finished ones are found, not trained again."""
     for seed in seeds:
         for arm in ARMS:
-            result = train(demo_config(arm, seed=seed, steps=steps), arm_path(out, arm, seed), stop=stop, watch=watch)
+            config = demo_config(arm, seed=seed, steps=steps)
+            result = train(config, arm_path(out, arm, config), stop=stop, watch=watch)
             if result.status == "stopped":
                 raise StoppedError(f"stopped in arm '{arm}' at step {result.step}: repeat the same command to go on from there")
             yield ArmResult(arm, seed, result)
 
 
-def arm_path(out: Path, arm: str, seed: int) -> Path:
-    return out / "demo" / "laptop" / arm / f"seed-{seed}"
+def arm_path(out: Path, arm: str, config: RunConfig) -> Path:
+    """Return an arm's place; a demo of other steps has its own, for an extended arm is no match for a fresh one."""
+    return out / "demo" / f"{config.steps}-steps" / arm / f"seed-{config.seed}"

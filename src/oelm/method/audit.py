@@ -120,7 +120,7 @@ def assert_unmoved(model: nn.Module) -> None:
         if digest(parameters[name]) != recorded:
             raise FrozenMovedError(
                 f"frozen parameter {name} has moved since it was frozen (its sha256 no longer begins {recorded[:8]}): "
-                "something other than training wrote to it. Discard what was computed since, go back to the last checkpoint"
+                "something wrote to it, or changed its dtype by another way than oelm.cast. Go back to the last checkpoint"
             )
         if parameters[name].requires_grad:
             raise FrozenMovedError(f"frozen parameter {name} asks for a gradient again; use oelm.thaw(model) to let it learn")

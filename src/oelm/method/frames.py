@@ -56,7 +56,7 @@ def orthonormalize(weight_HKD: Tensor) -> Tensor:
 
 def orthonormality_error(weight_HKD: Tensor) -> float:
     """Return max |W W^T - I| over the heads: below 2e-7 for a frame in float32, about 1e-3 for one cast to bfloat16."""
-    weight_HKD = weight_HKD.detach().double()
+    weight_HKD = weight_HKD.detach().cpu().double()  # not every device has float64
     gram_HKK = weight_HKD @ weight_HKD.mT
-    identity_KK = torch.eye(weight_HKD.shape[1], dtype=torch.float64, device=weight_HKD.device)
+    identity_KK = torch.eye(weight_HKD.shape[1], dtype=torch.float64)
     return float((gram_HKK - identity_KK).abs().max())

@@ -35,6 +35,11 @@ class Method(BaseModel):
     gain: Gain = "none"
     seed: int | None = Field(default=None, ge=0)
 
+    @field_validator("freeze", "layers", mode="before")
+    @classmethod
+    def _list_as_tuple(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
     @field_validator("freeze")
     @classmethod
     def _sorted_parts(cls, parts: tuple[Part, ...]) -> tuple[Part, ...]:

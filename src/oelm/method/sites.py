@@ -82,13 +82,18 @@ class Site:
         yield "k", self.k
 
 
-_ADAPTERS: dict[str, Callable[[nn.Module], SitePaths]] = {}
+Adapter = Callable[[nn.Module], SitePaths]
+_ADAPTERS: dict[str, Adapter] = {}
 
 
-def register_sites(class_path: str) -> Callable[[Callable[[nn.Module], SitePaths]], Callable[[nn.Module], SitePaths]]:
-    """Register, for attention modules of the class `package.module.Class`, the function that finds Q and K in one."""
+def register_sites(attention: str | type[nn.Module]) -> Callable[[Adapter], Adapter]:
+    """Register, for attention modules of a class (itself, or 'package.module.Class'), what finds Q and K in one.
 
-    def register(adapter: Callable[[nn.Module], SitePaths]) -> Callable[[nn.Module], SitePaths]:
+    Classes derived from it are found too.
+    """
+    class_path = attention if isinstance(attention, str) else _class_path(attention)
+
+    def register(adapter: Adapter) -> Adapter:
         _ADAPTERS[class_path] = adapter
         return adapter
 
@@ -102,12 +107,17 @@ def _gpt(module: nn.Module) -> SitePaths:
     return SitePaths(q="q", k="k", num_heads=num_heads, num_kv_heads=num_heads)
 
 
+def _class_path(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def attention_sites(model: nn.Module) -> list[Site]:
     """Return the sites of every attention in the model, by layer; raise SiteError when there is none we know."""
     found: list[tuple[str, Projection, Projection]] = []
     for name, module in model.named_modules():
-        kind = type(module)
-        if adapter := _ADAPTERS.get(f"{kind.__module__}.{kind.__qualname__}"):
+        known = [_ADAPTERS[path] for path in map(_class_path, type(module).__mro__) if path in _ADAPTERS]
+        if known:
+            adapter = known[0]
             paths = adapter(module)
             prefix = f"{name}." if name else ""
             q = Projection(f"{prefix}{paths.q}", module.get_submodule(paths.q), paths.num_heads)

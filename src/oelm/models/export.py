@@ -23,7 +23,7 @@ def export_gpt2(model: GPT, tokenizer: Tokenizer, folder: Path, *, end_of_text: 
     if any(name.endswith(".gain") for name, _ in model.named_parameters()):
         raise OelmError("this model has learnt gains, for which GPT-2 has no place: fold them with oelm.fold_gains first")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OelmError(f"{folder}: is not an empty folder, and nothing in it shall be overwritten; choose a new one")
+        raise OelmError(f"{folder}: exists and is not an empty folder; nothing is overwritten, choose a new one")
     with publish_dir(folder) as staging:
         save_file(gpt2_tensors(model), staging / "model.safetensors", metadata={"format": "pt"})
         write_json(staging / "config.json", gpt2_config(model, end_of_text))

@@ -78,8 +78,7 @@ def check_prompt(prompt: list[int], seq_len: int) -> None:
 
 
 def empty_caches(model: GPT) -> list[LayerCache]:
-    device = model.head_VD.device
-    return [LayerCache(model.config, batch_size=1, device=device) for _ in range(model.config.num_layers)]
+    return [LayerCache(model.config, batch_size=1, like=model.head_VD) for _ in range(model.config.num_layers)]
 
 
 def _next_logits(model: GPT, unread: list[int], caches: list[LayerCache]) -> Tensor:

@@ -22,11 +22,11 @@ class GPTConfig(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     vocab_size: int = Field(ge=0, le=2**31)
-    seq_len: int = Field(gt=0)
-    model_dim: int = Field(gt=0)
-    num_layers: int = Field(gt=0)
-    num_heads: int = Field(gt=0)
-    ff_dim: int = Field(gt=0)
+    seq_len: int = Field(gt=0, le=2**20)
+    model_dim: int = Field(gt=0, le=2**20)
+    num_layers: int = Field(gt=0, le=2**12)
+    num_heads: int = Field(gt=0, le=2**20)
+    ff_dim: int = Field(gt=0, le=2**24)
     dropout: float = Field(ge=0.0, lt=1.0)
 
     @model_validator(mode="after")
@@ -53,9 +53,9 @@ def divisors_near(number: int, wanted: int) -> str:
 class LayerCache:
     """Keys and values of the tokens one layer has seen, with room for a whole context."""
 
-    def __init__(self, config: GPTConfig, *, batch_size: int, device: torch.device) -> None:
+    def __init__(self, config: GPTConfig, *, batch_size: int, like: Tensor) -> None:
         shape = (batch_size, config.num_heads, config.seq_len, config.head_dim)
-        self.k_BHTK, self.v_BHTK = torch.empty(shape, device=device), torch.empty(shape, device=device)
+        self.k_BHTK, self.v_BHTK = like.new_empty(shape), like.new_empty(shape)
         self.length = 0
 
     def extend(self, k_BHTK: Tensor, v_BHTK: Tensor) -> tuple[Tensor, Tensor]:

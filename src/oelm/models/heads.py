@@ -5,6 +5,7 @@ B batch  T tokens  D model_dim  H heads  K head_dim
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from oelm.models.gpt import GPT, Attention, Block
 from oelm.seeds import stream_seed
 
-_REPEATED = 32
+_REPEATED, _LONGEST = 32, 1024
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,20 @@ class HeadSummary:
         return asdict(self)
 
 
-@torch.no_grad()
 def summarize_heads(model: GPT, tokens_BT: Tensor) -> list[HeadSummary]:
-    """Summarise every head on real windows, and its induction on random tokens said twice."""
+    """Summarise every head on real windows, averaged over them, and its induction on random tokens said twice."""
+    # A window at a time, none longer than needed: all scores of a layer are in memory at once.
+    by_window = [_summarize_window(model, tokens_T[:_LONGEST].unsqueeze(0)) for tokens_T in tokens_BT]
+    return [_averaged(summaries) for summaries in zip(*by_window, strict=True)]
+
+
+def _averaged(summaries: tuple[HeadSummary, ...]) -> HeadSummary:
+    rows = [summary.as_dict() for summary in summaries]
+    return HeadSummary(**{name: type(value)(statistics.fmean(row[name] for row in rows)) for name, value in rows[0].items()})
+
+
+@torch.no_grad()
+def _summarize_window(model: GPT, tokens_BT: Tensor) -> list[HeadSummary]:
     was_training = model.training
     model.eval()
     repeats_BT = _repeated_tokens(model, tokens_BT)
@@ -82,7 +94,7 @@ def _summarize_layer(layer: int, logits_BHTT: Tensor, induction_H: Tensor, rank_
     entropy_H = -(weights_BHTT * weights_BHTT.clamp_min(1e-30).log()).sum(-1).mean((0, 2))
     distance_H = (weights_BHTT * distance_TT).sum(-1).mean((0, 2))
     visible_TT = positions_T[:, None] >= positions_T[None, :]
-    logit_std_H = logits_BHTT.transpose(0, 1)[:, :, visible_TT].flatten(1).std(1)
+    logit_std_H = logits_BHTT.transpose(0, 1)[:, :, visible_TT].flatten(1).std(1, correction=0)
     uniform = float((positions_T + 1.0).log().mean())
     return [
         HeadSummary(
@@ -112,8 +124,9 @@ def _effective_rank(attention: Attention) -> Tensor:
     """Return, per head, exp of the entropy of the normalised singular values of W_q^T W_k (0 for an empty map)."""
     # A learnt gain is part of the form: the query map as a function, not its stored weight.
     basis_DD = torch.eye(attention.q.weight.shape[1]).to(attention.q.weight)
-    q_HKD = attention.q(basis_DD).detach().float().T.unflatten(0, (attention.num_heads, -1))
-    k_HKD = attention.k.weight.detach().float().unflatten(0, (attention.num_heads, -1))
+    # On the CPU: not every device factors matrices.
+    q_HKD = attention.q(basis_DD).detach().float().cpu().T.unflatten(0, (attention.num_heads, -1))
+    k_HKD = attention.k.weight.detach().float().cpu().unflatten(0, (attention.num_heads, -1))
     # Singular values of the D x D form through its K x K core: the QR factors of both sides carry all of them.
     r_q, r_k = torch.linalg.qr(q_HKD.mT).R, torch.linalg.qr(k_HKD.mT).R
     values_HK = torch.linalg.svdvals(r_q @ r_k.mT)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import math
+import re
 from typing import Any
 
 from oelm.method.audit import Audit
@@ -13,7 +16,11 @@ def model_card(config: RunConfig, audit: Audit, *, data: dict[str, Any], step: i
     """Return a Hugging Face model card in Markdown; a loss that was not measured is not mentioned."""
     model = config.model
     frozen = f"{audit.frozen:,} of {audit.total:,} ({100 * audit.frozen / audit.total:.2f}%)"
-    measured = f"| validation loss at that step (nats per token) | {loss:.4f} |\n" if loss is not None else ""
+    measured = ""
+    if loss is not None:
+        measured = f"| validation loss and perplexity at that step | {loss:.4f}, {math.exp(loss):.3f} |\n"
+    new_tokens = min(40, model.seq_len // 2)
+
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -21,7 +28,7 @@ tags: [gpt2, frozen-attention, oelm]
 ---
 # GPT trained with `oelm`, method `{method_name(config.method)}`
 
-A small GPT-2-shaped language model, trained from scratch by [`oelm`](https://pypi.org/project/oelm/), a laboratory for
+A small GPT-2-shaped language model, trained from scratch by `oelm`, a laboratory for
 transformers whose attention does not learn. A research artefact: one seed, small data, no safety tuning.
 
 | | |
@@ -29,7 +36,7 @@ transformers whose attention does not learn. A research artefact: one seed, smal
 | shape | {model.num_layers} layers, {model.num_heads} heads, {model.model_dim} wide, context {model.seq_len} |
 | parameters while training | {audit.total:,} |
 | of them frozen (Q and K) | {frozen} |
-| data | {data.get("source", "not recorded")} (fingerprint {str(data.get("fingerprint", ""))[:12]}) |
+| data | {_plain(data.get("source", "not recorded"))} (fingerprint {str(data.get("fingerprint", ""))[:12]}) |
 | steps, of planned | {step:,} of {config.steps:,} |
 | batch, learning rate, seed | {config.batch_size} x {model.seq_len}, {config.optim.lr:g}, {config.seed} |
 {measured}
@@ -38,6 +45,13 @@ Learnt gains, if any, are folded into the query weights: these are plain GPT-2 w
 ```python
 from transformers import pipeline
 
-print(pipeline("text-generation", model="PATH_OF_THIS_FOLDER")("Once", max_new_tokens=40)[0]["generated_text"])
+write = pipeline("text-generation", model="PATH_OF_THIS_FOLDER")
+print(write("Once", max_new_tokens={new_tokens})[0]["generated_text"])
 ```
 """
+
+
+def _plain(value: object) -> str:
+    """Return text that cannot end a table cell or become markup: a folder's name may hold anything."""
+    escaped = html.escape(str(value), quote=False)
+    return re.sub(r"([\\`*_{}\[\]()#+!|])", r"\\\1", " ".join(escaped.split()))

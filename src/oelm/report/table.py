@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oelm.errors import ConfigError
 from oelm.files import read_json
 from oelm.intervals import Ratio, mean_ratio
+
+# What arms of one comparison may differ in.
+_FREE = ("method", "seed")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class ArmRow:
 
 def arm_rows(runs: Mapping[str, Sequence[Path]], *, baseline: str) -> list[ArmRow]:
     """Read the figures of finished runs, the same seeds in the same order for each arm, and compare them in pairs."""
+    _check_fair([path for paths in runs.values() for path in paths])
     figures = {arm: [read_json(path / "timing_stats.json") for path in paths] for arm, paths in runs.items()}
     reference = _perplexities(figures[baseline])
     return [
@@ -38,6 +43,15 @@ def arm_rows(runs: Mapping[str, Sequence[Path]], *, baseline: str) -> list[ArmRo
         )
         for arm, paths in runs.items()
     ]
+
+
+def _check_fair(runs: list[Path]) -> None:
+    """Raise ConfigError unless the runs' configs differ in nothing but method and seed."""
+    configs = [{key: value for key, value in read_json(run / "config.json").items() if key not in _FREE} for run in runs]
+    for run, config in zip(runs, configs, strict=True):
+        for key in config.keys() | configs[0].keys():
+            if config.get(key) != configs[0].get(key):
+                raise ConfigError(f"{run} and {runs[0]} differ in '{key}', so they cannot be compared; give both the same")
 
 
 def _perplexities(figures: list[dict[str, Any]]) -> list[float]:

@@ -61,7 +61,8 @@ class Checkpoints:
         """Set `latest.json` and `best.json` by a state; also after a kill between a checkpoint and its pointers."""
         state = saved.state
         write_json(self.run / "latest.json", {"step": state.step, "checkpoint": f"checkpoints/step-{state.step:08d}"})
-        if state.best_step is not None:
+        # Going back to an older state can leave it with a best that was pruned since.
+        if state.best_step is not None and (self.folder / f"step-{state.best_step:08d}").is_dir():
             best = {
                 "step": state.best_step,
                 "checkpoint": f"checkpoints/step-{state.best_step:08d}",
@@ -94,13 +95,28 @@ class Checkpoints:
 
     def _paths_newest_first(self) -> Iterator[Path]:
         found = [path for path in self.folder.glob("step-*") if _STEP_DIR.fullmatch(path.name) and _is_plain_dir(path)]
-        yield from sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+        yield from sorted(found, key=_step_of, reverse=True)
 
     def _prune(self, saved: SavedState) -> None:
         kept = {saved.state.step, saved.state.best_step}
-        for path in list(self._paths_newest_first())[self.keep :]:
-            if int(path.name.removeprefix("step-")) not in kept:
+        older = [path for path in self._paths_newest_first() if _step_of(path) <= saved.state.step]
+        for path in older[self.keep :]:
+            if _step_of(path) not in kept:
                 shutil.rmtree(path)
+
+    def forget_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps: the run goes on from `step`, and they belong to a line given up."""
+        for path in list(self._paths_newest_first()):
+            if _step_of(path) > step:
+                shutil.rmtree(path)
+
+    def any(self) -> bool:
+        """Whether anything was ever saved."""
+        return next(self._paths_newest_first(), None) is not None
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -57,6 +57,7 @@ class InitFrom(Strict):
 
     checkpoint: str
     sha256: str
+    tokenizer_sha256: str
 
 
 class RunConfig(Strict):
@@ -165,7 +166,8 @@ def _known_keys(path: list[Any]) -> list[str]:
 
 
 def read_config(path: Path) -> RunConfig:
-    """Read the config that a run left behind."""
+    """Read the config that a run left behind, from the file or the run's directory."""
+    path = path / "config.json" if path.is_dir() else path
     data = read_json(path, error=ConfigError)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must be an object of settings, found {type(data).__name__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -82,5 +83,7 @@ def synchronize(device: str) -> None:
 
 def apply_determinism(*, deterministic: bool) -> None:
     """Make a GPU repeat itself to the bit where asked for; a CPU does so anyway."""
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses without it
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.benchmark = not deterministic

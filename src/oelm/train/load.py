@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 
 from oelm.data.tokenizer import load_tokenizer
 from oelm.errors import CheckpointError
-from oelm.files import read_json
+from oelm.files import read_json, sha256_file
 from oelm.method.apply import fold_gains, freeze
 from oelm.models.gpt import GPT, build_gpt
-from oelm.train.checkpoint import MODEL, Checkpoint, load_model, open_checkpoint
+from oelm.train.checkpoint import MANIFEST, MODEL, Checkpoint, load_model, open_checkpoint
 from oelm.train.config import RunConfig, read_config
 
 
@@ -38,12 +38,16 @@ class LoadedRun:
         return plain
 
     def tokenizer(self) -> Tokenizer:
+        """Read the run's tokenizer; raise CheckpointError when it is not the one that the weights were trained with."""
+        path, expected = self.path / "tokenizer.json", self.checkpoint.saved.tokenizer_sha256
+        if not path.is_file() or sha256_file(path) != expected:
+            raise CheckpointError(f"{path}: missing, or not the tokenizer these weights were trained with ({expected[:12]}...)")
         return load_tokenizer(self.path)
 
 
 def load_run(path: Path, *, which: str = "best") -> LoadedRun:
     """Open a run directory at its 'best' or 'latest' checkpoint or at a step, or open a checkpoint directory itself."""
-    folder = find_checkpoint(path, which=which)
+    folder = find_checkpoint(path, which=which).resolve()
     checkpoint = open_checkpoint(folder)
     run = folder.parent.parent
     config = read_config(run / "config.json")
@@ -63,15 +67,19 @@ def _pointed(pointer: Path) -> str:
 
 def find_checkpoint(path: Path, *, which: str) -> Path:
     """Return the checkpoint directory that a path and a choice mean; raise CheckpointError when there is none."""
-    if (path / MODEL).is_file():
+    if (path / MODEL).is_file() and (path / MANIFEST).is_file():
         return path
+    if (path / MODEL).is_file():
+        raise CheckpointError(f"{path}: weights without our manifest: an exported folder, maybe, but no checkpoint of a run")
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such run; `oelm train` prints where a run is")
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path}: neither a run directory nor a checkpoint; runs are where `oelm train` said")
     if which.isdecimal():
         folder = path / "checkpoints" / f"step-{int(which):08d}"
         if not folder.is_dir():
-            there = sorted(int(p.name.removeprefix("step-")) for p in path.glob("checkpoints/step-*"))
-            raise CheckpointError(f"{path}: no checkpoint of step {which}; there are: {', '.join(map(str, there)) or 'none'}")
+            there = ", ".join(sorted(p.name.removeprefix("step-").lstrip("0") or "0" for p in path.glob("checkpoints/step-*")))
+            raise CheckpointError(f"{path}: no checkpoint of step {which}; there are: {there or 'none'}")
         return folder
     if which not in ("best", "latest"):
         raise CheckpointError(f"checkpoint {which!r}: say 'best', 'latest' or the number of a step")

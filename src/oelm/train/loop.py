@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 
+from oelm.errors import NonFiniteError
 from oelm.train.device import synchronize
 from oelm.train.optim import set_learning_rate
 from oelm.train.schedule import learning_rate
@@ -12,6 +14,8 @@ from oelm.train.session import Session
 from oelm.train.step import Outcome, train_step
 from oelm.train.task import Batch
 from oelm.train.watch import StepReport
+
+log = logging.getLogger(__name__)
 
 
 def run_loop(run: Session) -> None:
@@ -74,11 +78,22 @@ def tell(run: Session, outcome: Outcome, *, lr: float, seconds: float, tokens: i
 
 def evaluate(run: Session) -> None:
     """Evaluate the whole validation split at this step, unless a stop comes first."""
+
+    def progress(done: int, total: int) -> None:
+        run.folder.heartbeat(step=run.state.step, steps=run.config.steps, eta_s=run.eta_s())
+        run.watch.on_validating(done, total)
+
     with run.clock.phase("validation"):
-        evaluation = run.task.evaluate(run.model, run.stop, progress=run.watch.on_validating)
+        evaluation = run.task.evaluate(run.model, run.stop, progress=progress)
     if evaluation is None:
         return
+    if not math.isfinite(evaluation.loss):
+        raise NonFiniteError(
+            f"step {run.state.step}: validation loss {evaluation.loss}: the weights are ruined. Checkpoints of earlier steps "
+            "are good: in a new run, lower optim.lr or raise schedule.warmup_steps"
+        )
     run.last_evaluation = evaluation
     run.state = run.state.evaluated(evaluation.loss)
     run.metrics.write(step=run.state.step, **evaluation.as_row())
+    log.info("step %d: validation loss %.4f, PPL %.3f", run.state.step, evaluation.loss, evaluation.perplexity)
     run.watch.on_evaluation(run.state.step, evaluation, is_best=run.state.is_best_here)

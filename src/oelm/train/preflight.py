@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from oelm.errors import DiskFullError, OutOfMemoryError
-from oelm.method.audit import Audit
+from oelm.method.sites import attention_sites
+from oelm.models.gpt import GPT
 from oelm.train.config import RunConfig
 from oelm.train.loss import chunk_rows
 
@@ -27,18 +28,36 @@ class Estimate:
     checkpoint: int
 
 
-def estimate(config: RunConfig, audit: Audit) -> Estimate:
+def parameter_counts(config: RunConfig) -> tuple[int, int]:
+    """Return how many parameters a run's model has, and how many of them train, without making their numbers."""
+    with torch.device("meta"):
+        model = GPT(config.model)
+    sites = attention_sites(model)
+    frozen = sum(
+        parameter.numel()
+        for site in sites
+        if config.method.selects(site.layer, config.model.num_layers)
+        for part, projection in site.projections()
+        if part in config.method.freeze
+        for _, parameter in projection.parameters()
+    )
+    total = sum(parameter.numel() for parameter in model.parameters())
+    return total, total - frozen
+
+
+def estimate(config: RunConfig, *, device: str) -> Estimate:
     """Estimate memory and disk of a run from its shapes."""
     model, batch = config.model, config.micro_batch_size
+    total, trainable = parameter_counts(config)
     tokens = batch * model.seq_len
-    states = audit.total * _FLOAT + audit.trainable * 3 * _FLOAT
+    states = total * _FLOAT + trainable * 3 * _FLOAT
     # Kept for the backward pass, per token and layer: two norms, q k v, mixed values, two adds, and the feed-forward.
     per_layer = tokens * (9 * model.model_dim + 2 * model.ff_dim)
-    if model.dropout > 0:
-        # Masks, and attention's probabilities four times over: with dropout no fast path keeps them away.
+    if model.dropout > 0 and device == "cpu":
+        # Masks, and attention's probabilities four times over: on a CPU no fast path has dropout.
         per_layer += tokens * 2 * model.model_dim + 4 * batch * model.num_heads * model.seq_len**2
     head = 2 * chunk_rows(model.vocab_size) * model.vocab_size + 2 * model.vocab_size * model.model_dim
-    checkpoint = (audit.total + 2 * audit.trainable) * _FLOAT
+    checkpoint = (total + 2 * trainable) * _FLOAT
     memory = states + (per_layer * model.num_layers + head + 4 * tokens * model.model_dim) * _FLOAT
     # Kept ones, the best, and the one being written.
     return Estimate(memory=memory, disk=checkpoint * (config.keep_checkpoints + 2), checkpoint=checkpoint)
@@ -52,8 +71,9 @@ def check_fits(needs: Estimate, config: RunConfig, *, run: Path, device: str) ->
             f"this run needs about {gibibytes(needs.memory)} of memory and {gibibytes(free_memory)} are free: "
             f"{what_to_lower(config)}, or start anyway with --no-preflight"
         )
+    there = sum(path.stat().st_size for path in run.glob("checkpoints/step-*/*"))
     free_disk = shutil.disk_usage(run).free
-    if needs.disk > free_disk:
+    if needs.disk - there > free_disk:
         raise DiskFullError(
             f"{run}: checkpoints of this run take about {gibibytes(needs.disk)} and {gibibytes(free_disk)} are free on "
             "that disk: make room, choose another --out, or start anyway with --no-preflight"

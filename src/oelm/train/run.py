@@ -16,7 +16,7 @@ import torch
 
 from oelm.data.prepare import prepare
 from oelm.data.tokens import TokenSet
-from oelm.errors import STOPPED, DiskFullError, OutOfMemoryError, StoppedError
+from oelm.errors import STOPPED, DataError, OelmError, OutOfMemoryError, RunDirError, StoppedError
 from oelm.files import dump_json, read_json, sha256_file, write_json, write_text
 from oelm.method.audit import audit
 from oelm.models.heads import summarize_heads
@@ -26,7 +26,7 @@ from oelm.train.device import choose_compute, look
 from oelm.train.load import find_checkpoint
 from oelm.train.loop import run_loop
 from oelm.train.metrics import read_metrics
-from oelm.train.preflight import check_fits, estimate, gibibytes, is_out_of_memory, what_to_lower
+from oelm.train.preflight import Estimate, check_fits, estimate, gibibytes, is_out_of_memory, what_to_lower
 from oelm.train.rundir import RunDir, StatusName
 from oelm.train.score import first_windows
 from oelm.train.session import Session, build_session, resume
@@ -69,8 +69,12 @@ def resolve(config: RunConfig, tokens: TokenSet) -> RunConfig:
 
 def resolve_start(path: Path) -> InitFrom:
     """Return the checkpoint to start from: the best one of a run directory, or the checkpoint directory itself."""
-    checkpoint = open_checkpoint(find_checkpoint(path, which="best"))
-    return InitFrom(checkpoint=str(checkpoint.path.resolve()), sha256=sha256_file(checkpoint.path / MODEL))
+    checkpoint = open_checkpoint(find_checkpoint(path, which="best").resolve())
+    return InitFrom(
+        checkpoint=str(checkpoint.path),
+        sha256=sha256_file(checkpoint.path / MODEL),
+        tokenizer_sha256=checkpoint.saved.tokenizer_sha256,
+    )
 
 
 def train(config: RunConfig, out: Path, *, stop: StopFlag, watch: Watch, options: Options | None = None) -> Result:
@@ -82,15 +86,22 @@ def train(config: RunConfig, out: Path, *, stop: StopFlag, watch: Watch, options
     with RunDir(out) as folder:
         config = folder.claim(config)
         if folder.is_done(config):
+            if options.exact_step is not None:
+                raise RunDirError(f"{out} is finished, so there is nothing to resume from step {options.exact_step}")
+            _check_data_unchanged(out, tokens)
             return Result("found done", config.steps, out, read_json(out / "timing_stats.json"))
         folder.set_status("running", step=0, steps=config.steps, message="starting")
         with _failure_noted(folder, config):
+            needs = estimate(config, device=compute.device)
+            if options.preflight:
+                check_fits(needs, config, run=out, device=compute.device)
             session = build_session(config, folder, tokens, compute, stop=stop, watch=watch)
-            _announce(session, options)
             with contextlib.closing(session.metrics):
                 resume(session, strict=options.strict, exact_step=options.exact_step)
+                _announce(session, needs)
                 run_loop(session)
-            if session.state.step < config.steps:
+            # A stop may come during the last evaluation: the run is done only after that.
+            if session.state.evaluated_step < config.steps:
                 folder.set_status("stopped", step=session.state.step, steps=config.steps, message=stop.reason or "")
                 log.info("stopped by %s at step %d", stop.reason, session.state.step)
                 return Result("stopped", session.state.step, out, None)
@@ -98,6 +109,16 @@ def train(config: RunConfig, out: Path, *, stop: StopFlag, watch: Watch, options
             folder.set_status("done", step=config.steps, steps=config.steps)
             log.info("done at step %d", config.steps)
             return Result("done", config.steps, out, figures)
+
+
+def _check_data_unchanged(run: Path, tokens: TokenSet) -> None:
+    """Raise DataError when a finished run was made from other text than is there now: its figures are not this text's."""
+    then = read_json(run / "manifest.json").get("data", {}).get("fingerprint", "")
+    if then != tokens.meta.fingerprint:
+        raise DataError(
+            f"{run} was trained on other data (fingerprint {then[:12]}..., now {tokens.meta.fingerprint[:12]}...): "
+            "bring back the old text, or give --out a new folder"
+        )
 
 
 def _prepare(config: RunConfig, stop: StopFlag, watch: Watch) -> TokenSet:
@@ -122,30 +143,34 @@ def _failure_noted(folder: RunDir, config: RunConfig) -> Iterator[None]:
     except BaseException as problem:
         resumable = isinstance(problem, KeyboardInterrupt) or getattr(problem, "exit_code", None) == STOPPED
         log.error("%s: %s", type(problem).__name__, problem)
-        latest = folder.path / "latest.json"
-        step = int(read_json(latest)["step"]) if latest.is_file() else 0
-        with contextlib.suppress(DiskFullError):
+        # What went wrong counts, not what goes wrong in noting it.
+        with contextlib.suppress(OelmError):
+            latest = folder.path / "latest.json"
+            step = int(read_json(latest)["step"]) if latest.is_file() else 0
             name: StatusName = "stopped" if resumable else "failed"
             folder.set_status(name, step=step, steps=config.steps, message=f"{type(problem).__name__}: {problem}")
         raise
 
 
-def _announce(session: Session, options: Options) -> None:
+def _announce(session: Session, needs: Estimate) -> None:
     report = audit(session.model)
-    needs = estimate(session.config, report)
-    if options.preflight:
-        check_fits(needs, session.config, run=session.folder.path, device=session.compute.device)
     write_json(session.folder.path / "audit.json", report.as_dict())
     # A copy, so that a run can be read from, scored and exported without the data it was trained on.
     tokenizer = (session.tokens.path / "tokenizer.json").read_text(encoding="utf-8")
     write_text(session.folder.path / "tokenizer.json", tokenizer)
     session.folder.write_manifest(_manifest(session))
+    meta = session.tokens.meta
+    counts = ", ".join(f"{split.tokens:,} tokens {name}" for name, split in meta.splits.items())
+    session.watch.on_remark(f"{meta.name}: {counts}, vocabulary {meta.vocab_size:,}")
     session.watch.on_remark(str(report))
     session.watch.on_remark(
         f"{session.compute.device}, {session.compute.precision} ({session.compute.reason}), "
         f"{torch.get_num_threads()} threads; about {gibibytes(needs.memory)} of memory, {gibibytes(needs.disk)} of disk"
     )
     log.info("%s", report)
+    method = session.config.method
+    if method.freeze and method.keeps_weights and session.config.init_from is None:
+        log.warning("this method keeps the weights it finds, and without --init-from RUN those are fresh random ones")
 
 
 def _manifest(session: Session) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from oelm.errors import ConfigError, RunDirError
 from oelm.files import STAGING_PREFIX, dump_json, read_json, room_checked, sweep_staging, write_json
 from oelm.train.config import RunConfig, Strict, differences, read_config
+from oelm.train.metrics import read_metrics
 
 StatusName = Literal["queued", "running", "stopped", "failed", "done"]
 HEARTBEAT_S = 5.0
@@ -83,6 +84,8 @@ class RunDir:
         """Raise RunDirError, before anything is touched, when the path is somebody else's."""
         if self.path.exists() and not self.path.is_dir():
             raise RunDirError(f"{self.path}: is a file; --out must name a folder, new or of the same run")
+        if (self.path / "checkpoints").is_symlink():
+            raise RunDirError(f"{self.path / 'checkpoints'}: is a link; a run writes and prunes only inside its own folder")
         names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
         if "config.json" in names:
             return
@@ -111,7 +114,8 @@ class RunDir:
         A finished run asked for more steps is extended. Any other difference raises RunDirError with the list.
         """
         path = self.path / "config.json"
-        if not path.exists():
+        # Nothing was trained yet (it did not fit, say): the next attempt may ask for something else.
+        if not path.exists() or not (any(self.path.glob("checkpoints/step-*")) or read_metrics(self.path / "metrics.jsonl")):
             write_json(path, config.as_dict())
             return config
         try:
@@ -122,6 +126,9 @@ class RunDir:
         if held == config or (
             held.extended_at and held.steps == config.steps and held == config.model_copy(update=same_but_length)
         ):
+            return held
+        # The command that began a run which was extended since still means that run.
+        if config.steps in held.extended_at and held == config.model_copy(update=same_but_length):
             return held
         if config.steps > held.steps and held == config.model_copy(update=same_but_length):
             return self._extend(held, config.steps)

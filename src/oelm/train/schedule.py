@@ -1,4 +1,4 @@
-"""The learning rate of a step: warm-up, then cosine, once per leg of an extended run."""
+"""The learning rate of a step: warm-up, then cosine; an extended run enters the longer cosine where it stands."""
 
 from __future__ import annotations
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from oelm.data.corpora import text_corpus
+from oelm.data.corpora import read_documents
 from oelm.data.prepare import prepare
 from oelm.data.tokenizer import end_of_text_id
 from oelm.data.tokens import Tokens, TokenSet
@@ -55,7 +54,7 @@ def score_run(
 
 def check_tokenizer_fits(tokens: TokenSet, run: LoadedRun) -> None:
     """Raise DataError unless a token set was made with the very tokenizer the run was trained with."""
-    theirs = hashlib.sha256((run.path / "tokenizer.json").read_bytes()).hexdigest()
+    theirs = run.checkpoint.saved.tokenizer_sha256
     if theirs != tokens.meta.tokenizer_sha256:
         raise DataError(
             f"{tokens.meta.name} was tokenized with another tokenizer ({tokens.meta.tokenizer}, sha256 "
@@ -66,7 +65,7 @@ def check_tokenizer_fits(tokens: TokenSet, run: LoadedRun) -> None:
 
 def _encode_all(path: Path, tokenizer: Tokenizer) -> tuple[Tokens, int]:
     end = end_of_text_id(tokenizer)
-    texts = [document.text for document in text_corpus(path).documents]
+    texts = list(read_documents(path).values())
     ids = [token for encoding in tokenizer.encode_batch(texts, add_special_tokens=False) for token in (*encoding.ids, end)]
     return np.array(ids, dtype=np.uint32), sum(len(text.encode()) for text in texts)
 

@@ -59,11 +59,11 @@ class Session:
         """Publish a checkpoint of the present state; metrics up to here are durable before it appears."""
         self.metrics.sync()
         if self.scaler.is_enabled():
-            scale = {key: float(value) for key, value in self.scaler.state_dict().items()}
-            self.state = self.state.model_copy(update={"loss_scale": scale})
+            self.state = self.state.model_copy(update={"loss_scale": dict(self.scaler.state_dict())})
         with self.clock.phase("checkpoint"):
             self.checkpoints.publish(self.snapshot(), self.model, self.optimizer)
         self.saved = self.state
+        self.folder.set_status("running", step=self.state.step, steps=self.config.steps, eta_s=self.eta_s())
 
     def snapshot(self) -> SavedState:
         record = record_of(self.model)
@@ -72,6 +72,7 @@ class Session:
             clock=self.clock.seconds(),
             frozen=dict(record.digests) if record else {},
             data_fingerprint=self.tokens.meta.fingerprint,
+            tokenizer_sha256=self.tokens.meta.tokenizer_sha256,
             environment=environment(self.compute),
         )
 
@@ -88,8 +89,10 @@ def build_session(
     """Build model, optimizer and the rest as they are at step 0."""
     apply_determinism(deterministic=config.deterministic)
     model = build_gpt(config.model, seed=config.seed)
-    if config.init_from is not None:
-        load_start(model, config.init_from)
+    checkpoints = Checkpoints(folder.path, keep=config.keep_checkpoints)
+    # A run that has saved continues from there; the weights it began with may be gone by then.
+    if config.init_from is not None and not checkpoints.any():
+        load_start(model, config.init_from, tokens)
     freeze(model, config.method, seed=config.seed)
     model.to(compute.device)
     return Session(
@@ -102,15 +105,20 @@ def build_session(
         forward=torch.compile(model) if config.compile else model,  # type: ignore[arg-type]
         optimizer=build_optimizer(model, config.optim, device=compute.device),
         scaler=torch.amp.GradScaler(compute.device, enabled=compute.precision == "fp16"),
-        checkpoints=Checkpoints(folder.path, keep=config.keep_checkpoints),
+        checkpoints=checkpoints,
         metrics=Metrics(folder.path / "metrics.jsonl"),
         stop=stop,
         watch=watch,
     )
 
 
-def load_start(model: GPT, start: InitFrom) -> None:
-    """Copy the weights of another run's checkpoint into a fresh model."""
+def load_start(model: GPT, start: InitFrom, tokens: TokenSet) -> None:
+    """Copy the weights of another run's checkpoint into a fresh model, if both read the same tokens."""
+    if start.tokenizer_sha256 != tokens.meta.tokenizer_sha256:
+        raise DataError(
+            f"--init-from: those weights were trained with another tokenizer than {tokens.meta.name} was made with "
+            f"({tokens.meta.tokenizer}): its ids mean other text to them. Use that run's: --tokenizer RUN/tokenizer.json"
+        )
     path = Path(start.checkpoint) / MODEL
     if not path.is_file():
         raise CheckpointError(f"--init-from: {path} is not there any more; its sha256 was {start.sha256[:12]}...")
@@ -131,6 +139,8 @@ def resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
         session.clock = Clock(saved.clock)
         if session.scaler.is_enabled() and saved.state.loss_scale:
             session.scaler.load_state_dict(dict(saved.state.loss_scale))
+        if exact_step is not None:
+            session.checkpoints.forget_after(exact_step)
         session.checkpoints.point(saved)
         session.watch.on_remark(f"continuing from step {saved.state.step:,}")
         log.info("continuing from %s", checkpoint.path.name)
@@ -146,8 +156,8 @@ def _check_same_setting(session: Session, checkpoint: Checkpoint, *, strict: boo
             "bring back the old text or start a new run with another --out"
         )
     here = environment(session.compute)
-    changes = [f"{key} was {saved.environment.get(key)}, is {value}" for key, value in here.items()]
-    changes = [text for text, key in zip(changes, here, strict=True) if saved.environment.get(key) != here[key]]
+    there = saved.environment
+    changes = [f"{key} was {there.get(key)}, is {value}" for key, value in here.items() if there.get(key) != value]
     if changes and strict:
         raise OelmError(f"refused by --strict: {'; '.join(changes)}; restore the setting or leave --strict out")
     if changes:

@@ -20,7 +20,7 @@ class TrainState(Strict):
     evaluated_step: int = Field(default=0, ge=0)
     best_loss: float | None = None
     best_step: int | None = None
-    loss_scale: dict[str, float] = {}
+    loss_scale: dict[str, int | float] = {}
 
     def advanced(self, *, tokens: int) -> TrainState:
         return self.model_copy(update={"step": self.step + 1, "tokens": self.tokens + tokens})
@@ -45,6 +45,7 @@ class SavedState(Strict):
     clock: dict[str, float]
     frozen: dict[str, str]
     data_fingerprint: str
+    tokenizer_sha256: str
     environment: dict[str, str]
 
 

@@ -1,0 +1,174 @@
+"""Continuing in odd moments: nothing skipped, nothing twice, nothing overwritten by a refusal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from oelm.data.prepare import prepare
+from oelm.errors import CheckpointError, DataError, NonFiniteError, RunDirError
+from oelm.files import sha256_file
+from oelm.train.device import Compute
+from oelm.train.loop import evaluate, run_loop
+from oelm.train.metrics import read_metrics
+from oelm.train.run import Options, resolve, resolve_start, train
+from oelm.train.rundir import RunDir
+from oelm.train.session import Session, build_session, resume
+from oelm.train.stop import StopFlag
+from oelm.train.watch import Silence, StepReport
+from tests.conftest import made_text, run_here, tiny_config
+
+
+def steps_of(run: Path, key: str) -> list[int]:
+    return [row["step"] for row in read_metrics(run / "metrics.jsonl") if key in row]
+
+
+class StopsAt(Silence):
+    """Asks for a stop after a step, or once an evaluation at a step has begun."""
+
+    def __init__(self, stop: StopFlag, *, step: int, in_evaluation: bool = False) -> None:
+        self.stop, self.step, self.in_evaluation, self.now = stop, step, in_evaluation, 0
+
+    def on_step(self, report: StepReport) -> None:
+        self.now = report.step
+        if self.now == self.step and not self.in_evaluation:
+            self.stop.request("test")
+
+    def on_validating(self, done: int, total: int) -> None:
+        if self.now == self.step and self.in_evaluation:
+            self.stop.request("test")
+
+
+@pytest.mark.parametrize(("step", "eval_every"), [(5, 5), (12, 5), (12, 99)])
+def test_stop_during_an_evaluation_makes_it_up_on_resume(step: int, eval_every: int, text_file: Path, tmp_path: Path) -> None:
+    config, stop = tiny_config(text_file, eval_every=eval_every), StopFlag()
+    first = train(config, tmp_path / "run", stop=stop, watch=StopsAt(stop, step=step, in_evaluation=True))
+    assert first.status == "stopped" and step not in steps_of(tmp_path / "run", "val_loss")
+    assert run_here(config, tmp_path / "run").status == "done"
+    run_here(config, tmp_path / "oracle")
+    rows = [[row for row in read_metrics(tmp_path / name / "metrics.jsonl") if "val_loss" in row] for name in ("run", "oracle")]
+    assert rows[0] == rows[1]
+    assert (tmp_path / "run" / "best.json").read_text() == (tmp_path / "oracle" / "best.json").read_text()
+
+
+def test_refused_resume_leaves_the_runs_tokenizer_alone(tmp_path: Path) -> None:
+    text, run = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text(made_text(3000))
+    stop = StopFlag()
+    train(tiny_config(text), run, stop=stop, watch=StopsAt(stop, step=6))
+    before = {name: sha256_file(run / name) for name in ("tokenizer.json", "manifest.json", "audit.json")}
+    text.write_text(made_text(3000, seed=1).replace("cat", "catalogue"))
+    with pytest.raises(DataError, match="not what this run began with"):
+        run_here(tiny_config(text), run)
+    assert before == {name: sha256_file(run / name) for name in before}
+
+
+def test_finished_run_of_other_text_is_not_passed_off_as_done(tmp_path: Path) -> None:
+    text, run = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text(made_text(3000))
+    run_here(tiny_config(text), run)
+    text.write_text(made_text(3000, seed=1))
+    with pytest.raises(DataError, match="was trained on other data"):
+        run_here(tiny_config(text), run)
+
+
+def test_command_that_began_an_extended_run_finds_it_done(text_file: Path, tmp_path: Path) -> None:
+    for steps in (4, 9):
+        run_here(tiny_config(text_file, steps=steps), tmp_path / "run")
+    result = run_here(tiny_config(text_file, steps=4), tmp_path / "run")
+    assert (result.status, result.step) == ("found done", 9)
+
+
+def half_precision(text: Path, out: Path, *, stop_at: int | None = None) -> Session:
+    """Run a session in float16 with its loss scaler, which the command line allows on a GPU only."""
+    config = tiny_config(text, model__dropout=0.0)
+    tokens = prepare(config.data.source, tokenizer=config.data.tokenizer)
+    stop = StopFlag()
+    watch = StopsAt(stop, step=stop_at) if stop_at else Silence()
+    with RunDir(out) as folder:
+        config = folder.claim(resolve(config, tokens))
+        session = build_session(config, folder, tokens, Compute("cpu", "fp16", "test"), stop=stop, watch=watch)
+        with contextlib.closing(session.metrics):
+            resume(session, strict=False, exact_step=None)
+            run_loop(session)
+    return session
+
+
+def test_loss_scaler_continues_where_it_was(text_file: Path, tmp_path: Path) -> None:
+    half_precision(text_file, tmp_path / "run", stop_at=6)
+    resumed = half_precision(text_file, tmp_path / "run")
+    whole = half_precision(text_file, tmp_path / "whole")
+    assert resumed.scaler.is_enabled() and resumed.scaler.state_dict() == whole.scaler.state_dict()
+    losses = [[row.get("loss") for row in read_metrics(tmp_path / name / "metrics.jsonl")] for name in ("run", "whole")]
+    assert losses[0] == losses[1]
+
+
+def test_run_begun_from_another_resumes_after_that_one_is_gone(text_file: Path, tmp_path: Path) -> None:
+    run_here(tiny_config(text_file), tmp_path / "source")
+    config = tiny_config(text_file, method="pretrained_freeze", init_from=resolve_start(tmp_path / "source").model_dump())
+    stop = StopFlag()
+    train(config, tmp_path / "run", stop=stop, watch=StopsAt(stop, step=6))
+    run_here(config, tmp_path / "whole")
+    shutil.rmtree(tmp_path / "source")
+    run_here(config, tmp_path / "run")
+    assert [row.get("loss") for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [
+        row.get("loss") for row in read_metrics(tmp_path / "whole" / "metrics.jsonl")
+    ]
+
+
+def test_weights_of_another_tokenizer_are_refused_as_a_start(text_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text(made_text(6000, seed=4).replace("birds", "sparrows"))
+    run_here(tiny_config(text_file), tmp_path / "source")
+    start = resolve_start(tmp_path / "source").model_dump()
+    with pytest.raises(DataError, match=r"--tokenizer RUN/tokenizer.json"):
+        run_here(tiny_config(other, init_from=start), tmp_path / "run")
+    # As it says: with that run's tokenizer the other text means the same tokens, and the run goes.
+    tokenizer = str(tmp_path / "source" / "tokenizer.json")
+    assert run_here(tiny_config(other, init_from=start, data__tokenizer=tokenizer), tmp_path / "run").status == "done"
+
+
+def test_going_back_to_a_step_gives_up_the_later_ones(text_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    config = tiny_config(text_file, keep_checkpoints=9)
+    stop = StopFlag()
+    train(config, run, stop=stop, watch=StopsAt(stop, step=10))
+    stop = StopFlag()
+    train(config, run, stop=stop, watch=StopsAt(stop, step=6), options=Options(exact_step=4))
+    assert sorted(path.name for path in run.glob("checkpoints/*")) == ["step-00000004", "step-00000005", "step-00000006"]
+    run_here(config, run)
+    assert steps_of(run, "loss") == list(range(1, 13)) and steps_of(run, "val_loss") == [5, 10, 12]
+
+
+def test_finished_run_has_no_step_to_go_back_to(text_file: Path, tmp_path: Path) -> None:
+    run_here(tiny_config(text_file), tmp_path / "run")
+    with pytest.raises(RunDirError, match="nothing to resume from step 5"):
+        run_here(tiny_config(text_file), tmp_path / "run", options=Options(exact_step=5))
+
+
+def test_ruined_weights_are_told_by_the_evaluation_and_never_become_the_best(text_file: Path, tmp_path: Path) -> None:
+    config = tiny_config(text_file)
+    tokens = prepare(config.data.source, tokenizer=config.data.tokenizer)
+    with RunDir(tmp_path / "run") as folder:
+        compute = Compute("cpu", "float32", "test")
+        session = build_session(resolve(config, tokens), folder, tokens, compute, stop=StopFlag(), watch=Silence())
+        with torch.no_grad():
+            session.model.final_norm.weight.fill_(float("nan"))
+        with pytest.raises(NonFiniteError, match="validation loss nan"):
+            evaluate(session)
+        assert session.state.best_loss is None and read_metrics(tmp_path / "run" / "metrics.jsonl") == []
+
+
+def test_pointer_that_leads_out_of_the_run_is_refused(text_file: Path, tmp_path: Path) -> None:
+    from oelm.train.load import load_run
+
+    run_here(tiny_config(text_file), tmp_path / "run")
+    for target in ("../../etc", "/etc", 7, None):
+        (tmp_path / "run" / "best.json").write_text(json.dumps({"checkpoint": target}))
+        with pytest.raises(CheckpointError, match="names no checkpoint of this run"):
+            load_run(tmp_path / "run")

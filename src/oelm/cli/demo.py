@@ -63,7 +63,7 @@ def _print_table(rows: list[ArmRow], note: str) -> None:
     table = Table(title=note, title_justify="left", title_style="bold yellow")
     table.add_column("arm", no_wrap=True)
     for name in ("PPL", "vs baseline", "trainable", "frozen", "median step"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         step = f"{1000 * row.median_step_s:.1f} ms"
         table.add_row(row.arm, f"{row.perplexity:.2f}", _gap(row), f"{row.trainable:,}", f"{row.frozen:,}", step)

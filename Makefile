@@ -24,6 +24,7 @@ check: setup  ## lint, format, types
 bench: setup  ## ratios against transformers' GPT-2, and frozen against baseline
 	@$(BIN)/python benchmarks/training_step.py
 	@$(BIN)/python benchmarks/generation.py
+	@$(BIN)/python benchmarks/preparation.py
 
 setup: $(STAMP)
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from oelm.cli.bench import bench
+from oelm.cli.data import data_app
 from oelm.cli.demo import demo
 from oelm.cli.doctor import doctor
 from oelm.cli.evaluate import evaluate
@@ -43,6 +44,7 @@ def _root(
 
 app.command()(demo)
 app.command()(train)
+app.add_typer(data_app)
 app.command()(generate)
 app.command("eval")(evaluate)
 app.command()(inspect)

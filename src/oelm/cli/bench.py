@@ -36,6 +36,7 @@ def bench(
 
 
 def _config(name: str, budget: str, overrides: list[str]) -> RunConfig:
+    from oelm.data.tokenizer import vocab_size_of
     from oelm.experiments.budget import budget_settings
     from oelm.train.config import parse_config, parse_override, read_config, with_overrides
 
@@ -44,7 +45,7 @@ def _config(name: str, budget: str, overrides: list[str]) -> RunConfig:
     else:
         settings = {**budget_settings(budget), "method": name}
         # No data is read here, so the tokenizer's size stands in for what it would give.
-        settings["model"]["vocab_size"] = int(settings["data"]["tokenizer"].removeprefix("bpe:"))
+        settings["model"]["vocab_size"] = vocab_size_of(settings["data"]["tokenizer"])
     settings = parse_config(settings, where=name).as_dict()
     return parse_config(with_overrides(settings, dict(map(parse_override, overrides))), where=name)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 out = Console(markup=False, highlight=False)
 err = Console(stderr=True, markup=False, highlight=False)
 _PLAIN_EVERY_S = 10.0
+_BAR_EVERY_S = 0.1
 
 
 def reported(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,6 +81,7 @@ class TerminalWatch:
         self._task = TaskID(0)
         self._last_line = time.monotonic()
         self._preparing = ""
+        self._began = (0.0, 0, 0)
 
     def __enter__(self) -> TerminalWatch:
         return self
@@ -96,15 +98,34 @@ class TerminalWatch:
     def on_remark(self, text: str) -> None:
         out.print(text, soft_wrap=True)
 
-    def on_preparing(self, what: str, done: int, total: int) -> None:
-        if not out.is_terminal:
-            if what != self._preparing:
+    def on_preparing(self, what: str, done: int, total: int, tokens: int) -> None:
+        now = time.monotonic()
+        if what != self._preparing:
+            self._preparing, self._began = what, (now, done, tokens)
+            self._last_line = now
+            if not out.is_terminal:
                 self.on_remark(f"{what} ...")
-            self._preparing = what
+        is_last = total > 0 and done >= total
+        if now - self._last_line < (_BAR_EVERY_S if out.is_terminal else _PLAIN_EVERY_S) and not is_last:
             return
-        self._show(what, done, total, f"{100 * done // total}%")
-        if done == total:
+        self._last_line = now
+        text = self._preparing_text(now, done, total, tokens)
+        if not out.is_terminal:
+            self.on_remark(f"{what}: {text}")
+            return
+        self._show(what, done, max(total, done, 1), text, counted=False)
+        if is_last:
             self.close()
+
+    def _preparing_text(self, now: float, done: int, total: int, tokens: int) -> str:
+        began, done_then, tokens_then = self._began
+        seconds = max(now - began, 1e-9)
+        text = f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB" if total > 1 else f"{done / 1e6:,.1f} MB"
+        if tokens:
+            text += f"  {tokens:,} tokens  {(tokens - tokens_then) / seconds:,.0f} tokens/s"
+        if total > 1 and done > done_then:
+            text += f"  ETA {duration((total - done) * seconds / (done - done_then))}"
+        return text
 
     def on_step(self, report: StepReport) -> None:
         text = f"loss {report.loss:.3f}  lr {report.lr:.1e}  {report.tokens_per_s:,.0f} tokens/s  ETA {duration(report.eta_s)}"
@@ -129,9 +150,10 @@ class TerminalWatch:
             f"{evaluation.bits_per_byte:.3f} bits per byte{mark}"
         )
 
-    def _show(self, what: str, done: int, total: int, text: str) -> None:
+    def _show(self, what: str, done: int, total: int, text: str, *, counted: bool = True) -> None:
         if self._bar is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
+            count = (MofNCompleteColumn(),) if counted else ()
+            columns = (TextColumn("{task.description}"), BarColumn(), *count, TextColumn("{task.fields[text]}"))
             self._bar = Progress(*columns, console=out, transient=True)
             self._task = self._bar.add_task(what, total=total, text=text)
             self._bar.start()

@@ -23,10 +23,11 @@ def train(
     method: Annotated[str | None, typer.Option(help="A preset: baseline (default), oelm_freeze, gaussian_matched, ...")] = None,
     budget: Annotated[str | None, typer.Option(help="Size of it all: paper, laptop (default) or smoke.")] = None,
     data: Annotated[
-        str | None, typer.Option("--data", "--dataset", help="'stdlib' (default), a path to text, or a prepared token set.")
+        str | None,
+        typer.Option("--data", "--dataset", help="A name of `oelm data list` (default stdlib), text, or a token set."),
     ] = None,
     text: Annotated[Path | None, typer.Option(help="Train on this text file, or on every text file of this folder.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="'bpe:N', trained on the text, or a tokenizer.json.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="'gpt2', 'bpe:N', a tokenizer.json or its folder.")] = None,
     lr: Annotated[float | None, typer.Option("--lr", "--max_lr", help="Peak learning rate.")] = None,
     steps: Annotated[
         int | None,

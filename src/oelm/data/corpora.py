@@ -1,4 +1,4 @@
-"""Corpora: the standard library that every Python carries, and the user's own text, as documents in two splits."""
+"""Corpora: named parts that are read as streams of documents, from this machine or from the hub."""
 
 from __future__ import annotations
 
@@ -8,120 +8,102 @@ import platform
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from oelm.data.tokenizer import END_OF_TEXT
-from oelm.data.tokens import SPLITS, Split
+from oelm.data.hub import hub_rows
+from oelm.data.local import find_splits
+from oelm.data.pieces import Piece, articles, pieces
+from oelm.data.readers import check_file, read_column, read_text, read_wikitext, read_wikitext_rows
+from oelm.data.sets import CorpusEntry, split_of
+from oelm.data.tokens import Split
 from oelm.errors import DataError
 
 log = logging.getLogger(__name__)
 VALIDATION_SHARE = 0.05
+# Enough to judge a model by; more would only cost time at every evaluation.
+VALIDATION_BYTES = 8_000_000
 # Tests repeat themselves, encodings are near-duplicate tables; _sysconfigdata and config-* differ by machine.
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "lib-dynload"}
 
 
 @dataclass(frozen=True)
-class Document:
-    """One text and the split it belongs to."""
+class Part:
+    """A stretch of a corpus. `split` None: each document goes to training or validation by the hash of its text."""
 
-    split: Split
-    text: str
+    label: str
+    split: Split | None
+    read: Callable[[], Iterator[Piece]]
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Named documents, in a fixed order. `source` says in a line where they come from."""
+    """Parts in a fixed order. `source` says in a line where they come from; `revision` pins what is not on this machine.
+
+    `text_bytes` is about how much a remote corpus holds; a local one is surveyed before it is prepared.
+    """
 
     name: str
     source: str
-    documents: tuple[Document, ...]
+    parts: tuple[Part, ...]
+    revision: str | None = None
+    text_bytes: int | None = None
 
-    def texts(self, split: Split) -> Iterator[str]:
-        return (document.text for document in self.documents if document.split == split)
 
-    def fingerprint(self) -> str:
-        """A digest of every document, its split and their order."""
-        state = hashlib.sha256(self.name.encode())
-        for document in self.documents:
-            state.update(f"\0{document.split}\0{len(document.text)}\0".encode())
-            state.update(document.text.encode())
-        return state.hexdigest()
+def documents(corpus: Corpus) -> Iterator[str]:
+    """Yield the whole text of every document, whatever its split."""
+    held: list[str] = []
+    for part in corpus.parts:
+        for piece in part.read():
+            held.append(piece.text)
+            if piece.ends:
+                yield "".join(held)
+                held = []
 
 
 def stdlib_corpus() -> Corpus:
     """Return the source text of the running Python's standard library, split by top-level package."""
     root = Path(sysconfig.get_path("stdlib"))
-    by_path: dict[str, str] = {}
+    files: dict[str, Path] = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
         if _LEFT_OUT.intersection(parts) or path.name.startswith("_sysconfigdata") or parts[0].startswith("config-"):
             continue
-        text = _read_utf8(path)
-        if text and text.strip():
-            by_path["/".join(parts)] = text
-    if not by_path:
+        if _is_utf8(path):
+            files["/".join(parts)] = path
+    if not files:
         raise DataError(f"no standard-library source under {root}: this Python ships none; give your own with --text PATH")
-    name = f"stdlib-{platform.python_version()}"
-    return _split_by_group(
-        name, f"source text of CPython {platform.python_version()}'s standard library", by_path, group=_package
+    sizes: dict[str, int] = {}
+    for name, path in files.items():
+        sizes[_package(name)] = sizes.get(_package(name), 0) + path.stat().st_size
+    held_out = validation_groups(sizes)
+    return Corpus(
+        f"stdlib-{platform.python_version()}",
+        f"source text of CPython {platform.python_version()}'s standard library",
+        tuple(
+            Part(name, "val" if _package(name) in held_out else "train", partial(_verbatim, path))
+            for name, path in files.items()
+        ),
     )
 
 
-def read_documents(path: Path) -> dict[str, str]:
-    """Return the documents of a text file, or of every text file of a folder, by name; a file may hold several."""
-    if not path.exists():
-        raise DataError(f"--text {path}: no such file or folder; give a UTF-8 text file, or a folder of them")
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and not _is_hidden(p, path))
-    by_name: dict[str, str] = {}
-    left_out: list[str] = []
-    for file in files:
-        text = _read_utf8(file)
-        if text is None:
-            if path.is_file():
-                raise DataError(f"--text {path}: not UTF-8 text; unpack or convert it first (for example with iconv)")
-            left_out.append(file.name)
-            continue
-        for number, part in enumerate(text.split(END_OF_TEXT)):
-            if part.strip():
-                by_name[f"{file.relative_to(path.parent)}#{number}"] = part.strip("\n") + "\n"
-    if not by_name:
-        raise DataError(f"--text {path}: no text in it ({len(files)} files looked at); give UTF-8 text that is not empty")
-    if left_out:
-        names = ", ".join(left_out[:5]) + (", ..." if len(left_out) > 5 else "")
-        log.warning("%s: left out %d of %d files, which are not UTF-8 text (%s)", path, len(left_out), len(files), names)
-    return by_name
+def _verbatim(path: Path) -> Iterator[Piece]:
+    text = path.read_bytes().decode().replace("\r\n", "\n")
+    return pieces([text, None], tidy=False)
 
 
-def text_corpus(path: Path) -> Corpus:
-    """Return the documents of a text file or folder as a corpus; a single one is cut in two."""
-    by_name = read_documents(path)
-    if len(by_name) == 1:
-        by_name = _cut_single(next(iter(by_name.values())), path)
-        documents = tuple(Document(split, by_name[split]) for split in SPLITS)
-        return Corpus(_plain_name(path), f"local text '{path.name}'", documents)
-    return _split_by_group(_plain_name(path), f"local text '{path.name}'", by_name, group=lambda name: name)
-
-
-def _cut_single(text: str, path: Path) -> dict[str, str]:
-    cut = text.rfind("\n", 0, int(len(text) * (1 - VALIDATION_SHARE))) + 1
-    cut = cut or int(len(text) * (1 - VALIDATION_SHARE))
-    parts = {"train": text[:cut], "val": text[cut:]}
-    if not all(part.strip() for part in parts.values()):
-        raise DataError(f"--text {path}: {len(text)} characters are too few to keep some for validation; give more text")
-    return parts
+def _is_utf8(path: Path) -> bool:
+    try:
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError:
+        return False
+    except OSError as problem:
+        raise DataError(f"{path}: cannot be read ({problem.strerror}); mend its permissions or leave it out") from None
+    return bool(text.strip()) and "\0" not in text
 
 
 def _package(name: str) -> str:
     return name.split("/")[0].removesuffix(".py")
-
-
-def _split_by_group(name: str, source: str, texts: dict[str, str], *, group: Callable[[str], str]) -> Corpus:
-    sizes: dict[str, int] = {}
-    for path, text in texts.items():
-        sizes[group(path)] = sizes.get(group(path), 0) + len(text.encode())
-    held_out = validation_groups(sizes)
-    documents = tuple(Document("val" if group(path) in held_out else "train", text) for path, text in texts.items())
-    return Corpus(name, source, documents)
 
 
 def validation_groups(sizes: dict[str, int]) -> set[str]:
@@ -139,14 +121,84 @@ def validation_groups(sizes: dict[str, int]) -> set[str]:
     return chosen or {min(sizes, key=lambda name: (sizes[name], name))}
 
 
-def _read_utf8(path: Path) -> str | None:
+def reader_of(path: Path, *, column: str = "text", layout: str = "documents") -> Callable[[], Iterator[Piece]]:
+    """Return what reads a file of documents, by the end of its name: .jsonl and .parquet by column, others as text."""
+    if path.suffix.lower() in (".jsonl", ".json", ".parquet", ".tsv", ".csv"):
+        return partial(read_wikitext_rows, path) if layout == "wikitext" else partial(read_column, path, column)
+    return partial(read_wikitext if layout == "wikitext" else read_text, path)
+
+
+def file_corpus(path: Path, *, column: str = "text") -> Corpus:
+    """Return a file of text, JSONL or Parquet, or every text file of a folder, as a corpus without a split of its own."""
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder; give UTF-8 text, JSONL or Parquet, or a folder of text files")
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and not _is_hidden(p, path))
+    if path.is_dir():
+        files = _text_files(path, files)
+    else:
+        check_file(path, kind="parquet" if path.suffix == ".parquet" else "text")
+    parts = (Part(str(file.relative_to(path.parent)), None, reader_of(file, column=column)) for file in files)
+    return Corpus(_plain_name(path), f"local text '{path.name}'", tuple(parts))
+
+
+def _text_files(folder: Path, files: list[Path]) -> list[Path]:
+    """Keep the files of a folder that are text: next to text there lie pictures and archives, and empty files."""
+    kept = [file for file in files if file.suffix in (".jsonl", ".parquet") or _starts_as_text(file)]
+    if not kept:
+        raise DataError(f"{folder}: no text in it ({len(files)} files looked at); give UTF-8 text that is not empty")
+    left_out = [file.name for file in files if file not in set(kept) and file.stat().st_size]
+    if left_out:
+        names = ", ".join(left_out[:5]) + (", ..." if len(left_out) > 5 else "")
+        log.warning("%s: left out %d of %d files, which are not UTF-8 text (%s)", folder, len(left_out), len(files), names)
+    return kept
+
+
+def _starts_as_text(path: Path) -> bool:
     try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-    except OSError as problem:
-        raise DataError(f"{path}: cannot be read ({problem.strerror}); mend its permissions or leave it out") from None
-    return None if "\0" in text else text.replace("\r\n", "\n")
+        for _ in read_text(path):
+            return True
+    except DataError:
+        return False
+    return False
+
+
+def folder_corpus(entry: CorpusEntry, folder: Path) -> Corpus:
+    """Return a named corpus from local copies of its files."""
+    found = find_splits(folder, wanted=("train", "val", "test"))
+    if not found.get("train"):
+        raise DataError(
+            f"--from {folder}: no training file of {entry.name} (a .txt, .tokens, .jsonl or .parquet with 'train' in its name)"
+        )
+    own = "val" in found
+    parts = [
+        Part(str(path.relative_to(folder)), None if split == "train" and not own else split_of(split), reader)
+        for split in ("train", "val", "test")
+        for path in found.get(split, [])
+        for reader in [reader_of(path, layout=entry.layout)]
+    ]
+    return Corpus(entry.name, f"{entry.name}: local copies ({', '.join(part.label for part in parts)})", tuple(parts))
+
+
+def hub_corpus(entry: CorpusEntry) -> Corpus:
+    """Return a named corpus as the hub has it, streamed at the pinned commit."""
+    own = "val" in entry.hub.splits
+    parts = tuple(
+        Part(f"{entry.hub.repo} {split}", split_of(split) if own else None, partial(_hub_pieces, entry, split))
+        for split in entry.hub.splits
+    )
+    source = f"{entry.hub.repo} ({entry.hub.config}) on the Hugging Face hub"
+    return Corpus(entry.name, source, parts, revision=entry.hub.revision, text_bytes=entry.text_bytes)
+
+
+def _hub_pieces(entry: CorpusEntry, split: str) -> Iterator[Piece]:
+    ways_out = (
+        f"with a network, repeat the command; without one, bring the files here and say "
+        f"`oelm data prepare {entry.name} --from FOLDER` (docs/data.md names the files)"
+    )
+    texts = (row["text"] for _, row in hub_rows(entry.hub, split, columns=("text",), ways_out=ways_out))
+    if entry.layout == "wikitext":
+        return pieces(articles(texts), tidy=False)
+    return pieces((fragment for text in texts for fragment in (text, None)), tidy=False)
 
 
 def _is_hidden(path: Path, root: Path) -> bool:

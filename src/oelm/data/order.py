@@ -87,3 +87,41 @@ class WindowOrder:
     def _shift(self, epoch: int) -> int:
         room = self.num_tokens - 1 - self.windows_per_epoch * self.seq_len
         return stream_seed(self.seed, "shift", epoch) % (min(room, self.seq_len - 1) + 1)
+
+
+class BucketOrder:
+    """Which examples make up batch n, so that a batch holds texts of like length and little padding.
+
+    Each epoch visits every example once: a keyed shuffle, cut into stretches of `_BUCKET_BATCHES` batches, each sorted
+    by length and cut into batches, which are then shuffled among each other. The last batch of an epoch may be smaller.
+    """
+
+    _BUCKET_BATCHES = 50
+
+    def __init__(self, lengths: NDArray[np.int64], batch_size: int, seed: int) -> None:
+        if not len(lengths):
+            raise DataError("no training examples, so there are no batches; give a task with a training split")
+        self.lengths, self.batch_size, self.seed = lengths, batch_size, seed
+        self._epoch = -1
+        self._batches: list[NDArray[np.int64]] = []
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return -(-len(self.lengths) // self.batch_size)
+
+    def examples(self, batch: int) -> NDArray[np.int64]:
+        """Return the numbers of the examples of batch `batch`, shortest first."""
+        epoch, position = divmod(batch, self.batches_per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self._order(epoch)
+        return self._batches[position]
+
+    def _order(self, epoch: int) -> list[NDArray[np.int64]]:
+        count, stretch = len(self.lengths), self._BUCKET_BATCHES * self.batch_size
+        shuffled = permuted(np.arange(count, dtype=np.int64), count, stream_seed(self.seed, "order", epoch))
+        # Sorted by stretch first and length second; a stable sort keeps the shuffle among equals.
+        ranked = shuffled[np.lexsort((self.lengths[shuffled], np.arange(count) // stretch))]
+        batches = [ranked[start : start + self.batch_size] for start in range(0, count, self.batch_size)]
+        places = np.arange(len(batches), dtype=np.int64)
+        order = permuted(places, len(batches), stream_seed(self.seed, "batches", epoch))
+        return [batches[place] for place in order]

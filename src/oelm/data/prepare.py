@@ -1,9 +1,12 @@
-"""From a corpus to a token set on disk, once: cached by content, whole or absent."""
+"""From a corpus to a token set on disk, once: cached by content, whole or absent, resumed after a kill."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,99 +15,192 @@ import numpy as np
 from filelock import FileLock
 from tokenizers import Tokenizer
 
-from oelm.data.corpora import Corpus, stdlib_corpus, text_corpus
+from oelm.data.corpora import Corpus, file_corpus, hub_corpus, stdlib_corpus
+from oelm.data.encode import Ids, encoder, in_order, num_cores
+from oelm.data.sets import CORPORA, unknown_set
+from oelm.data.shards import JOURNAL, NO_LIMITS, Journal, Limits, ShardWriter, read_journal
+from oelm.data.shelf import find_tokens
+from oelm.data.survey import Item, Survey, batches, items, survey, train_texts
 from oelm.data.tokenizer import TokenizerRecipe, end_of_text_id, load_tokenizer, tokenizer_recipe, train_bpe
-from oelm.data.tokens import FORMAT, SPLITS, Split, SplitMeta, TokenMeta, TokenSet, dtype_for, open_tokens
-from oelm.errors import DataError
-from oelm.files import cache_root, publish_dir, room_checked, sha256_file, sweep_staging, write_json
+from oelm.data.tokens import FORMAT, SPLITS, SplitMeta, TokenMeta, TokenSet, dtype_for, open_tokens
+from oelm.errors import DataError, DiskFullError
+from oelm.files import cache_root, fsync_dir, room_checked, sha256_file, sweep_staging, write_json, write_text
 
-# Called with what is being done, and how many of how many bytes of text are through.
-Progress = Callable[[str, int, int], None]
-_BATCH_DOCUMENTS = 64
+# Called with what is being done, how many of how many bytes of text are through, and how many tokens they gave.
+Progress = Callable[[str, int, int, int], None]
+_BATCH_CHARS = 2**18
+_SAMPLE_CHARS = 2**20
+# A vocabulary of any size we train is settled long before this much text.
+_TOKENIZER_BYTES = 64 * 2**20
+_PARTIAL_PREFIX = ".partial-"
 
 
-def no_progress(what: str, done: int, total: int) -> None:
+def no_progress(what: str, done: int, total: int, tokens: int) -> None:
     """Show nothing."""
 
 
 def prepare(data: str, *, tokenizer: str, progress: Progress = no_progress) -> TokenSet:
-    """Return the token set of `data`: 'stdlib', a text file or folder, or a folder that holds a token set already.
+    """Return the token set of `data`: a named corpus, a file or folder of text, or a folder that holds a token set.
 
-    What is not there yet is made and kept under the cache folder, named by the content of text and tokenizer.
+    What is not there yet is made and kept under the cache folder, named by the content of text and tokenizer. A named
+    corpus that was prepared before, from whatever source, is found by its name.
     """
     path = Path(data)
     if (path / "meta.json").is_file() and any(path.glob("*.bin")):
         return open_tokens(path)
+    if data in CORPORA and (found := find_tokens(data, tokenizer_recipe(tokenizer).label)) is not None:
+        return open_tokens(found)
+    return prepare_corpus(corpus_of(data), tokenizer=tokenizer, progress=progress)
+
+
+def corpus_of(data: str, *, column: str = "text") -> Corpus:
+    """Return the corpus that a name or a path stands for."""
     if data == "stdlib":
-        corpus = stdlib_corpus()
-    elif path.exists() or "/" in data:
-        corpus = text_corpus(path)
-    else:
-        raise DataError(
-            f"no data set called {data!r} here: use 'stdlib' (always there), the path of a text file or folder, "
-            "or the folder of a prepared token set (train.bin, val.bin, meta.json, tokenizer.json)"
-        )
-    return prepare_corpus(corpus, tokenizer=tokenizer, progress=progress)
+        return stdlib_corpus()
+    if data in CORPORA:
+        return hub_corpus(CORPORA[data])
+    if Path(data).exists() or "/" in data:
+        return file_corpus(Path(data), column=column)
+    raise unknown_set(data)
 
 
-def prepare_corpus(corpus: Corpus, *, tokenizer: str, progress: Progress = no_progress) -> TokenSet:
-    """Return the token set of a corpus, from the cache where its content was prepared before."""
+def prepare_corpus(
+    corpus: Corpus,
+    *,
+    tokenizer: str,
+    limits: Limits = NO_LIMITS,
+    workers: int | None = None,
+    out: Path | None = None,
+    progress: Progress = no_progress,
+) -> TokenSet:
+    """Return the token set of a corpus, from the cache (or `out`) where its content was prepared before.
+
+    The bytes depend on text, tokenizer and limits alone. A preparation that was killed goes on behind its last shard.
+    """
     recipe = tokenizer_recipe(tokenizer)
-    key = hashlib.sha256(f"{FORMAT}\0{recipe.label}\0{corpus.fingerprint()}".encode()).hexdigest()[:12]
-    target = cache_root() / "tokens" / f"{corpus.name}-{recipe.label.replace(':', '')}-{key}"
+    corpus, look = survey(corpus, tell=lambda done: progress("reading", done, 0, 0))
+    key = hashlib.sha256(f"{FORMAT}\0{recipe.label}\0{look.fingerprint}\0{limits}".encode()).hexdigest()[:12]
+    target = out or cache_root() / "tokens" / f"{corpus.name}-{recipe.label.replace(':', '')}-{key}"
     with room_checked(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.parent / f".{target.name}.lock"):
-        if not target.is_dir():
-            sweep_staging(target.parent, of=target.name)
-            with publish_dir(target) as staging:
-                _write_token_set(corpus, staging, recipe, progress)
-    return open_tokens(target)
+        if not target.exists():
+            _Job(corpus, look, recipe, limits, workers or num_cores(), progress, key).build(target)
+    opened = open_tokens(target)
+    if opened.meta.key not in ("", key):
+        raise DataError(
+            f"--out {target} holds another token set ({opened.meta.name}, {opened.meta.tokenizer}); give a new folder"
+        )
+    return opened
 
 
-def _write_token_set(corpus: Corpus, folder: Path, recipe: TokenizerRecipe, progress: Progress) -> None:
-    tokenizer_path = folder / "tokenizer.json"
-    text = recipe.text
-    if text is None:
-        progress("training the tokenizer", 0, 1)
-        text = train_bpe(corpus.texts("train"), vocab_size=recipe.vocab_size).to_str(pretty=True)
-    tokenizer_path.write_bytes(text.encode())
-    tokenizer = load_tokenizer(folder)
-    total = sum(len(document.text) for document in corpus.documents)
-    splits: dict[Split, SplitMeta] = {}
-    done = 0
-    for split in SPLITS:
-        tell = partial(_offset, progress, f"tokenizing {split}", done, total)
-        splits[split] = _write_split(corpus, split, folder / f"{split}.bin", tokenizer, tell)
-        done += sum(len(text) for text in corpus.texts(split))
-    meta_json = TokenMeta(
-        format="oelm-tokens-1",
-        name=corpus.name,
-        source=corpus.source,
-        dtype=dtype_for(tokenizer.get_vocab_size()),
-        vocab_size=tokenizer.get_vocab_size(),
-        end_of_text=end_of_text_id(tokenizer),
-        tokenizer=recipe.label,
-        tokenizer_sha256=sha256_file(tokenizer_path),
-        splits=splits,
-    )
-    write_json(folder / "meta.json", meta_json.model_dump())
+@dataclass(frozen=True)
+class _Job:
+    """One preparation: everything it needs, and the steps that turn a partial folder into the target."""
+
+    corpus: Corpus
+    look: Survey
+    recipe: TokenizerRecipe
+    limits: Limits
+    workers: int
+    progress: Progress
+    key: str
+
+    def build(self, target: Path) -> None:
+        # Named by the content as well: another text under the same --out must not go on with this one's shards.
+        folder = target.parent / f"{_PARTIAL_PREFIX}{self.key}-{target.name}"
+        with room_checked(folder):
+            folder.mkdir(exist_ok=True)
+        # What a write that was killed left must not appear with the set.
+        sweep_staging(folder)
+        # The record is written last: with it, everything else is there.
+        if not (folder / "meta.json").is_file():
+            tokenizer = self._tokenizer(folder)
+            self._record(folder, tokenizer, self._tokenize(folder, tokenizer))
+        with room_checked(target):
+            (folder / JOURNAL).unlink(missing_ok=True)
+            fsync_dir(folder)
+            os.rename(folder, target)
+            fsync_dir(target.parent)
+
+    def _tokenizer(self, folder: Path) -> Tokenizer:
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            text = self.recipe.text
+            if text is None:
+                self.progress("training the tokenizer", 0, 1, 0)
+                texts = train_texts(
+                    self.corpus, self.look.threshold, most_bytes=_TOKENIZER_BYTES, most_documents=self.limits.max_documents
+                )
+                text = train_bpe(texts, vocab_size=self.recipe.vocab_size).to_str(pretty=True)
+            write_text(path, text)
+        return load_tokenizer(folder)
+
+    def _tokenize(self, folder: Path, tokenizer: Tokenizer) -> Journal:
+        encode = encoder(tokenizer)
+        journal = read_journal(folder)
+        dtype = np.dtype(dtype_for(tokenizer.get_vocab_size())).newbyteorder("<")
+        done = sum(grown.text_bytes for grown in journal.splits.values())
+        with ShardWriter(folder, dtype, end_of_text_id(tokenizer), self.limits, journal) as writer:
+            self._check_room(folder, encode, dtype.itemsize, already=sum(g.size_bytes for g in journal.splits.values()))
+            stream = items(self.corpus, self.look.threshold, after=journal.at, full=writer.full)
+            work = partial(_encode_batch, encode)
+            for batch, ids in in_order(work, batches(stream, size_chars=_BATCH_CHARS), workers=self.workers):
+                for item, tokens in zip(batch, ids, strict=True):
+                    writer.append(item, tokens)
+                    done += len(item.piece.text.encode())
+                count = sum(grown.tokens for grown in journal.splits.values())
+                self.progress("tokenizing", min(done, self.look.text_bytes), self.look.text_bytes, count)
+            writer.commit()
+        return journal
+
+    def _check_room(self, folder: Path, encode: Callable[[list[str]], list[Ids]], itemsize: int, *, already: int) -> None:
+        """Raise DiskFullError when the files will not fit, judged by how the first megabyte of text turns out."""
+        sample = list(
+            islice(train_texts(self.corpus, self.look.threshold, most_bytes=_SAMPLE_CHARS, most_documents=None), 1000)
+        )
+        size = sum(len(text.encode()) for text in sample)
+        tokens = sum(len(ids) + 1 for ids in encode(sample)) * self.look.text_bytes / max(1, size)
+        if self.limits.max_tokens is not None:
+            tokens = min(tokens, 2 * self.limits.max_tokens)
+        needed, free = int(1.05 * tokens * itemsize) - already, shutil.disk_usage(folder).free
+        if needed > free:
+            raise DiskFullError(
+                f"{self.corpus.name} needs about {needed:,} bytes under {folder.parent}, and {free:,} are free: make room, "
+                "set OELM_CACHE to a larger disk, or take less (--max-tokens N)"
+            )
+
+    def _record(self, folder: Path, tokenizer: Tokenizer, journal: Journal) -> None:
+        if missing := [split for split in SPLITS if split not in journal.splits]:
+            raise DataError(
+                f"{self.corpus.source}: nothing in it for the {missing[0]} split; give more text, or more different text"
+            )
+        splits = {
+            split: SplitMeta(
+                tokens=grown.tokens,
+                documents=grown.documents,
+                text_bytes=grown.text_bytes,
+                sha256=sha256_file(folder / f"{split}.bin"),
+            )
+            for split, grown in journal.splits.items()
+        }
+        meta = TokenMeta(
+            format="oelm-tokens-1",
+            name=self.corpus.name,
+            source=self.corpus.source,
+            revision=self.corpus.revision or f"sha256:{self.look.fingerprint}",
+            dtype=dtype_for(tokenizer.get_vocab_size()),
+            vocab_size=tokenizer.get_vocab_size(),
+            end_of_text=end_of_text_id(tokenizer),
+            tokenizer=self.recipe.label,
+            tokenizer_sha256=sha256_file(folder / "tokenizer.json"),
+            max_documents=self.limits.max_documents,
+            max_tokens=self.limits.max_tokens,
+            key=self.key,
+            splits=splits,
+        )
+        write_json(folder / "meta.json", meta.model_dump())
 
 
-def _offset(progress: Progress, what: str, before: int, total: int, done: int) -> None:
-    progress(what, before + done, total)
-
-
-def _write_split(corpus: Corpus, split: Split, path: Path, tokenizer: Tokenizer, progress: Callable[[int], None]) -> SplitMeta:
-    end, dtype = end_of_text_id(tokenizer), np.dtype(dtype_for(tokenizer.get_vocab_size())).newbyteorder("<")
-    documents = tokens = text_bytes = characters = 0
-    texts = corpus.texts(split)
-    with path.open("xb") as file:
-        while batch := list(islice(texts, _BATCH_DOCUMENTS)):
-            for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
-                ids = np.array([*encoding.ids, end], dtype=dtype)
-                file.write(ids.tobytes())
-                documents, tokens = documents + 1, tokens + len(ids)
-                text_bytes, characters = text_bytes + len(text.encode()), characters + len(text)
-            progress(characters)
-    return SplitMeta(tokens=tokens, documents=documents, text_bytes=text_bytes, sha256=sha256_file(path))
+def _encode_batch(encode: Callable[[list[str]], list[Ids]], batch: list[Item]) -> list[Ids]:
+    return encode([item.piece.text for item in batch])

@@ -1,4 +1,4 @@
-"""Tokenizers: a byte-level BPE trained on the corpus itself, and reading one back."""
+"""Tokenizers: a byte-level BPE trained on the corpus itself, GPT-2's, or one from files; and reading one back."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from oelm.data.vocabularies import END_OF_TEXT, GPT2, GPT2_VOCAB, find_gpt2, folder_tokenizer, is_gpt2
 from oelm.errors import ConfigError, DataError
 
-END_OF_TEXT = "<|endoftext|>"
+__all__ = ["END_OF_TEXT"]
 _BPE = re.compile(r"bpe:([1-9][0-9]{0,6})")
 _SMALLEST_VOCAB = 257  # 256 bytes and the end-of-text mark
 
@@ -27,18 +28,31 @@ class TokenizerRecipe:
 
 
 def tokenizer_recipe(spec: str) -> TokenizerRecipe:
-    """Return what 'bpe:4096', or the path of a tokenizer.json such as another run's, asks for."""
+    """Return what 'bpe:4096', 'gpt2', or the path of a tokenizer.json or of a folder of tokenizer files asks for."""
+    if spec == GPT2:
+        return _given(find_gpt2())
     if spec.endswith(".json"):
-        text = _read(Path(spec))
-        label = f"file-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-        return TokenizerRecipe(label, load_tokenizer(Path(spec).parent, name=Path(spec).name).get_vocab_size(), text)
+        return _given(load_tokenizer(Path(spec).parent, name=Path(spec).name), text=_read(Path(spec)))
+    if Path(spec).is_dir():
+        return _given(folder_tokenizer(Path(spec)))
     match = _BPE.fullmatch(spec)
     if match is None or int(match[1]) < _SMALLEST_VOCAB:
         raise ConfigError(
-            f"tokenizer {spec!r}: must be 'bpe:N' with N >= {_SMALLEST_VOCAB}, for example bpe:4096, "
-            "or the path of a tokenizer.json, for example another run's"
+            f"tokenizer {spec!r}: must be 'gpt2', 'bpe:N' with N >= {_SMALLEST_VOCAB}, for example bpe:4096, "
+            "or the path of a tokenizer.json (another run's, say) or of a folder with a tokenizer's files"
         )
     return TokenizerRecipe(spec, int(match[1]), None)
+
+
+def vocab_size_of(spec: str) -> int:
+    """Return how many tokens a tokenizer will have, without its files where that is known."""
+    return GPT2_VOCAB if spec == GPT2 else tokenizer_recipe(spec).vocab_size
+
+
+def _given(tokenizer: Tokenizer, *, text: str | None = None) -> TokenizerRecipe:
+    text = text or tokenizer.to_str()
+    label = GPT2 if is_gpt2(tokenizer) else f"file-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return TokenizerRecipe(label, tokenizer.get_vocab_size(), text)
 
 
 def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:

@@ -40,11 +40,17 @@ class TokenMeta(BaseModel):
     format: Literal["oelm-tokens-1"]
     name: str
     source: str
+    # What pins the text: the hub's commit, or the digest of every document.
+    revision: str = ""
     dtype: Literal["uint16", "uint32"]
     vocab_size: int = Field(gt=0)
     end_of_text: int = Field(ge=0)
     tokenizer: str
     tokenizer_sha256: str
+    max_documents: int | None = None
+    max_tokens: int | None = None
+    # Of text, tokenizer and limits: what the set is found by.
+    key: str = ""
     splits: dict[Split, SplitMeta]
 
     @model_validator(mode="after")
@@ -93,15 +99,16 @@ def how_to_mend(path: Path) -> str:
 def open_tokens(path: Path) -> TokenSet:
     """Open a token set after checking size, digest and range of every file; raise DataError naming what differs."""
     try:
-        meta = _read_meta(path / "meta.json")
-        _check_digest(path / "tokenizer.json", meta.tokenizer_sha256, holds="a tokenizer")
+        meta = read_meta(path / "meta.json")
+        check_digest(path / "tokenizer.json", meta.tokenizer_sha256, holds="a tokenizer")
         splits = {split: _open_split(path / f"{split}.bin", meta, split) for split in meta.splits}
     except DataError as problem:
         raise DataError(f"{problem}; {how_to_mend(path)}") from None
     return TokenSet(path, meta, splits)
 
 
-def _read_meta(path: Path) -> TokenMeta:
+def read_meta(path: Path) -> TokenMeta:
+    """Read the record of a token set; raise DataError naming what is wrong with it."""
     if not path.is_file():
         raise DataError(f"{path.parent}: no meta.json, so this is no whole token set")
     try:
@@ -115,7 +122,8 @@ def _read_meta(path: Path) -> TokenMeta:
     return meta
 
 
-def _check_digest(path: Path, expected: str, *, holds: str) -> None:
+def check_digest(path: Path, expected: str, *, holds: str) -> None:
+    """Raise DataError unless the file is there and has this sha256."""
     if not path.is_file():
         raise DataError(f"{path}: missing, though meta.json records {holds}")
     if (found := sha256_file(path)) != expected:
@@ -128,8 +136,13 @@ def _open_split(path: Path, meta: TokenMeta, split: Split) -> Tokens:
     # Size before anything maps the file: a map beyond its end would kill the process without a word.
     if path.is_file() and path.stat().st_size != expected_bytes:
         raise DataError(f"{path}: {path.stat().st_size:,} bytes, expected {expected_bytes:,} ({meta.dtype})")
-    _check_digest(path, known.sha256, holds=f"{known.tokens:,} tokens")
-    tokens = np.memmap(path, dtype=dtype, mode="r")
-    if (largest := int(tokens.max())) >= meta.vocab_size:
+    check_digest(path, known.sha256, holds=f"{known.tokens:,} tokens")
+    if (largest := _largest(path, dtype)) >= meta.vocab_size:
         raise DataError(f"{path}: holds token id {largest}, but the vocabulary has {meta.vocab_size}")
-    return tokens
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def _largest(path: Path, dtype: np.dtype[Any]) -> int:
+    # Read in blocks, not through the map: pages of a map count as memory of this process.
+    with path.open("rb") as file:
+        return max(int(np.frombuffer(block, dtype).max()) for block in iter(lambda: file.read(2**23), b""))

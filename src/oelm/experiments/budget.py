@@ -21,7 +21,7 @@ _BUDGETS: dict[str, dict[str, Any]] = {
             "ff_dim": 2048,
             "dropout": 0.1,
         },
-        "data": {"source": "stdlib", "tokenizer": "bpe:50257"},
+        "data": {"source": "stdlib", "tokenizer": "gpt2"},
         "optim": {"lr": 3e-4},
         "schedule": {"warmup_steps": 1000},
         "steps": 100_000,

@@ -30,7 +30,7 @@ class Strict(BaseModel):
 
 
 class DataConfig(Strict):
-    """What to train on: 'stdlib', a text file or folder, or a prepared token set."""
+    """What to train on: a named corpus, text (a file, folder, .jsonl or .parquet), or a prepared token set."""
 
     source: str = Field(min_length=1)
     tokenizer: str = "bpe:4096"

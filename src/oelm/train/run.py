@@ -122,10 +122,10 @@ def _check_data_unchanged(run: Path, tokens: TokenSet) -> None:
 
 
 def _prepare(config: RunConfig, stop: StopFlag, watch: Watch) -> TokenSet:
-    def progress(what: str, done: int, total: int) -> None:
-        watch.on_preparing(what, done, total)
+    def progress(what: str, done: int, total: int, tokens: int) -> None:
+        watch.on_preparing(what, done, total, tokens)
         if stop.requested():
-            raise StoppedError("stopped while preparing the data, of which nothing is kept; repeat the same command")
+            raise StoppedError("stopped while preparing the data; repeat the same command, it goes on behind the last shard")
 
     return prepare(config.data.source, tokenizer=config.data.tokenizer, progress=progress)
 

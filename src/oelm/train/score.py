@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from oelm.data.corpora import read_documents
+from oelm.data.corpora import documents, file_corpus
 from oelm.data.prepare import prepare
 from oelm.data.tokenizer import end_of_text_id
 from oelm.data.tokens import Tokens, TokenSet
@@ -65,7 +65,7 @@ def check_tokenizer_fits(tokens: TokenSet, run: LoadedRun) -> None:
 
 def _encode_all(path: Path, tokenizer: Tokenizer) -> tuple[Tokens, int]:
     end = end_of_text_id(tokenizer)
-    texts = list(read_documents(path).values())
+    texts = list(documents(file_corpus(path)))
     ids = [token for encoding in tokenizer.encode_batch(texts, add_special_tokens=False) for token in (*encoding.ids, end)]
     return np.array(ids, dtype=np.uint32), sum(len(text.encode()) for text in texts)
 

@@ -1,0 +1,199 @@
+"""`oelm data`: what there is, prepare it, look at it, check it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from oelm.cli.shell import TerminalWatch, duration, out, printable, reported, shown_warnings
+from oelm.errors import REFUSED
+
+if TYPE_CHECKING:
+    from oelm.data.encoded import ExampleMeta
+    from oelm.data.tokens import TokenMeta
+
+data_app = typer.Typer(name="data", help="Data sets: list, prepare, look at, verify.", no_args_is_help=True)
+
+
+@data_app.command("list")
+@reported
+def list_sets() -> None:
+    """Show the data sets that have a name, and what is prepared on this machine."""
+    from oelm.data.sets import CORPORA, TASKS, CorpusEntry, TaskEntry
+    from oelm.data.shelf import prepared_sets
+
+    out.print("stdlib       language model: this Python's own source text; always there (PSF)")
+    entries: list[CorpusEntry | TaskEntry] = [*CORPORA.values(), *TASKS.values()]
+    for entry in entries:
+        kind = "language model" if isinstance(entry, CorpusEntry) else "classifier"
+        out.print(f"{entry.name:<13}{kind}: {entry.about} ({entry.licence})")
+        out.print(f"{'':13}{entry.hub.repo} at {entry.hub.revision[:8]} on the Hugging Face hub, or --from FOLDER", style="dim")
+    prepared = [f"{path}  {_in_a_line(meta)}" for path, meta in prepared_sets()]
+    out.print(
+        "\nprepared on this machine:" if prepared else "\nnothing is prepared on this machine yet: oelm data prepare NAME"
+    )
+    for line in prepared:
+        out.print(f"  {line}", soft_wrap=True)
+
+
+@data_app.command()
+@reported
+def prepare(
+    name: Annotated[
+        str | None, typer.Argument(help="A name of `oelm data list`; or give a file with one of the options.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--from", help="Take local copies of the named set from this folder, not from the hub.")
+    ] = None,
+    text: Annotated[Path | None, typer.Option(help="Your own text: a UTF-8 file, or a folder of them.")] = None,
+    jsonl: Annotated[Path | None, typer.Option(help="Your own documents: one JSON object a line.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Your own documents: one a row.")] = None,
+    column: Annotated[str, typer.Option(help="The column of --jsonl or --parquet that holds the text.")] = "text",
+    examples: Annotated[Path | None, typer.Option(help="Your own labelled examples: .tsv, .csv, .jsonl or .parquet.")] = None,
+    dev: Annotated[
+        Path | None, typer.Option(help="The dev examples beside --examples; else one in twenty is held out.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="The columns of --examples, as text=A,label=B or text=A,pair=B,label=C.")
+    ] = None,
+    labels: Annotated[str | None, typer.Option(help="What integer labels 0, 1, ... mean, as A,B,...")] = None,
+    language: Annotated[str, typer.Option(help="Which language of xnli.")] = "en",
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="gpt2, bpe:N, a tokenizer.json, or a folder with a tokenizer's files (a classifier: its model's)."),
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=3, help="Longest example in tokens (128); longer ones are cut, and counted.")
+    ] = None,
+    max_documents: Annotated[int | None, typer.Option(min=1, help="An extract: so many documents of each split.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="An extract: begin no document after so many tokens.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Threads that tokenize; by default one a core.")] = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Put the token set here instead of the cache.")] = None,
+) -> None:
+    """Prepare a data set, or go on with a preparation that was interrupted: repeat the same command."""
+    from oelm.data.request import Request
+
+    request = Request(
+        name=name,
+        folder=folder,
+        text=text,
+        jsonl=jsonl,
+        parquet=parquet,
+        column=column,
+        examples=examples,
+        dev=dev,
+        columns=columns,
+        labels=labels,
+        language=language,
+        tokenizer=tokenizer,
+        max_length=max_length,
+        max_documents=max_documents,
+        max_tokens=max_tokens,
+        workers=workers,
+        out=out_dir,
+    )
+    began = time.monotonic()
+    with shown_warnings(), TerminalWatch() as watch:
+        prepared = request.prepare(watch.on_preparing)
+    out.print(f"ready after {duration(time.monotonic() - began)}: {prepared.path}", soft_wrap=True)
+    _print_meta(prepared.meta)
+
+
+@data_app.command()
+@reported
+def info(
+    what: Annotated[str, typer.Argument(help="A prepared set: its folder, or its name where one was prepared under it.")],
+) -> None:
+    """Show what a prepared set holds, where it came from and what pins it."""
+    from oelm.data.shelf import find_sets, read_any_meta
+
+    for path in find_sets([what]):
+        out.print(str(path), soft_wrap=True)
+        _print_meta(read_any_meta(path))
+
+
+@data_app.command()
+@reported
+def verify(
+    what: Annotated[list[str] | None, typer.Argument(help="Folders or names of prepared sets; by default all of them.")] = None,
+) -> None:
+    """Hash every file of prepared sets again; exit code 3 when one is not what was prepared."""
+    from oelm.data.shelf import find_sets, open_any
+    from oelm.errors import DataError
+
+    damaged = 0
+    found = find_sets(what or [])
+    if not found:
+        out.print("nothing is prepared on this machine yet: oelm data prepare NAME")
+    for path in found:
+        try:
+            opened = open_any(path)
+            out.print(f"whole    {path}  {_in_a_line(opened.meta)}", soft_wrap=True)
+        except DataError as problem:
+            damaged += 1
+            out.print(f"DAMAGED  {printable(str(problem))}", soft_wrap=True)
+    if damaged:
+        raise typer.Exit(REFUSED)
+
+
+def _in_a_line(meta: TokenMeta | ExampleMeta) -> str:
+    from oelm.data.tokens import TokenMeta
+
+    if isinstance(meta, TokenMeta):
+        return f"{sum(split.tokens for split in meta.splits.values()):,} tokens, {meta.tokenizer}"
+    return f"{sum(split.examples for split in meta.splits.values()):,} examples, {len(meta.labels)} labels"
+
+
+def _print_meta(meta: TokenMeta | ExampleMeta) -> None:
+    from rich.table import Table
+
+    from oelm.data.tokens import TokenMeta
+
+    facts = {"name": meta.name, "source": meta.source, "revision": meta.revision, "tokenizer": meta.tokenizer}
+    facts["vocabulary"] = f"{meta.vocab_size:,} ({meta.dtype})"
+    if isinstance(meta, TokenMeta):
+        limits = (("at most", meta.max_documents, "documents"), ("no document begun after", meta.max_tokens, "tokens"))
+        extract = "; ".join(f"{word} {limit:,} {unit} of each split" for word, limit, unit in limits if limit is not None)
+        if extract:
+            facts["extract"] = extract
+    else:
+        facts["labels"] = ", ".join(f"{number}={name}" for number, name in enumerate(meta.labels))
+        facts["max_length"] = str(meta.max_length)
+        facts |= {f"in {file}": f"integer labels mean {meaning}" for file, meaning in meta.integers.items()}
+    facts["fingerprint"] = meta.fingerprint
+    for fact, value in facts.items():
+        out.print(f"  {fact:<11} {printable(value)}", soft_wrap=True)
+    table = Table(box=None, pad_edge=True)
+    columns = _columns(meta)
+    for heading in columns:
+        table.add_column(heading, justify="left" if heading == "split" else "right")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    out.print(table)
+
+
+def _columns(meta: TokenMeta | ExampleMeta) -> dict[str, list[str]]:
+    from oelm.data.tokens import TokenMeta
+
+    if isinstance(meta, TokenMeta):
+        splits = meta.splits.items()
+        return {
+            "split": [name for name, _ in splits],
+            "documents": [f"{split.documents:,}" for _, split in splits],
+            "tokens": [f"{split.tokens:,}" for _, split in splits],
+            "text bytes": [f"{split.text_bytes:,}" for _, split in splits],
+            "bytes/token": [f"{split.text_bytes / split.tokens:.2f}" for _, split in splits],
+            "sha256": [split.sha256[:12] for _, split in splits],
+        }
+    return {
+        "split": list(meta.splits),
+        "examples": [f"{split.examples:,}" for split in meta.splits.values()],
+        "tokens": [f"{split.tokens:,}" for split in meta.splits.values()],
+        "longest": [str(split.longest) for split in meta.splits.values()],
+        "cut": [f"{split.cut:,}" for split in meta.splits.values()],
+        "unlabelled": [f"{split.unlabelled:,}" for split in meta.splits.values()],
+        "by label": [" / ".join(f"{count:,}" for count in split.label_counts) for split in meta.splits.values()],
+    }

@@ -1,0 +1,157 @@
+"""The data sets of the study by name: where each lives on the hub, pinned by commit, and how its local copies look."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from typing import Literal
+
+from oelm.data.tokens import Split
+from oelm.errors import DataError
+
+NLI_LABELS = ("entailment", "neutral", "contradiction")
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A repository of the Hugging Face hub at one commit, its configuration, and what it calls our splits."""
+
+    repo: str
+    revision: str
+    config: str
+    splits: dict[str, str]
+
+
+@dataclass(frozen=True)
+class CorpusEntry:
+    """Text for language models. `text_bytes` is about how much there is, to plan disk and time before it is here."""
+
+    name: str
+    about: str
+    licence: str
+    hub: HubSource
+    text_bytes: int
+    layout: Literal["documents", "wikitext"] = "documents"
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """Labelled examples. Integer labels mean positions in `labels`; `aliases` are other spellings found in releases."""
+
+    name: str
+    about: str
+    licence: str
+    hub: HubSource
+    labels: tuple[str, ...]
+    # What the columns are called, release by release; the first spelling whose names are all there is read.
+    columns: tuple[dict[str, str], ...]
+    dev_splits: tuple[str, ...] = ("val",)
+    aliases: dict[str, str] = field(default_factory=dict)
+    languages: tuple[str, ...] = ()
+
+
+_WIKITEXT = "b08601e04326c79dfdd32d625aee71d232d685c3"
+_GLUE = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
+_LM_SPLITS: dict[str, str] = {"train": "train", "val": "validation"}
+_NLI_COLUMNS = (
+    {"text": "premise", "pair": "hypothesis", "label": "label"},
+    {"text": "sentence1", "pair": "sentence2", "label": "gold_label"},
+    {"text": "premise", "pair": "hypo", "label": "label"},
+)
+# For a table of the user's own, tried in this order.
+USUAL_COLUMNS = ({"text": "text", "label": "label"}, {"text": "sentence", "label": "label"}, *_NLI_COLUMNS)
+XNLI_LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
+
+CORPORA = {
+    entry.name: entry
+    for entry in (
+        CorpusEntry(
+            "tinystories",
+            "short stories in the words of small children",
+            "CDLA-Sharing-1.0",
+            HubSource("roneneldan/TinyStories", "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64", "default", _LM_SPLITS),
+            1_920_000_000,
+        ),
+        CorpusEntry(
+            "openwebtext",
+            "web pages that Reddit users linked to",
+            "packaging CC0, texts of third parties",
+            HubSource("Skylion007/openwebtext", "79d93d786212f7344586290adb811d4ae6a1762c", "plain_text", {"train": "train"}),
+            39_800_000_000,
+        ),
+        CorpusEntry(
+            "wikitext103",
+            "good Wikipedia articles, words split and rare ones <unk>",
+            "CC BY-SA 3.0",
+            HubSource("Salesforce/wikitext", _WIKITEXT, "wikitext-103-v1", {**_LM_SPLITS, "test": "test"}),
+            540_000_000,
+            layout="wikitext",
+        ),
+        CorpusEntry(
+            "wikitext2",
+            "the first fiftieth of wikitext103, with the same validation and test",
+            "CC BY-SA 3.0",
+            HubSource("Salesforce/wikitext", _WIKITEXT, "wikitext-2-v1", {**_LM_SPLITS, "test": "test"}),
+            11_000_000,
+            layout="wikitext",
+        ),
+    )
+}
+TASKS = {
+    entry.name: entry
+    for entry in (
+        TaskEntry(
+            "sst2",
+            "is a phrase of a film review positive?",
+            "none stated",
+            HubSource("nyu-mll/glue", _GLUE, "sst2", {"train": "train", "val": "validation"}),
+            labels=("negative", "positive"),
+            columns=({"text": "sentence", "label": "label"},),
+        ),
+        TaskEntry(
+            "mnli",
+            "does one sentence follow from another? ten genres",
+            "mostly OANC",
+            HubSource(
+                "nyu-mll/glue",
+                _GLUE,
+                "mnli",
+                {"train": "train", "val": "validation_matched", "val_mismatched": "validation_mismatched"},
+            ),
+            labels=NLI_LABELS,
+            columns=_NLI_COLUMNS,
+            dev_splits=("val", "val_mismatched"),
+        ),
+        TaskEntry(
+            "xnli",
+            "mnli's question in fifteen languages; trains on mnli's pairs, translated",
+            "CC BY-NC 4.0",
+            HubSource(
+                "facebook/xnli",
+                "b8dd5d7af51114dbda02c0e3f6133f332186418e",
+                "{language}",
+                {"train": "train", "val": "validation", "test": "test"},
+            ),
+            labels=NLI_LABELS,
+            columns=_NLI_COLUMNS,
+            aliases={"contradictory": "contradiction"},
+            languages=XNLI_LANGUAGES,
+        ),
+    )
+}
+
+
+def unknown_set(name: str) -> DataError:
+    known = ["stdlib", *CORPORA, *TASKS]
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    return DataError(
+        f"no data set called {name!r}{hint}: `oelm data list` shows those with a name ({', '.join(known)}); "
+        "or give the path of a text file, a .jsonl, a .parquet, a folder of text, or a prepared token set"
+    )
+
+
+def split_of(name: str) -> Split:
+    """Return a split's name as the type that token sets use."""
+    splits: dict[str, Split] = {"train": "train", "val": "val", "test": "test"}
+    return splits[name]

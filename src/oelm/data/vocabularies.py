@@ -1,0 +1,158 @@
+"""Vocabularies that others published: GPT-2's byte pairs, known by their digest, and what lies in a model's folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from oelm.errors import DataError
+from oelm.files import cache_root, dump_json, read_json, write_text
+
+END_OF_TEXT = "<|endoftext|>"
+GPT2 = "gpt2"
+GPT2_VOCAB = 50_257
+# Of vocabulary and merges as canonical JSON: the same whatever file format they came in.
+_GPT2_SHA256 = "0488518c307313c2abb06ff17a1d57415eb2f76f520efc5bc50b141f763919d7"
+_GPT2_REPO, _GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
+# tiktoken names a cached file by the SHA-1 of the address it came from: vocab.bpe and encoder.json of GPT-2.
+_TIKTOKEN_FILES = ("6d1cbeee0f20b3d9449abfede4726ed8212e3aee", "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6")
+_BPE_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+
+
+def is_gpt2(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer gives GPT-2's ids: its vocabulary and merges to the last pair, its split into words, nothing more."""
+    state = json.loads(tokenizer.to_str())
+    model, words = state["model"], state["pre_tokenizer"] or {}
+    if not model.get("merges") or state["normalizer"] or {t["content"] for t in state["added_tokens"]} - {END_OF_TEXT}:
+        return False
+    if words.get("type") != "ByteLevel" or words["add_prefix_space"] or not words["use_regex"]:
+        return False
+    return _digest(model["vocab"], model["merges"]) == _GPT2_SHA256
+
+
+def _digest(vocab: Any, merges: Any) -> str:
+    pairs = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    return hashlib.sha256(dump_json([sorted(vocab.items(), key=lambda item: item[1]), pairs], indent=None).encode()).hexdigest()
+
+
+def find_gpt2() -> Tokenizer:
+    """Return GPT-2's tokenizer from our cache, tiktoken's, or the hub; keep it in ours. Raises DataError with the ways out."""
+    kept = cache_root() / "gpt2" / "tokenizer.json"
+    if (known := _kept(kept)) is not None and is_gpt2(known):
+        return known
+    for tokenizer in _gpt2_candidates():
+        if tokenizer is not None and is_gpt2(tokenizer):
+            write_text(kept, tokenizer.to_str())
+            return tokenizer
+    raise DataError(
+        "GPT-2's vocabulary is not on this machine, and the Hugging Face hub cannot be reached. Give a folder that holds "
+        "encoder.json and vocab.bpe (or vocab.json and merges.txt): --tokenizer FOLDER; or train one: --tokenizer bpe:4096"
+    )
+
+
+def _gpt2_candidates() -> Iterator[Tokenizer | None]:
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    merges, vocab = (Path(folder or Path(tempfile.gettempdir()) / "data-gym-cache") / name for name in _TIKTOKEN_FILES)
+    yield byte_level_bpe(vocab, merges) if vocab.is_file() and merges.is_file() else None
+    yield _from_hub()
+
+
+def _kept(path: Path) -> Tokenizer | None:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception:  # the library raises bare Exception; what is missing or damaged is sought elsewhere
+        return None
+
+
+def _from_hub() -> Tokenizer | None:
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        return None
+    from oelm.data.hub import hub_has_an_address
+
+    try:
+        # What the library downloaded before is found without a network.
+        only_local = not hub_has_an_address()
+        names = ("vocab.json", "merges.txt")
+        vocab, merges = (
+            Path(hf_hub_download(_GPT2_REPO, name, revision=_GPT2_REVISION, local_files_only=only_local)) for name in names
+        )
+    # What a hub out of reach raises differs by version and by where the connection broke; the caller names the ways out.
+    except Exception:
+        return None
+    return byte_level_bpe(vocab, merges)
+
+
+def folder_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer that a folder's files describe: tokenizer.json, byte pairs, or WordPiece. GPT-2's is kept."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except Exception as problem:  # the library raises bare Exception
+            raise DataError(f"{path}: cannot be read as a tokenizer ({problem})") from None
+    for vocab, merges in _BPE_FILES:
+        if (folder / vocab).is_file() and (folder / merges).is_file():
+            tokenizer = byte_level_bpe(folder / vocab, folder / merges)
+            kept = cache_root() / "gpt2" / "tokenizer.json"
+            if is_gpt2(tokenizer) and not kept.is_file():
+                write_text(kept, tokenizer.to_str())
+            return tokenizer
+    if (folder / "vocab.txt").is_file():
+        return wordpiece(folder)
+    raise DataError(
+        f"{folder}: no tokenizer in it; expected tokenizer.json, encoder.json and vocab.bpe, vocab.json and merges.txt, "
+        "or vocab.txt"
+    )
+
+
+def byte_level_bpe(vocab_path: Path, merges_path: Path) -> Tokenizer:
+    """Return the tokenizer of a vocabulary (JSON) and its merges (a pair a line), as GPT-2 has them."""
+    try:
+        vocab: dict[str, int] = json.loads(vocab_path.read_text(encoding="utf-8"))
+        lines = merges_path.read_text(encoding="utf-8").split("\n")
+        merges = [
+            (left, right) for left, right in (line.split(" ") for line in lines if line and not line.startswith("#version"))
+        ]
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    except Exception as problem:  # bad JSON, a line that is no pair, or a merge the library refuses with a bare Exception
+        raise DataError(f"{vocab_path} and {merges_path.name}: not a byte-pair vocabulary ({problem})") from None
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if END_OF_TEXT in vocab:
+        tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
+    return tokenizer
+
+
+def wordpiece(folder: Path) -> Tokenizer:
+    """Return BERT's WordPiece tokenizer of a folder: vocab.txt, and lower case unless tokenizer_config.json says not."""
+    try:
+        # By newline alone: among a vocabulary's words are characters that Python would end a line at.
+        words = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{folder / 'vocab.txt'}: not UTF-8 at byte {problem.start:,}; fetch it again") from None
+    vocab = {word: number for number, word in enumerate(words)}
+    if missing := [word for word in ("[UNK]", "[CLS]", "[SEP]", "[PAD]") if word not in vocab]:
+        raise DataError(f"{folder / 'vocab.txt'}: no {missing[0]} in it, so it is not BERT's; give a tokenizer.json instead")
+    config_path = folder / "tokenizer_config.json"
+    config = read_json(config_path) if config_path.is_file() else {}
+    tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=bool(config.get("do_lower_case", True)))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])],
+    )
+    special = [word for word in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if word in vocab]
+    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in special])
+    return tokenizer

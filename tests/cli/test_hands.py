@@ -38,7 +38,7 @@ def test_generate_repeats_itself_for_a_seed(run: Path) -> None:
 
 
 def test_eval_prints_the_recorded_loss_and_writes_documents(run: Path, tmp_path: Path) -> None:
-    best = json.loads((run / "best.json").read_text())["loss"]
+    best = json.loads((run / "best.json").read_text())["value"]
     output = oelm("eval", run, "--documents", tmp_path / "losses.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "losses.jsonl").read_text().splitlines()]
     assert f"loss {best:.4f} nats per token" in output
@@ -63,7 +63,7 @@ def test_export_writes_a_card_with_the_audit_and_the_figures(run: Path, tmp_path
     card = (tmp_path / "hf" / "README.md").read_text()
     audit, best = json.loads((run / "audit.json").read_text()), json.loads((run / "best.json").read_text())
     assert "exported step 12" in output
-    assert f"{audit['frozen']:,} of {audit['total']:,}" in card and f"{best['loss']:.4f}" in card
+    assert f"{audit['frozen']:,} of {audit['total']:,}" in card and f"{best['value']:.4f}" in card
 
 
 def test_export_of_a_step_without_evaluation_mentions_no_loss(run: Path, tmp_path: Path) -> None:

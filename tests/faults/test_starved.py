@@ -56,7 +56,7 @@ def test_nan_gradient_stops_before_the_update_and_names_the_batch(settings: dict
     child.join(timeout=60)
     assert child.exitcode == 3
     # Two micro-batches a step: the seventh backward pass is the first of step 4.
-    assert "step 4:" in told.read_text() and "windows that start at tokens [" in told.read_text()
+    assert "step 4:" in told.read_text() and "The batch holds [" in told.read_text()
     assert json.loads((run / "latest.json").read_text())["step"] == 3
     assert "NaN" not in (run / "metrics.jsonl").read_text()
     # What failed by accident goes on where it was.

@@ -14,12 +14,14 @@ from oelm.data.prepare import prepare
 from oelm.errors import CheckpointError, DataError, NonFiniteError, RunDirError
 from oelm.files import sha256_file
 from oelm.train.device import Compute
+from oelm.train.kinds import resolve
 from oelm.train.loop import evaluate, run_loop
 from oelm.train.metrics import read_metrics
-from oelm.train.run import Options, resolve, resolve_start, train
+from oelm.train.run import Options, resolve_start, train
 from oelm.train.rundir import RunDir
 from oelm.train.session import Session, build_session, resume
 from oelm.train.stop import StopFlag
+from oelm.train.task import LanguageModelTask
 from oelm.train.watch import Silence, StepReport
 from tests.conftest import made_text, run_here, tiny_config
 
@@ -92,7 +94,8 @@ def half_precision(text: Path, out: Path, *, stop_at: int | None = None) -> Sess
     watch = StopsAt(stop, step=stop_at) if stop_at else Silence()
     with RunDir(out) as folder:
         config = folder.claim(resolve(config, tokens))
-        session = build_session(config, folder, tokens, Compute("cpu", "fp16", "test"), stop=stop, watch=watch)
+        compute = Compute("cpu", "fp16", "test")
+        session = build_session(config, folder, LanguageModelTask(tokens, config, compute), compute, stop=stop, watch=watch)
         with contextlib.closing(session.metrics):
             resume(session, strict=False, exact_step=None)
             run_loop(session)
@@ -154,14 +157,17 @@ def test_finished_run_has_no_step_to_go_back_to(text_file: Path, tmp_path: Path)
 def test_ruined_weights_are_told_by_the_evaluation_and_never_become_the_best(text_file: Path, tmp_path: Path) -> None:
     config = tiny_config(text_file)
     tokens = prepare(config.data.source, tokenizer=config.data.tokenizer)
+    config = resolve(config, tokens)
     with RunDir(tmp_path / "run") as folder:
         compute = Compute("cpu", "float32", "test")
-        session = build_session(resolve(config, tokens), folder, tokens, compute, stop=StopFlag(), watch=Silence())
+        session = build_session(
+            config, folder, LanguageModelTask(tokens, config, compute), compute, stop=StopFlag(), watch=Silence()
+        )
         with torch.no_grad():
-            session.model.final_norm.weight.fill_(float("nan"))
+            session.model.get_parameter("final_norm.weight").fill_(float("nan"))
         with pytest.raises(NonFiniteError, match="validation loss nan"):
             evaluate(session)
-        assert session.state.best_loss is None and read_metrics(tmp_path / "run" / "metrics.jsonl") == []
+        assert session.state.best_value is None and read_metrics(tmp_path / "run" / "metrics.jsonl") == []
 
 
 def test_pointer_that_leads_out_of_the_run_is_refused(text_file: Path, tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from oelm.method.method import PRESETS
 from oelm.models.gpt import build_gpt
 from oelm.train.checkpoint import load_tensors
 from oelm.train.device import Compute
+from oelm.train.kinds import resolve
 from oelm.train.loop import run_loop
 from oelm.train.metrics import read_metrics
-from oelm.train.run import resolve, resolve_start
+from oelm.train.run import resolve_start
 from oelm.train.rundir import RunDir
 from oelm.train.session import build_session
 from oelm.train.stop import StopFlag
@@ -112,7 +113,7 @@ def test_best_checkpoint_is_the_one_of_the_best_evaluation_and_is_kept(text_file
     lowest = min(evaluations, key=lambda row: row["val_loss"])
     best = json.loads((tmp_path / "r" / "best.json").read_text())
     assert lowest["step"] < 30, "the premise: a late best would be kept anyway"
-    assert best["step"] == lowest["step"] and best["loss"] == lowest["val_loss"]
+    assert best["step"] == lowest["step"] and best["value"] == lowest["val_loss"]
     assert (tmp_path / "r" / best["checkpoint"] / "manifest.json").is_file()
     assert len(list((tmp_path / "r" / "checkpoints").iterdir())) == 3
 
@@ -198,9 +199,11 @@ def test_weights_that_moved_never_reach_a_checkpoint(text_file: Path, tmp_path: 
 
     config = tiny_config(text_file, steps=12, save_every=4)
     tokens = prepare(config.data.source, tokenizer=config.data.tokenizer)
-    compute = Compute("cpu", "float32", "test")
+    config, compute = resolve(config, tokens), Compute("cpu", "float32", "test")
     with RunDir(tmp_path / "run") as folder:
-        session = build_session(resolve(config, tokens), folder, tokens, compute, stop=StopFlag(), watch=Vandal())
+        session = build_session(
+            config, folder, LanguageModelTask(tokens, config, compute), compute, stop=StopFlag(), watch=Vandal()
+        )
         with (
             contextlib.closing(session.metrics),
             pytest.raises(FrozenMovedError, match=r"blocks.0.attention.q.weight has moved"),

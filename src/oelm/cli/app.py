@@ -13,6 +13,7 @@ from oelm.cli.demo import demo
 from oelm.cli.doctor import doctor
 from oelm.cli.evaluate import evaluate
 from oelm.cli.export import export
+from oelm.cli.finetune import finetune
 from oelm.cli.generate import generate
 from oelm.cli.inspect import inspect
 from oelm.cli.train import train
@@ -44,6 +45,7 @@ def _root(
 
 app.command()(demo)
 app.command()(train)
+app.command()(finetune)
 app.add_typer(data_app)
 app.command()(generate)
 app.command("eval")(evaluate)

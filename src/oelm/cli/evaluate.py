@@ -11,6 +11,7 @@ from oelm.cli.shell import TerminalWatch, out, reported
 from oelm.errors import ConfigError, StoppedError
 
 if TYPE_CHECKING:
+    from oelm.train.classify import ClassifierEvaluation
     from oelm.train.evaluate import Evaluation
 
 
@@ -21,28 +22,51 @@ def evaluate(
     text: Annotated[Path | None, typer.Option(help="A text file or folder, tokenized as the run's own text was.")] = None,
     split: Annotated[str, typer.Option(help="train, val or test, where the token set has it.")] = "val",
     checkpoint: Annotated[str, typer.Option(help="'best', 'latest' or the number of a step.")] = "best",
-    documents: Annotated[Path | None, typer.Option(help="Write each document's loss to this file, as JSON lines.")] = None,
+    documents: Annotated[
+        Path | None, typer.Option(help="Write each document's loss, or example's prediction, to this file, as JSON lines.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="A classifier: another task with the same labels, or a table.")] = None,
+    folder: Annotated[Path | None, typer.Option("--from", help="Local copies of that task.")] = None,
+    language: Annotated[str, typer.Option(help="Which language of xnli.")] = "en",
     batch_size: Annotated[int, typer.Option(min=1, help="Windows at a time; changes speed only.")] = 16,
 ) -> None:
-    """Print loss, perplexity and bits per byte over a whole split or text."""
+    """Print a language model's loss, perplexity and bits per byte, or a classifier's accuracy, over a whole split."""
     from oelm.files import dump_json, write_text
-    from oelm.train.load import load_run
+    from oelm.train.load import LoadedRun, load_any
     from oelm.train.score import score_run
     from oelm.train.stop import StopFlag
 
     if data is not None and text is not None:
         raise ConfigError("--data and --text both name what to score on; give one of them")
-    loaded = load_run(run, which=checkpoint)
+    loaded = load_any(run, which=checkpoint)
+    evaluation: Evaluation | ClassifierEvaluation | None
     with StopFlag() as stop, TerminalWatch() as watch:
-        name, evaluation = score_run(loaded, data=data, text=text, split=split, batch_size=batch_size, stop=stop, watch=watch)
+        if isinstance(loaded, LoadedRun):
+            name, evaluation = score_run(
+                loaded, data=data, text=text, split=split, batch_size=batch_size, stop=stop, watch=watch
+            )
+        else:
+            from oelm.train.config import ExamplesConfig
+            from oelm.train.judge import judge_run
+
+            local = str(folder.absolute()) if folder else None
+            examples = ExamplesConfig(task=task, folder=local, language=language) if task else None
+            name, _, evaluation = judge_run(loaded, examples, split=split, stop=stop, watch=watch)
     if evaluation is None:
         raise StoppedError("stopped before the end, so there is no figure; repeat the same command")
     if documents is not None:
-        write_text(documents, "".join(dump_json(row, indent=None) + "\n" for row in evaluation.documents))
+        write_text(documents, "".join(dump_json(row, indent=None) + "\n" for row in evaluation.predictions))
     _print(name, loaded.step, evaluation, documents)
 
 
-def _print(name: str, step: int, evaluation: Evaluation, documents: Path | None) -> None:
+def _print(name: str, step: int, evaluation: Evaluation | ClassifierEvaluation, documents: Path | None) -> None:
+    from oelm.train.evaluate import Evaluation
+
+    if not isinstance(evaluation, Evaluation):
+        out.print(f"{name}, model of step {step:,}: {evaluation.headline()}", soft_wrap=True)
+        if documents is not None:
+            out.print(f"predictions by example: {documents}", soft_wrap=True)
+        return
     tokens = sum(int(row["tokens"]) for row in evaluation.documents)
     lines = [
         f"{name}: {tokens:,} tokens in {len(evaluation.documents):,} documents, model of step {step:,}",

@@ -16,15 +16,25 @@ def export(
     folder: Annotated[Path, typer.Argument(help="A new folder to write to.")],
     checkpoint: Annotated[str, typer.Option(help="'best', 'latest' or the number of a step.")] = "best",
 ) -> None:
-    """Write a run as a plain GPT-2 folder that `transformers` loads with no code of ours."""
+    """Write a run as a plain folder that `transformers` loads with no code of ours: GPT-2, or a classifier's own kind."""
     from oelm.data.tokenizer import end_of_text_id
     from oelm.files import read_json
     from oelm.method.audit import audit
     from oelm.models.export import export_gpt2
     from oelm.report.card import model_card
-    from oelm.train.load import load_run
+    from oelm.train.load import LoadedRun, load_any
 
-    loaded = load_run(run, which=checkpoint)
+    loaded = load_any(run, which=checkpoint)
+    if not isinstance(loaded, LoadedRun):
+        from oelm.models.hub import export_classifier
+
+        export_classifier(loaded.folded(), loaded.path / "tokenizer.json", folder)
+        out.print(
+            f"exported step {loaded.step} to {folder}\n"
+            f'  from transformers import pipeline; pipeline("text-classification", model="{folder}")',
+            soft_wrap=True,
+        )
+        return
     tokenizer = loaded.tokenizer()
     state = loaded.checkpoint.saved.state
     card = model_card(
@@ -32,7 +42,7 @@ def export(
         audit(loaded.model),
         data=read_json(loaded.path / "manifest.json")["data"],
         step=loaded.step,
-        loss=state.best_loss if state.is_best_here else None,
+        loss=state.best_value if state.is_best_here else None,
     )
     export_gpt2(loaded.folded(), tokenizer, folder, end_of_text=end_of_text_id(tokenizer), card=card)
     out.print(

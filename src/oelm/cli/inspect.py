@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.shell import TerminalWatch, out, reported
-from oelm.errors import MissingExtraError
+from oelm.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from oelm.method.audit import Audit
@@ -25,15 +25,17 @@ def inspect(
     """Count parameters by role, check every frozen weight by its digest, and look at the heads."""
     from oelm.method.audit import audit
     from oelm.method.method import method_name
-    from oelm.train.load import load_run
+    from oelm.train.load import LoadedRun, load_any
 
-    loaded = load_run(run, which=checkpoint)
+    loaded = load_any(run, which=checkpoint)
     report = audit(loaded.model)
     out.print(f"{loaded.path}, step {loaded.step}, method: {method_name(loaded.config.method)}", soft_wrap=True)
     out.print(str(report))
     _print_roles(report)
     _print_projections(report)
-    if heads:
+    if heads and not isinstance(loaded, LoadedRun):
+        raise ConfigError("--heads looks at language models of ours; of a classifier the table above is all there is yet")
+    if heads and isinstance(loaded, LoadedRun):
         from oelm.models.heads import summarize_heads
         from oelm.report.charts import head_grid, save_chart
         from oelm.train.score import probe_windows

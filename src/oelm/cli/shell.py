@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from oelm.errors import STOPPED, OelmError
 
 if TYPE_CHECKING:
-    from oelm.train.evaluate import Evaluation
+    from oelm.train.evaluate import Judged
     from oelm.train.watch import StepReport
 
 # No markup: paths, names and values of users may hold brackets.
@@ -143,12 +143,9 @@ class TerminalWatch:
             if done == total:
                 self.close()
 
-    def on_evaluation(self, step: int, evaluation: Evaluation, *, is_best: bool) -> None:
+    def on_evaluation(self, step: int, evaluation: Judged, *, is_best: bool) -> None:
         mark = "  (best so far)" if is_best else ""
-        self.on_remark(
-            f"step {step}: validation loss {evaluation.loss:.4f}, PPL {evaluation.perplexity:.2f}, "
-            f"{evaluation.bits_per_byte:.3f} bits per byte{mark}"
-        )
+        self.on_remark(f"step {step}: {evaluation.headline()}{mark}")
 
     def _show(self, what: str, done: int, total: int, text: str, *, counted: bool = True) -> None:
         if self._bar is None:

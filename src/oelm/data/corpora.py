@@ -26,6 +26,9 @@ VALIDATION_BYTES = 8_000_000
 # Tests repeat themselves, encodings are near-duplicate tables; _sysconfigdata and config-* differ by machine.
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "lib-dynload"}
 
+# What a folder of text holds documents in, one a row.
+_TABLES = (".jsonl", ".parquet")
+
 
 @dataclass(frozen=True)
 class Part:
@@ -75,13 +78,13 @@ def stdlib_corpus() -> Corpus:
         raise DataError(f"no standard-library source under {root}: this Python ships none; give your own with --text PATH")
     sizes: dict[str, int] = {}
     for name, path in files.items():
-        sizes[_package(name)] = sizes.get(_package(name), 0) + path.stat().st_size
+        sizes[package_of(name)] = sizes.get(package_of(name), 0) + path.stat().st_size
     held_out = validation_groups(sizes)
     return Corpus(
         f"stdlib-{platform.python_version()}",
         f"source text of CPython {platform.python_version()}'s standard library",
         tuple(
-            Part(name, "val" if _package(name) in held_out else "train", partial(_verbatim, path))
+            Part(name, "val" if package_of(name) in held_out else "train", partial(_verbatim, path))
             for name, path in files.items()
         ),
     )
@@ -102,7 +105,8 @@ def _is_utf8(path: Path) -> bool:
     return bool(text.strip()) and "\0" not in text
 
 
-def _package(name: str) -> str:
+def package_of(name: str) -> str:
+    """Return the top-level package, or module, that a standard-library file belongs to."""
     return name.split("/")[0].removesuffix(".py")
 
 
@@ -122,7 +126,7 @@ def validation_groups(sizes: dict[str, int]) -> set[str]:
 
 
 def reader_of(path: Path, *, column: str = "text", layout: str = "documents") -> Callable[[], Iterator[Piece]]:
-    """Return what reads a file of documents, by the end of its name: .jsonl and .parquet by column, others as text."""
+    """Return what reads a file of documents, by the end of its name: tables by column, others as text."""
     if path.suffix.lower() in (".jsonl", ".json", ".parquet", ".tsv", ".csv"):
         return partial(read_wikitext_rows, path) if layout == "wikitext" else partial(read_column, path, column)
     return partial(read_wikitext if layout == "wikitext" else read_text, path)
@@ -137,13 +141,18 @@ def file_corpus(path: Path, *, column: str = "text") -> Corpus:
         files = _text_files(path, files)
     else:
         check_file(path, kind="parquet" if path.suffix == ".parquet" else "text")
-    parts = (Part(str(file.relative_to(path.parent)), None, reader_of(file, column=column)) for file in files)
+    # Among the files of a folder a .json or .csv is text like any other; given by itself, it is a table.
+    readers = {
+        file: reader_of(file, column=column) if path.is_file() or file.suffix in _TABLES else partial(read_text, file)
+        for file in files
+    }
+    parts = (Part(str(file.relative_to(path.parent)), None, reader) for file, reader in readers.items())
     return Corpus(_plain_name(path), f"local text '{path.name}'", tuple(parts))
 
 
 def _text_files(folder: Path, files: list[Path]) -> list[Path]:
     """Keep the files of a folder that are text: next to text there lie pictures and archives, and empty files."""
-    kept = [file for file in files if file.suffix in (".jsonl", ".parquet") or _starts_as_text(file)]
+    kept = [file for file in files if file.suffix in _TABLES or _starts_as_text(file)]
     if not kept:
         raise DataError(f"{folder}: no text in it ({len(files)} files looked at); give UTF-8 text that is not empty")
     left_out = [file.name for file in files if file not in set(kept) and file.stat().st_size]

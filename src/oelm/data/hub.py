@@ -24,8 +24,9 @@ def hub_rows(source: HubSource, split: str, *, columns: tuple[str, ...], ways_ou
         for row in opened:
             number += 1
             yield number, {name: row[name] for name in columns}
-    except OSError as problem:
-        raise DataError(f"{source.repo}: the connection broke after row {number:,} ({problem}); {ways_out}") from None
+    # A connection that breaks and a file that came damaged raise what the library below happens to: httpx's, pyarrow's, ...
+    except Exception as problem:
+        raise DataError(f"{source.repo}: broke off after row {number:,} ({_reason(problem)}); {ways_out}") from problem
 
 
 def hub_label_names(source: HubSource, split: str, column: str, *, ways_out: str) -> tuple[str, ...] | None:
@@ -48,8 +49,13 @@ def _opened(source: HubSource, split: str, ways_out: str) -> Any:
         )
     # What a hub out of reach raises differs by library, version and where the connection broke.
     except Exception as problem:
-        reason = str(problem).strip().splitlines()[0][:200] if str(problem).strip() else type(problem).__name__
-        raise DataError(f"{source.repo} cannot be fetched from the Hugging Face hub ({reason}); {ways_out}") from problem
+        raise DataError(
+            f"{source.repo} cannot be fetched from the Hugging Face hub ({_reason(problem)}); {ways_out}"
+        ) from problem
+
+
+def _reason(problem: Exception) -> str:
+    return str(problem).strip().splitlines()[0][:200] if str(problem).strip() else type(problem).__name__
 
 
 def hub_has_an_address() -> bool:

@@ -142,6 +142,8 @@ TASKS = {
 
 
 def unknown_set(name: str) -> DataError:
+    if name in TASKS:
+        return DataError(f"{name} is a task for classifiers, not text for language models: oelm finetune --task {name}")
     known = ["stdlib", *CORPORA, *TASKS]
     near = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f" (did you mean '{near[0]}'?)" if near else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -110,7 +111,9 @@ class ShardWriter:
 
     def __exit__(self, *_: object) -> None:
         for file in self._files.values():
-            file.close()
+            # After a full disk closing tries to write again, and fails again; what counts is what was committed.
+            with contextlib.suppress(OSError):
+                file.close()
 
     def append(self, item: Item, ids: Ids) -> None:
         """Add a piece's tokens, and the mark behind a document's last; beyond the limits it is passed over."""

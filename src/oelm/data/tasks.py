@@ -69,10 +69,18 @@ def _fingerprint(source: ExampleSource, progress: Progress) -> str:
     return f"sha256:{state.hexdigest()}"
 
 
+def _vocab_size(tokenizer: Tokenizer) -> int:
+    # Not how many words there are: some vocabularies have holes.
+    return 1 + max(tokenizer.get_vocab().values())
+
+
 def pad_id(tokenizer: Tokenizer) -> int:
     """Return the id that fills the end of short rows."""
     if tokenizer.padding is not None:
-        return int(tokenizer.padding["pad_id"])
+        pad = int(tokenizer.padding["pad_id"])
+        if pad >= _vocab_size(tokenizer):
+            raise DataError(f"the tokenizer pads with id {pad}, but the vocabulary has {_vocab_size(tokenizer)}; mend it")
+        return pad
     for word in _PAD_WORDS:
         if (found := tokenizer.token_to_id(word)) is not None:
             return int(found)
@@ -93,7 +101,7 @@ def _write(
     pad = pad_id(tokenizer)
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length)
-    vocab_size = tokenizer.get_vocab_size()
+    vocab_size = _vocab_size(tokenizer)
     splits: dict[str, ExampleSplitMeta] = {}
     for split, read in source.splits.items():
         grown = _write_split(read(), folder, split, tokenizer, progress)
@@ -145,7 +153,7 @@ class _Grown:
 def _write_split(examples: Iterator[Example], folder: Path, split: str, tokenizer: Tokenizer, progress: Progress) -> _Grown:
     assert tokenizer.truncation is not None
     longest = int(tokenizer.truncation["max_length"])
-    dtype, grown = np.dtype(dtype_for(tokenizer.get_vocab_size())).newbyteorder("<"), _Grown()
+    dtype, grown = np.dtype(dtype_for(_vocab_size(tokenizer))).newbyteorder("<"), _Grown()
     with (folder / f"{split}.ids.bin").open("xb") as ids_file, (folder / f"{split}.rows.bin").open("xb") as rows_file:
         while batch := list(islice(examples, _BATCH_EXAMPLES)):
             labelled = [example for example in batch if example.label >= 0]
@@ -157,6 +165,8 @@ def _write_split(examples: Iterator[Example], folder: Path, split: str, tokenize
                 if len(ids) > longest:
                     marks = tokenizer.num_special_tokens_to_add(example.pair is not None)
                     raise ConfigError(f"max_length {longest}: this tokenizer's marks alone need {marks}; give more")
+                if not len(ids):
+                    raise DataError(f"example {grown.examples + 1} of {split} gives no token at all; leave empty texts out")
                 grown.examples, grown.tokens = grown.examples + 1, grown.tokens + len(ids)
                 grown.longest, grown.cut = max(grown.longest, len(ids)), grown.cut + bool(encoding.overflowing)
                 grown.labels[example.label] += 1

@@ -60,6 +60,11 @@ class TokenMeta(BaseModel):
         return self
 
     @property
+    def is_extract(self) -> bool:
+        """Whether limits were set, so that this is not all of the source."""
+        return self.max_documents is not None or self.max_tokens is not None
+
+    @property
     def fingerprint(self) -> str:
         """A digest of the tokens and their meaning; two sets with the same one train the same."""
         meaning: list[Any] = [self.dtype, self.vocab_size, self.end_of_text, self.tokenizer_sha256]

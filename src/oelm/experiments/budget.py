@@ -70,12 +70,60 @@ _BUDGETS: dict[str, dict[str, Any]] = {
     },
 }
 BUDGETS = tuple(_BUDGETS)
+# Of a classifier; the fresh small BERT, where no pretrained model is named, learns the task every machine has.
+_CLASSIFIER_BUDGETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "model": {"source": "google-bert/bert-base-uncased@86b5e0934494bd15c9632b12f734a8a67f723594"},
+        "examples": {"task": "sst2"},
+        "optim": {"lr": 2e-5},
+        "schedule": {"warmup_steps": 100},
+        "epochs": 3,
+        "batch_size": 16,
+        "micro_batch_size": 16,
+    },
+    "laptop": {
+        "model": {"vocab_size": 4096, "model_dim": 128, "num_layers": 4, "num_heads": 4, "ff_dim": 512},
+        "examples": {"task": "stdlib", "max_length": 128, "max_train": 4000},
+        "optim": {"lr": 5e-4},
+        "schedule": {"warmup_steps": 50},
+        "epochs": 3,
+        "batch_size": 16,
+        "micro_batch_size": 16,
+    },
+    "smoke": {
+        "model": {"vocab_size": 1024, "model_dim": 32, "num_layers": 2, "num_heads": 2, "ff_dim": 64},
+        "examples": {"task": "stdlib", "max_length": 32, "max_train": 256},
+        "optim": {"lr": 2e-3},
+        "schedule": {"warmup_steps": 5},
+        "steps": 20,
+        "batch_size": 8,
+        "micro_batch_size": 8,
+        "eval_every": 10,
+        "save_every": 10,
+    },
+}
+# Pretrained weights are tuned, not taught: rates that teach a fresh model ruin them.
+_PRETRAINED_LR = 5e-5
 
 
 def budget_settings(budget: str) -> dict[str, Any]:
-    """Return the settings of a budget as plain data, to be changed and parsed into a RunConfig."""
-    if budget not in _BUDGETS:
+    """Return a language model's settings at a budget as plain data, to be changed and parsed into a RunConfig."""
+    return _settings(_BUDGETS, budget)
+
+
+def classifier_settings(budget: str, *, model: str | None) -> dict[str, Any]:
+    """Return a classifier's settings at a budget as plain data; `model` is a pretrained one's folder or hub id."""
+    settings = _settings(_CLASSIFIER_BUDGETS, budget)
+    if model is not None:
+        settings["model"] = {"source": model}
+        if budget != "paper":
+            settings["optim"]["lr"] = _PRETRAINED_LR
+    return settings
+
+
+def _settings(budgets: dict[str, dict[str, Any]], budget: str) -> dict[str, Any]:
+    if budget not in budgets:
         near = difflib.get_close_matches(budget, BUDGETS, n=1)
         hint = f" (did you mean '{near[0]}'?)" if near else ""
         raise ConfigError(f"unknown budget {budget!r}{hint}; there are: {', '.join(BUDGETS)}")
-    return copy.deepcopy(_BUDGETS[budget])
+    return copy.deepcopy(budgets[budget])

@@ -66,7 +66,7 @@ class Checkpoints:
             best = {
                 "step": state.best_step,
                 "checkpoint": f"checkpoints/step-{state.best_step:08d}",
-                "loss": state.best_loss,
+                "value": state.best_value,
             }
             write_json(self.run / "best.json", best)
 
@@ -165,9 +165,8 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], *, where: str) ->
     for name, tensor in tensors.items():
         if own[name].shape != tensor.shape:
             raise CheckpointError(f"{where}: {name} is {tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}")
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+    # Not by copying into what state_dict gave: of a projection that was split, that is a copy.
+    model.load_state_dict(tensors)
 
 
 def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -185,12 +184,22 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+        save_file(_apart({name: tensor.detach().contiguous() for name, tensor in tensors.items()}), path)
     except SafetensorError as problem:
         # The library reports the operating system's error as text: 28 is no space, 27 the file-size limit, 122 a quota.
         if re.search(r"os error (28|27|122)\b", str(problem)):
             raise disk_full(path, problem) from problem
         raise
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give tensors that share their memory (tied embeddings) a copy each: the format knows no sharing."""
+    seen: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        apart[name] = tensor.clone() if tensor.numel() and tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return apart
 
 
 def _manifest_text(folder: Path) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -60,12 +60,40 @@ class InitFrom(Strict):
     tokenizer_sha256: str
 
 
-class RunConfig(Strict):
-    """Everything that decides what a run computes. Fields are described in docs/training.md."""
+class ExamplesConfig(Strict):
+    """What a classifier learns: 'stdlib', a named task, or a table of the user's own; docs/classifiers.md tells the rest."""
 
-    model: GPTConfig
+    task: str = Field(min_length=1)
+    # Where local copies of a named task lie; without it the hub is asked.
+    folder: str | None = None
+    dev: str | None = None
+    columns: str | None = None
+    labels: str | None = None
+    language: str = "en"
+    max_length: int = Field(default=128, ge=3)
+    # Of the training split, chosen once and for all seeds; 0 takes all.
+    max_train: int = Field(default=0, ge=0)
+
+
+class ClassifierConfig(Strict):
+    """A pretrained model (a folder, or an id of the hub), or, without a source, a fresh small BERT of this shape."""
+
+    source: str | None = None
+    # Of the pretrained weights; filled in when a run begins.
+    sha256: str = ""
+    # 0 follows the task.
+    num_labels: int = Field(default=0, ge=0)
+    vocab_size: int = Field(default=4096, gt=100)
+    model_dim: int = Field(default=128, gt=0)
+    num_layers: int = Field(default=2, gt=0)
+    num_heads: int = Field(default=2, gt=0)
+    ff_dim: int = Field(default=512, gt=0)
+
+
+class TrainConfig(Strict):
+    """What every run has, whatever it learns. Fields are described in docs/training.md."""
+
     method: Method = Method()
-    data: DataConfig
     optim: OptimConfig
     schedule: ScheduleConfig
     steps: int = Field(gt=0)
@@ -78,7 +106,6 @@ class RunConfig(Strict):
     keep_checkpoints: int = Field(default=2, ge=2)
     timing_warmup_steps: int = Field(default=100, ge=0)
     seed: int = Field(default=0, ge=0, lt=2**31)
-    init_from: InitFrom | None = None
     device: Device = "auto"
     precision: Precision = "auto"
     compile: bool = False
@@ -88,7 +115,6 @@ class RunConfig(Strict):
     def _fields_agree(self) -> Self:
         if self.batch_size % self.micro_batch_size:
             raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}")
-        self.method.check_layers(self.model.num_layers)
         stages = (*self.extended_at, self.steps)
         if any(earlier >= later for earlier, later in zip(stages, stages[1:], strict=False)):
             raise ValueError(f"extended_at {list(self.extended_at)} must rise and stay below steps {self.steps}")
@@ -107,7 +133,46 @@ class RunConfig(Strict):
         return f"{slug}-{hashlib.sha256(dump_json(plain).encode()).hexdigest()[:8]}"
 
 
+class RunConfig(TrainConfig):
+    """Everything that decides what a run of a language model computes."""
+
+    model: GPTConfig
+    data: DataConfig
+    init_from: InitFrom | None = None
+
+    @model_validator(mode="after")
+    def _layers_exist(self) -> Self:
+        self.method.check_layers(self.model.num_layers)
+        return self
+
+
+class FinetuneConfig(TrainConfig):
+    """Everything that decides what a run of a classifier computes. With `epochs`, the steps follow from the data."""
+
+    model: ClassifierConfig
+    examples: ExamplesConfig
+    epochs: float | None = Field(default=None, gt=0)
+    steps: int = Field(default=0, ge=0)
+    # 0: once an epoch.
+    eval_every: int = Field(default=0, ge=0)
+    save_every: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _has_a_length(self) -> Self:
+        if (self.steps > 0) == (self.epochs is not None):
+            raise ValueError("give either steps or epochs")
+        return self
+
+
+Config = TypeVar("Config", bound=TrainConfig)
+
+
 def parse_config(data: dict[str, Any], *, where: str) -> RunConfig:
+    """Return the language model's config that plain data describes, or raise as `parse_as` does."""
+    return parse_as(RunConfig, data, where=where)
+
+
+def parse_as(kind: type[Config], data: dict[str, Any], *, where: str) -> Config:
     """Return the config that plain data describes; ConfigError names `where`, the key, and the nearest known one."""
     if isinstance(data.get("method"), str):
         data = {**data, "method": resolve_method(data["method"]).model_dump(mode="json")}
@@ -117,27 +182,27 @@ def parse_config(data: dict[str, Any], *, where: str) -> RunConfig:
                 raise ConfigError(f"{where}: {key}: must be a finite number (given: {number})")
     try:
         # Through JSON: there, strict types accept a list where a tuple is meant and nothing else is coerced.
-        return RunConfig.model_validate_json(dump_json(data))
+        return kind.model_validate_json(dump_json(data))
     except ValidationError as problem:
         # No file can name a function, so that a method's init may be one is of no use to the reader.
         errors = [error for error in problem.errors() if error["type"] != "callable_type"]
-        raise ConfigError(f"{where}: {'; '.join(_explain(error) for error in errors[:5])}") from None
+        raise ConfigError(f"{where}: {'; '.join(_explain(kind, error) for error in errors[:5])}") from None
     except (TypeError, ValueError) as problem:
         raise ConfigError(f"{where}: {problem}") from None
 
 
-def _explain(error: Any) -> str:
+def _explain(kind: type[BaseModel], error: Any) -> str:
     path: list[Any] = []
     for part in error["loc"]:
         # Where a field may be of several types, the library adds the type's name to the path; that is no key of ours.
-        if isinstance(part, int) or part in _known_keys(path):
+        if isinstance(part, int) or part in _known_keys(kind, path):
             path.append(part)
     if error["type"] == "extra_forbidden":
         path.append(error["loc"][-1])
     dotted = ".".join(map(str, path)) or "config"
     if error["type"] == "extra_forbidden":
         prefix = ".".join(map(str, path[:-1]))
-        return f"{prefix + ': ' if prefix else ''}unknown key '{path[-1]}'{_nearest(path)}"
+        return f"{prefix + ': ' if prefix else ''}unknown key '{path[-1]}'{_nearest(kind, path)}"
     if error["type"] == "missing":
         return f"{dotted}: missing, and it has no default"
     message = str(error["msg"]).removeprefix("Value error, ")
@@ -145,16 +210,15 @@ def _explain(error: Any) -> str:
     return f"{dotted}: {message}" + (f" (given: {given!r})" if isinstance(given, str | int | float | bool) else "")
 
 
-def _nearest(path: list[Any]) -> str:
-    known = _known_keys(path[:-1])
+def _nearest(kind: type[BaseModel], path: list[Any]) -> str:
+    known = _known_keys(kind, path[:-1])
     # A right name in the wrong place ('lr' for 'optim.lr') is nearer than a similar one.
-    nested = [f"{outer}.{path[-1]}" for outer in RunConfig.model_fields if path[-1] in _known_keys([outer])]
+    nested = [f"{outer}.{path[-1]}" for outer in kind.model_fields if path[-1] in _known_keys(kind, [outer])]
     near = nested or difflib.get_close_matches(str(path[-1]), known, n=1)
     return f" (did you mean '{near[0]}'?)" if near else f"; known keys: {', '.join(known)}"
 
 
-def _known_keys(path: list[Any]) -> list[str]:
-    model: type[BaseModel] = RunConfig
+def _known_keys(model: type[BaseModel], path: list[Any]) -> list[str]:
     for part in path:
         field = model.model_fields.get(str(part))
         kinds = (field.annotation, *get_args(field.annotation)) if field else ()
@@ -165,13 +229,21 @@ def _known_keys(path: list[Any]) -> list[str]:
     return list(model.model_fields)
 
 
-def read_config(path: Path) -> RunConfig:
-    """Read the config that a run left behind, from the file or the run's directory."""
+def read_any_config(path: Path) -> RunConfig | FinetuneConfig:
+    """Read the config that a run of either kind left behind, from the file or the run's directory."""
     path = path / "config.json" if path.is_dir() else path
     data = read_json(path, error=ConfigError)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must be an object of settings, found {type(data).__name__}")
-    return parse_config(data, where=str(path))
+    return parse_as(FinetuneConfig, data, where=str(path)) if "examples" in data else parse_config(data, where=str(path))
+
+
+def read_config(path: Path) -> RunConfig:
+    """Read the config that a language model's run left behind."""
+    config = read_any_config(path)
+    if isinstance(config, FinetuneConfig):
+        raise ConfigError(f"{path}: a classifier's run, not a language model's")
+    return config
 
 
 def with_overrides(data: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
@@ -203,7 +275,7 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(name)
 
 
-def differences(old: RunConfig, new: RunConfig) -> list[str]:
+def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
     """Return one line per setting in which two configs differ, by dotted path."""
     flat_old, flat_new = _flatten(old.as_dict()), _flatten(new.as_dict())
     keys = [key for key in {**flat_old, **flat_new} if flat_old.get(key) != flat_new.get(key)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,23 @@ from oelm.train.stop import StopFlag
 Losses = NDArray[np.float64]
 
 
+class Judged(Protocol):
+    """What an evaluation of any kind tells: `criterion` is what the best checkpoint has least of."""
+
+    @property
+    def loss(self) -> float: ...
+
+    @property
+    def criterion(self) -> float: ...
+
+    @property
+    def predictions(self) -> list[dict[str, Any]]: ...
+
+    def as_row(self) -> dict[str, Any]: ...
+
+    def headline(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Loss per token over a whole split, its two readings, and each document's share of it."""
@@ -32,6 +49,17 @@ class Evaluation:
     perplexity: float
     bits_per_byte: float
     documents: list[dict[str, Any]]
+
+    @property
+    def criterion(self) -> float:
+        return self.loss
+
+    @property
+    def predictions(self) -> list[dict[str, Any]]:
+        return self.documents
+
+    def headline(self) -> str:
+        return f"validation loss {self.loss:.4f}, PPL {self.perplexity:.2f}, {self.bits_per_byte:.3f} bits per byte"
 
     def as_row(self) -> dict[str, Any]:
         return {"val_loss": self.loss, "val_ppl": self.perplexity, "bits_per_byte": self.bits_per_byte}

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
+from torch import nn
 
 from oelm.data.tokenizer import load_tokenizer
 from oelm.errors import CheckpointError
 from oelm.files import read_json, sha256_file
 from oelm.method.apply import fold_gains, freeze
 from oelm.models.gpt import GPT, build_gpt
+from oelm.models.hub import shaped_classifier
 from oelm.train.checkpoint import MANIFEST, MODEL, Checkpoint, load_model, open_checkpoint
-from oelm.train.config import RunConfig, read_config
+from oelm.train.config import FinetuneConfig, RunConfig, read_any_config, read_config
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,40 @@ class LoadedRun:
         if not path.is_file() or sha256_file(path) != expected:
             raise CheckpointError(f"{path}: missing, or not the tokenizer these weights were trained with ({expected[:12]}...)")
         return load_tokenizer(self.path)
+
+
+@dataclass(frozen=True)
+class LoadedClassifier:
+    """A classifier's run opened at one checkpoint, every byte of it checked."""
+
+    path: Path
+    config: FinetuneConfig
+    checkpoint: Checkpoint
+    model: nn.Module
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.saved.state.step
+
+    def folded(self) -> nn.Module:
+        """Return a copy of the model whose learnt gains, if any, are folded into plain weights."""
+        plain = copy.deepcopy(self.model)
+        fold_gains(plain)
+        return plain
+
+
+def load_any(path: Path, *, which: str = "best") -> LoadedRun | LoadedClassifier:
+    """Open a run of either kind at its 'best' or 'latest' checkpoint or at a step, or a checkpoint directory itself."""
+    folder = find_checkpoint(path, which=which).resolve()
+    run = folder.parent.parent
+    config = read_any_config(run / "config.json")
+    if isinstance(config, RunConfig):
+        return load_run(path, which=which)
+    checkpoint = open_checkpoint(folder)
+    model = shaped_classifier(run / "model")
+    freeze(model, config.method, seed=config.seed)
+    load_model(checkpoint, model)
+    return LoadedClassifier(run, config, checkpoint, model.eval())
 
 
 def load_run(path: Path, *, which: str = "best") -> LoadedRun:

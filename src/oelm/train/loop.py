@@ -49,7 +49,7 @@ def update(run: Session, batch: Batch) -> None:
         run.model,
         run.optimizer,
         run.scaler,
-        num_micro_batches=run.config.batch_size // run.config.micro_batch_size,
+        num_micro_batches=batch.num_micro_batches,
         clip_norm=run.config.optim.clip_norm,
         noise_seed=run.config.seed,
         batch_ids=batch.ids,
@@ -93,7 +93,7 @@ def evaluate(run: Session) -> None:
             "are good: in a new run, lower optim.lr or raise schedule.warmup_steps"
         )
     run.last_evaluation = evaluation
-    run.state = run.state.evaluated(evaluation.loss)
+    run.state = run.state.evaluated(evaluation.criterion)
     run.metrics.write(step=run.state.step, **evaluation.as_row())
-    log.info("step %d: validation loss %.4f, PPL %.3f", run.state.step, evaluation.loss, evaluation.perplexity)
+    log.info("step %d: %s", run.state.step, evaluation.headline())
     run.watch.on_evaluation(run.state.step, evaluation, is_best=run.state.is_best_here)

@@ -6,13 +6,15 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from oelm.data.encoded import ExampleMeta
 from oelm.errors import DiskFullError, OutOfMemoryError
 from oelm.method.sites import attention_sites
 from oelm.models.gpt import GPT
-from oelm.train.config import RunConfig
+from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig
 from oelm.train.loss import chunk_rows
 
 _FLOAT = 4
@@ -63,7 +65,28 @@ def estimate(config: RunConfig, *, device: str) -> Estimate:
     return Estimate(memory=memory, disk=checkpoint * (config.keep_checkpoints + 2), checkpoint=checkpoint)
 
 
-def check_fits(needs: Estimate, config: RunConfig, *, run: Path, device: str) -> None:
+def classifier_estimate(facts: dict[str, Any], config: FinetuneConfig, examples: ExampleMeta) -> Estimate:
+    """Estimate memory and disk of a classifier's run from its model's config.json, by the names architectures give things."""
+
+    def fact(*names: str, default: int) -> int:
+        return next((int(facts[name]) for name in names if facts.get(name)), default)
+
+    width = fact("hidden_size", "model_dim", "dim", "d_model", "n_embd", default=768)
+    layers = fact("num_hidden_layers", "num_layers", "n_layers", "n_layer", default=12)
+    inner = fact("intermediate_size", "ff_dim", "hidden_dim", "d_ff", "encoder_ffn_dim", default=4 * width)
+    vocab = fact("vocab_size", default=examples.vocab_size)
+    total = layers * (4 * width**2 + 2 * width * inner) + (vocab + examples.max_length) * width
+    longest = max(split.longest for split in examples.splits.values())
+    tokens = config.micro_batch_size * longest
+    heads = fact("num_attention_heads", "num_heads", "n_heads", "n_head", default=12)
+    per_layer = tokens * (14 * width + 3 * inner) + 4 * config.micro_batch_size * heads * longest**2
+    checkpoint = 3 * total * _FLOAT
+    return Estimate(
+        memory=(4 * total + per_layer * layers) * _FLOAT, disk=checkpoint * (config.keep_checkpoints + 2), checkpoint=checkpoint
+    )
+
+
+def check_fits(needs: Estimate, config: TrainConfig, *, run: Path, device: str) -> None:
     """Raise before the start when memory or disk will clearly not do."""
     free_memory = available_memory(device)
     if free_memory is not None and needs.memory > free_memory:
@@ -93,12 +116,14 @@ def available_memory(device: str) -> int | None:
     return None
 
 
-def what_to_lower(config: RunConfig) -> str:
+def what_to_lower(config: TrainConfig) -> str:
     """Say which setting to lower first, with a value; the result stays the same where it can."""
     size = config.micro_batch_size
     if size > 1:
         smaller = next(n for n in range(size // 2, 0, -1) if config.batch_size % n == 0)
         return f"lower micro_batch_size from {size} to {smaller} (same batch, more accumulation)"
+    if not isinstance(config, RunConfig):
+        return "lower examples.max_length, or take a smaller model"
     return f"lower model.seq_len ({config.model.seq_len}), model.model_dim ({config.model.model_dim}) or the vocabulary"
 
 

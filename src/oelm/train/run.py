@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -14,30 +13,27 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from oelm.data.prepare import prepare
-from oelm.data.tokens import TokenSet
-from oelm.errors import STOPPED, DataError, OelmError, OutOfMemoryError, RunDirError, StoppedError
+from oelm.errors import STOPPED, DataError, OelmError, OutOfMemoryError, RunDirError
 from oelm.files import dump_json, read_json, sha256_file, write_json, write_text
 from oelm.method.audit import audit
-from oelm.models.heads import summarize_heads
 from oelm.train.checkpoint import MODEL, open_checkpoint
-from oelm.train.config import InitFrom, RunConfig
+from oelm.train.config import FinetuneConfig, InitFrom, RunConfig, TrainConfig
 from oelm.train.device import choose_compute, look
+from oelm.train.kinds import open_task
 from oelm.train.load import find_checkpoint
 from oelm.train.loop import run_loop
 from oelm.train.metrics import read_metrics
-from oelm.train.preflight import Estimate, check_fits, estimate, gibibytes, is_out_of_memory, what_to_lower
+from oelm.train.preflight import Estimate, check_fits, gibibytes, is_out_of_memory, what_to_lower
 from oelm.train.rundir import RunDir, StatusName
-from oelm.train.score import first_windows
 from oelm.train.session import Session, build_session, resume
 from oelm.train.source import source_revision
 from oelm.train.state import environment
 from oelm.train.stop import StopFlag
+from oelm.train.task import Task
 from oelm.train.timing import step_statistics
 from oelm.train.watch import Watch
 
 log = logging.getLogger(__name__)
-_PROBED_WINDOWS = 8
 
 
 @dataclass(frozen=True)
@@ -59,14 +55,6 @@ class Result:
     figures: dict[str, Any] | None
 
 
-def resolve(config: RunConfig, tokens: TokenSet) -> RunConfig:
-    """Fill in what only the data can tell."""
-    if config.model.vocab_size:
-        return config
-    model = config.model.model_copy(update={"vocab_size": tokens.meta.vocab_size})
-    return config.model_copy(update={"model": model})
-
-
 def resolve_start(path: Path) -> InitFrom:
     """Return the checkpoint to start from: the best one of a run directory, or the checkpoint directory itself."""
     checkpoint = open_checkpoint(find_checkpoint(path, which="best").resolve())
@@ -77,61 +65,53 @@ def resolve_start(path: Path) -> InitFrom:
     )
 
 
-def train(config: RunConfig, out: Path, *, stop: StopFlag, watch: Watch, options: Options | None = None) -> Result:
+def train(
+    config: RunConfig | FinetuneConfig, out: Path, *, stop: StopFlag, watch: Watch, options: Options | None = None
+) -> Result:
     """Bring the run in `out` to its end, from wherever it is; return early, resumable, when `stop` is set."""
     options = options or Options()
     compute = choose_compute(config.device, config.precision, look())
-    tokens = _prepare(config, stop, watch)
-    config = resolve(config, tokens)
+    resolved, task = open_task(config, compute, stop=stop, watch=watch)
     with RunDir(out) as folder:
-        config = folder.claim(config)
-        if folder.is_done(config):
+        resolved = folder.claim(resolved)
+        if folder.is_done(resolved):
             if options.exact_step is not None:
                 raise RunDirError(f"{out} is finished, so there is nothing to resume from step {options.exact_step}")
-            _check_data_unchanged(out, tokens)
-            return Result("found done", config.steps, out, read_json(out / "timing_stats.json"))
-        folder.set_status("running", step=0, steps=config.steps, message="starting")
-        with _failure_noted(folder, config):
-            needs = estimate(config, device=compute.device)
+            _check_data_unchanged(out, task)
+            return Result("found done", resolved.steps, out, read_json(out / "timing_stats.json"))
+        folder.set_status("running", step=0, steps=resolved.steps, message="starting")
+        with _failure_noted(folder, resolved):
+            needs = task.estimate(compute.device)
             if options.preflight:
-                check_fits(needs, config, run=out, device=compute.device)
-            session = build_session(config, folder, tokens, compute, stop=stop, watch=watch)
+                check_fits(needs, resolved, run=out, device=compute.device)
+            session = build_session(resolved, folder, task, compute, stop=stop, watch=watch)
             with contextlib.closing(session.metrics):
                 resume(session, strict=options.strict, exact_step=options.exact_step)
                 _announce(session, needs)
                 run_loop(session)
             # A stop may come during the last evaluation: the run is done only after that.
-            if session.state.evaluated_step < config.steps:
-                folder.set_status("stopped", step=session.state.step, steps=config.steps, message=stop.reason or "")
+            if session.state.evaluated_step < resolved.steps:
+                folder.set_status("stopped", step=session.state.step, steps=resolved.steps, message=stop.reason or "")
                 log.info("stopped by %s at step %d", stop.reason, session.state.step)
                 return Result("stopped", session.state.step, out, None)
             figures = finish(session)
-            folder.set_status("done", step=config.steps, steps=config.steps)
-            log.info("done at step %d", config.steps)
-            return Result("done", config.steps, out, figures)
+            folder.set_status("done", step=resolved.steps, steps=resolved.steps)
+            log.info("done at step %d", resolved.steps)
+            return Result("done", resolved.steps, out, figures)
 
 
-def _check_data_unchanged(run: Path, tokens: TokenSet) -> None:
+def _check_data_unchanged(run: Path, task: Task) -> None:
     """Raise DataError when a finished run was made from other text than is there now: its figures are not this text's."""
-    then = read_json(run / "manifest.json").get("data", {}).get("fingerprint", "")
-    if then != tokens.meta.fingerprint:
+    then, now = read_json(run / "manifest.json").get("data", {}).get("fingerprint", ""), task.data.fingerprint
+    if then != now:
         raise DataError(
-            f"{run} was trained on other data (fingerprint {then[:12]}..., now {tokens.meta.fingerprint[:12]}...): "
+            f"{run} was trained on other data (fingerprint {then[:12]}..., now {now[:12]}...): "
             "bring back the old text, or give --out a new folder"
         )
 
 
-def _prepare(config: RunConfig, stop: StopFlag, watch: Watch) -> TokenSet:
-    def progress(what: str, done: int, total: int, tokens: int) -> None:
-        watch.on_preparing(what, done, total, tokens)
-        if stop.requested():
-            raise StoppedError("stopped while preparing the data; repeat the same command, it goes on behind the last shard")
-
-    return prepare(config.data.source, tokenizer=config.data.tokenizer, progress=progress)
-
-
 @contextlib.contextmanager
-def _failure_noted(folder: RunDir, config: RunConfig) -> Iterator[None]:
+def _failure_noted(folder: RunDir, config: TrainConfig) -> Iterator[None]:
     """Leave a status that says how a run ended when it ends by an exception, and say what to lower out of memory."""
     try:
         try:
@@ -156,25 +136,28 @@ def _announce(session: Session, needs: Estimate) -> None:
     report = audit(session.model)
     write_json(session.folder.path / "audit.json", report.as_dict())
     # A copy, so that a run can be read from, scored and exported without the data it was trained on.
-    tokenizer = (session.tokens.path / "tokenizer.json").read_text(encoding="utf-8")
-    write_text(session.folder.path / "tokenizer.json", tokenizer)
+    data = session.task.data
+    write_text(session.folder.path / "tokenizer.json", data.tokenizer_path.read_text(encoding="utf-8"))
     session.folder.write_manifest(_manifest(session))
-    meta = session.tokens.meta
-    counts = ", ".join(f"{split.tokens:,} tokens {name}" for name, split in meta.splits.items())
-    session.watch.on_remark(f"{meta.name}: {counts}, vocabulary {meta.vocab_size:,}")
+    session.watch.on_remark(data.summary)
     session.watch.on_remark(str(report))
     session.watch.on_remark(
         f"{session.compute.device}, {session.compute.precision} ({session.compute.reason}), "
         f"{torch.get_num_threads()} threads; about {gibibytes(needs.memory)} of memory, {gibibytes(needs.disk)} of disk"
     )
     log.info("%s", report)
-    method = session.config.method
-    if method.freeze and method.keeps_weights and session.config.init_from is None:
-        log.warning("this method keeps the weights it finds, and without --init-from RUN those are fresh random ones")
+    method, config = session.config.method, session.config
+    starts_fresh = config.init_from is None if isinstance(config, RunConfig) else _is_fresh(config)
+    if method.freeze and method.keeps_weights and starts_fresh:
+        log.warning("this method keeps the weights it finds, and without a trained model to start from those are random ones")
+
+
+def _is_fresh(config: TrainConfig) -> bool:
+    return isinstance(config, FinetuneConfig) and config.model.source is None
 
 
 def _manifest(session: Session) -> dict[str, Any]:
-    meta = session.tokens.meta
+    data = session.task.data
     return {
         "oelm": version("oelm"),
         "source_revision": source_revision(),
@@ -182,10 +165,10 @@ def _manifest(session: Session) -> dict[str, Any]:
         "numpy": np.__version__,
         "environment": environment(session.compute),
         "data": {
-            "name": meta.name,
-            "source": meta.source,
-            "fingerprint": meta.fingerprint,
-            "tokenizer": meta.tokenizer,
+            "name": data.name,
+            "source": data.source,
+            "fingerprint": data.fingerprint,
+            "tokenizer": data.tokenizer,
         },
     }
 
@@ -199,11 +182,10 @@ def finish(session: Session) -> dict[str, Any]:
             session.model, StopFlag(), progress=session.watch.on_validating
         )
         assert evaluation is not None
-        rows = (dump_json(row, indent=None) + "\n" for row in evaluation.documents)
+        rows = (dump_json(row, indent=None) + "\n" for row in evaluation.predictions)
         write_text(path / "predictions.jsonl", "".join(rows))
-        windows = first_windows(session.tokens, session.config.model.seq_len, most=_PROBED_WINDOWS).to(session.compute.device)
-        heads = [summary.as_dict() for summary in summarize_heads(session.model, windows)]
-        write_json(path / "attention.json", {"step": session.state.step, "tokens": windows.numel(), "heads": heads})
+        if (heads := session.task.look_at_heads(session.model)) is not None:
+            write_json(path / "attention.json", {"step": session.state.step, **heads})
     figures = final_figures(session)
     write_json(path / "timing_stats.json", figures)
     return figures
@@ -215,16 +197,11 @@ def final_figures(session: Session) -> dict[str, Any]:
     evaluations = [row for row in rows if "val_loss" in row]
     steps = [row for row in rows if "loss" in row]
     clock = session.clock.seconds()
-    best = min(row["val_loss"] for row in evaluations)
     return {
         "step_s": step_statistics([row["step_s"] for row in steps], warmup_steps=session.config.timing_warmup_steps),
         "wall_s": {**clock, "total": sum(clock.values())},
         "tokens": session.state.tokens,
         "final_loss": steps[-1]["loss"],
-        "final_val_loss": evaluations[-1]["val_loss"],
-        "final_ppl": evaluations[-1]["val_ppl"],
-        "final_bits_per_byte": evaluations[-1]["bits_per_byte"],
-        "best_val_loss": best,
-        "best_ppl": math.exp(min(best, 700.0)),
+        **session.task.figures(evaluations),
         "best_step": session.state.best_step,
     }

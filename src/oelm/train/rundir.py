@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from oelm.errors import ConfigError, RunDirError
 from oelm.files import STAGING_PREFIX, dump_json, read_json, room_checked, sweep_staging, write_json
-from oelm.train.config import RunConfig, Strict, differences, read_config
+from oelm.train.config import Config, Strict, TrainConfig, differences, read_any_config
 from oelm.train.metrics import read_metrics
 
 StatusName = Literal["queued", "running", "stopped", "failed", "done"]
@@ -108,7 +108,7 @@ class RunDir:
         logger.setLevel(logging.INFO)
         logger.addHandler(self._handler)
 
-    def claim(self, config: RunConfig) -> RunConfig:
+    def claim(self, config: Config) -> Config:
         """Make the directory this config's own, or check that it is; return the config that holds from now on.
 
         A finished run asked for more steps is extended. Any other difference raises RunDirError with the list.
@@ -119,9 +119,11 @@ class RunDir:
             write_json(path, config.as_dict())
             return config
         try:
-            held = read_config(path)
+            held = read_any_config(path)
         except ConfigError as problem:
             raise RunDirError(f"{problem}. Move {self.path} aside, or choose another --out") from None
+        if not isinstance(held, type(config)):
+            raise RunDirError(f"{self.path} holds a run of another kind; choose another --out")
         same_but_length = {"steps": held.steps, "extended_at": held.extended_at}
         if held == config or (
             held.extended_at and held.steps == config.steps and held == config.model_copy(update=same_but_length)
@@ -135,7 +137,7 @@ class RunDir:
         changes = "; ".join(differences(held, config)[:6])
         raise RunDirError(f"{self.path} holds a run of another config ({changes}); choose another --out")
 
-    def _extend(self, held: RunConfig, steps: int) -> RunConfig:
+    def _extend(self, held: Config, steps: int) -> Config:
         status = read_status(self.path)
         if status is None or status.status != "done":
             raise RunDirError(
@@ -146,7 +148,7 @@ class RunDir:
         write_json(self.path / "config.json", longer.as_dict())
         return longer
 
-    def is_done(self, config: RunConfig) -> bool:
+    def is_done(self, config: TrainConfig) -> bool:
         status = read_status(self.path)
         return status is not None and status.status == "done" and status.step >= config.steps
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 
-from oelm.train.config import RunConfig
+from oelm.train.config import TrainConfig
 
 
-def learning_rate(config: RunConfig, step: int) -> float:
+def learning_rate(config: TrainConfig, step: int) -> float:
     """Return the rate of the update that takes the model from `step` to `step + 1`."""
     # An extended run followed the shorter schedule up to its old end; repeating it from its config gives the same.
     horizon = next(stage for stage in (*config.extended_at, config.steps) if step < stage)
     return config.optim.lr * _fraction(config, step, horizon)
 
 
-def _fraction(config: RunConfig, step: int, horizon: int) -> float:
+def _fraction(config: TrainConfig, step: int, horizon: int) -> float:
     warmup = min(config.schedule.warmup_steps, horizon // 2)
     if step < warmup:
         return (step + 1) / warmup

@@ -5,27 +5,23 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import nn
 
-from oelm.data.tokens import TokenSet
-from oelm.errors import CheckpointError, DataError, OelmError
-from oelm.files import sha256_file
+from oelm.errors import DataError, OelmError
 from oelm.method.apply import freeze
 from oelm.method.record import record_of
-from oelm.models.gpt import GPT, build_gpt
-from oelm.train.checkpoint import MODEL, Checkpoint, Checkpoints, load_model, load_optimizer, load_tensors, load_weights
-from oelm.train.config import InitFrom, RunConfig
+from oelm.train.checkpoint import Checkpoint, Checkpoints, load_model, load_optimizer
+from oelm.train.config import TrainConfig
 from oelm.train.device import Compute, apply_determinism
-from oelm.train.evaluate import Evaluation
+from oelm.train.evaluate import Judged
 from oelm.train.metrics import Metrics
 from oelm.train.optim import build_optimizer
 from oelm.train.rundir import RunDir
 from oelm.train.state import SavedState, TrainState, environment
 from oelm.train.stop import StopFlag
-from oelm.train.task import LanguageModelTask
+from oelm.train.task import Task
 from oelm.train.timing import Clock
 from oelm.train.watch import Watch
 
@@ -36,12 +32,11 @@ log = logging.getLogger(__name__)
 class Session:
     """One sitting of a run. `state` is where it is, `saved` what the newest checkpoint holds."""
 
-    config: RunConfig
+    config: TrainConfig
     folder: RunDir
     compute: Compute
-    tokens: TokenSet
-    task: LanguageModelTask
-    model: GPT
+    task: Task
+    model: nn.Module
     forward: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -53,7 +48,7 @@ class Session:
     saved: TrainState | None = None
     clock: Clock = field(default_factory=lambda: Clock({}))
     started_at: tuple[float, int] = (0.0, 0)
-    last_evaluation: Evaluation | None = None
+    last_evaluation: Judged | None = None
 
     def save(self) -> None:
         """Publish a checkpoint of the present state; metrics up to here are durable before it appears."""
@@ -71,8 +66,8 @@ class Session:
             state=self.state,
             clock=self.clock.seconds(),
             frozen=dict(record.digests) if record else {},
-            data_fingerprint=self.tokens.meta.fingerprint,
-            tokenizer_sha256=self.tokens.meta.tokenizer_sha256,
+            data_fingerprint=self.task.data.fingerprint,
+            tokenizer_sha256=self.task.data.tokenizer_sha256,
             environment=environment(self.compute),
         )
 
@@ -84,23 +79,19 @@ class Session:
 
 
 def build_session(
-    config: RunConfig, folder: RunDir, tokens: TokenSet, compute: Compute, *, stop: StopFlag, watch: Watch
+    config: TrainConfig, folder: RunDir, task: Task, compute: Compute, *, stop: StopFlag, watch: Watch
 ) -> Session:
     """Build model, optimizer and the rest as they are at step 0."""
     apply_determinism(deterministic=config.deterministic)
-    model = build_gpt(config.model, seed=config.seed)
     checkpoints = Checkpoints(folder.path, keep=config.keep_checkpoints)
-    # A run that has saved continues from there; the weights it began with may be gone by then.
-    if config.init_from is not None and not checkpoints.any():
-        load_start(model, config.init_from, tokens)
+    model = task.build_model(folder.path, is_new=not checkpoints.any())
     freeze(model, config.method, seed=config.seed)
     model.to(compute.device)
     return Session(
         config=config,
         folder=folder,
         compute=compute,
-        tokens=tokens,
-        task=LanguageModelTask(tokens, config, compute),
+        task=task,
         model=model,
         forward=torch.compile(model) if config.compile else model,  # type: ignore[arg-type]
         optimizer=build_optimizer(model, config.optim, device=compute.device),
@@ -110,21 +101,6 @@ def build_session(
         stop=stop,
         watch=watch,
     )
-
-
-def load_start(model: GPT, start: InitFrom, tokens: TokenSet) -> None:
-    """Copy the weights of another run's checkpoint into a fresh model, if both read the same tokens."""
-    if start.tokenizer_sha256 != tokens.meta.tokenizer_sha256:
-        raise DataError(
-            f"--init-from: those weights were trained with another tokenizer than {tokens.meta.name} was made with "
-            f"({tokens.meta.tokenizer}): its ids mean other text to them. Use that run's: --tokenizer RUN/tokenizer.json"
-        )
-    path = Path(start.checkpoint) / MODEL
-    if not path.is_file():
-        raise CheckpointError(f"--init-from: {path} is not there any more; its sha256 was {start.sha256[:12]}...")
-    if (found := sha256_file(path)) != start.sha256:
-        raise CheckpointError(f"--init-from: {path} has sha256 {found[:12]}..., this run started from {start.sha256[:12]}...")
-    load_weights(model, load_tensors(path), where=str(path))
 
 
 def resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
@@ -149,7 +125,7 @@ def resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
 
 
 def _check_same_setting(session: Session, checkpoint: Checkpoint, *, strict: bool) -> None:
-    saved, now = checkpoint.saved, session.tokens.meta.fingerprint
+    saved, now = checkpoint.saved, session.task.data.fingerprint
     if saved.data_fingerprint != now:
         raise DataError(
             f"the data is not what this run began with (fingerprint {now[:12]}..., then {saved.data_fingerprint[:12]}...): "

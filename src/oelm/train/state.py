@@ -18,18 +18,18 @@ class TrainState(Strict):
     step: int = Field(default=0, ge=0)
     tokens: int = Field(default=0, ge=0)
     evaluated_step: int = Field(default=0, ge=0)
-    best_loss: float | None = None
+    best_value: float | None = None
     best_step: int | None = None
     loss_scale: dict[str, int | float] = {}
 
     def advanced(self, *, tokens: int) -> TrainState:
         return self.model_copy(update={"step": self.step + 1, "tokens": self.tokens + tokens})
 
-    def evaluated(self, loss: float) -> TrainState:
-        """Return the state after an evaluation at this step; the first of equal losses stays the best."""
+    def evaluated(self, value: float) -> TrainState:
+        """Return the state after an evaluation at this step; less is better, and the first of equals stays the best."""
         update: dict[str, Any] = {"evaluated_step": self.step}
-        if self.best_loss is None or loss < self.best_loss:
-            update |= {"best_loss": loss, "best_step": self.step}
+        if self.best_value is None or value < self.best_value:
+            update |= {"best_value": value, "best_step": self.step}
         return self.model_copy(update=update)
 
     @property

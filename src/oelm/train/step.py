@@ -55,9 +55,9 @@ def train_step(
     if not math.isfinite(total) or (not math.isfinite(grad_norm) and not is_overflow):
         optimizer.zero_grad(set_to_none=True)
         raise NonFiniteError(
-            f"step {step + 1}: loss {total}, gradient norm {grad_norm}: stopped before the update. The batch holds the "
-            f"windows that start at tokens {list(batch_ids)}. Checkpoints of earlier steps are good: in a new run, "
-            "lower optim.lr, raise schedule.warmup_steps or use precision float32"
+            f"step {step + 1}: loss {total}, gradient norm {grad_norm}: stopped before the update. The batch holds "
+            f"{list(batch_ids)} (windows by their first token, or examples by number). Checkpoints of earlier steps are good: "
+            "in a new run, lower optim.lr, raise schedule.warmup_steps or use precision float32"
         )
     scaler.step(optimizer)
     scaler.update()

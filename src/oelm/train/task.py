@@ -1,9 +1,12 @@
-"""What a run learns: batches, their loss, and an evaluation over the whole validation split."""
+"""What a run learns, as the loop sees it, and the first kind: predict the next token of a token set."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -11,21 +14,83 @@ from torch import Tensor, nn
 
 from oelm.data.order import WindowOrder
 from oelm.data.tokens import TokenSet
-from oelm.errors import DataError
-from oelm.models.gpt import GPT
-from oelm.train.config import RunConfig
+from oelm.errors import CheckpointError, DataError
+from oelm.files import sha256_file
+from oelm.models.gpt import GPT, build_gpt
+from oelm.models.heads import summarize_heads
+from oelm.train.checkpoint import MODEL, load_tensors, load_weights
+from oelm.train.config import InitFrom, RunConfig
 from oelm.train.device import Compute
-from oelm.train.evaluate import Evaluation, evaluate_tokens
+from oelm.train.evaluate import Evaluation, Judged, evaluate_tokens
 from oelm.train.loss import mean_cross_entropy
+from oelm.train.preflight import Estimate, estimate
+from oelm.train.score import first_windows
 from oelm.train.stop import StopFlag
+
+_PROBED_WINDOWS = 8
 
 
 @dataclass(frozen=True)
-class Batch:
+class DataFacts:
+    """What a run remembers of its data, and the line that tells a reader about it."""
+
+    name: str
+    source: str
+    fingerprint: str
+    tokenizer: str
+    tokenizer_sha256: str
+    tokenizer_path: Path
+    summary: str
+
+
+class Batch(Protocol):
+    """What one step learns from: `ids` name the examples, `num_tokens` counts what is learnt, padding left out."""
+
+    @property
+    def ids(self) -> list[int]: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def num_micro_batches(self) -> int: ...
+
+
+class Task(Protocol):
+    """Batches, their loss, and an evaluation over the whole validation split."""
+
+    @property
+    def data(self) -> DataFacts: ...
+
+    def build_model(self, run: Path, *, is_new: bool) -> nn.Module:
+        """Return the model before freezing: with the weights it starts from, or, of a run begun before, only its shape."""
+
+    def batch(self, step: int) -> Batch:
+        """Return batch `step` of the run: a pure function of the seed and the step."""
+
+    def loss(self, forward: nn.Module, model: nn.Module, batch: Any, micro_batch: int) -> Tensor:
+        """Return one micro-batch's share of the mean loss, times their number; `forward` is the model or its compiled form."""
+
+    def evaluate(self, model: nn.Module, stop: StopFlag, *, progress: Callable[[int, int], None]) -> Judged | None:
+        """Return what the model is worth on all of the validation split, or None when a stop was asked for meanwhile."""
+
+    def estimate(self, device: str) -> Estimate:
+        """Return the memory and disk that training will need."""
+
+    def look_at_heads(self, model: nn.Module) -> dict[str, Any] | None:
+        """Return what attention.json holds beside the step, where heads of this kind of model can be looked at."""
+
+    def figures(self, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the final and best figures from the evaluations' rows in metrics.jsonl."""
+
+
+@dataclass(frozen=True)
+class WindowBatch:
     """Windows of one token more than the model reads; `ids` are the offsets at which they start."""
 
     ids: list[int]
     windows: Tensor
+    num_micro_batches: int
 
     @property
     def num_tokens(self) -> int:
@@ -46,22 +111,43 @@ class LanguageModelTask:
         if len(tokens.val) < 2:
             raise DataError(f"{tokens.path}: the validation split holds {len(tokens.val)} token; it needs two at least")
 
-    def batch(self, step: int) -> Batch:
-        """Return batch `step` of the run: a pure function of the seed and the step."""
+    @property
+    def data(self) -> DataFacts:
+        meta = self.tokens.meta
+        counts = ", ".join(f"{split.tokens:,} tokens {name}" for name, split in meta.splits.items())
+        return DataFacts(
+            name=meta.name,
+            source=meta.source,
+            fingerprint=meta.fingerprint,
+            tokenizer=meta.tokenizer,
+            tokenizer_sha256=meta.tokenizer_sha256,
+            tokenizer_path=self.tokens.path / "tokenizer.json",
+            summary=f"{meta.name}{' (an extract)' if meta.is_extract else ''}: {counts}, vocabulary {meta.vocab_size:,}",
+        )
+
+    def build_model(self, run: Path, *, is_new: bool) -> GPT:
+        model = build_gpt(self.config.model, seed=self.config.seed)
+        # A continued run has these weights in its checkpoint; the path may be gone by then.
+        if self.config.init_from is not None and is_new:
+            load_start(model, self.config.init_from, self.tokens)
+        return model
+
+    def batch(self, step: int) -> WindowBatch:
         starts = self.order.starts(step)
         rows = np.stack([self.tokens.train[s : s + self.config.model.seq_len + 1] for s in starts]).astype(np.int64)
-        return Batch(starts.tolist(), torch.from_numpy(rows).to(self.compute.device, non_blocking=True))
+        windows = torch.from_numpy(rows).to(self.compute.device, non_blocking=True)
+        return WindowBatch(starts.tolist(), windows, self.config.batch_size // self.config.micro_batch_size)
 
-    def loss(self, forward: nn.Module, model: GPT, batch: Batch, micro_batch: int) -> Tensor:
-        """Return the mean loss of one micro-batch; `forward` is the model or its compiled form."""
+    def loss(self, forward: nn.Module, model: nn.Module, batch: WindowBatch, micro_batch: int) -> Tensor:
+        assert isinstance(model, GPT)
         size = self.config.micro_batch_size
         windows = batch.windows[micro_batch * size : (micro_batch + 1) * size]
         with self.compute.autocast():
             hidden_ND = forward(windows[:, :-1]).flatten(0, 1)
             return mean_cross_entropy(hidden_ND, model.head_VD, windows[:, 1:].flatten())
 
-    def evaluate(self, model: GPT, stop: StopFlag, *, progress: Callable[[int, int], None]) -> Evaluation | None:
-        """Return the loss per token over all of the validation split, or None when a stop was asked for meanwhile."""
+    def evaluate(self, model: nn.Module, stop: StopFlag, *, progress: Callable[[int, int], None]) -> Evaluation | None:
+        assert isinstance(model, GPT)
         return evaluate_tokens(
             model,
             self.tokens.val,
@@ -72,3 +158,36 @@ class LanguageModelTask:
             stop=stop,
             progress=progress,
         )
+
+    def estimate(self, device: str) -> Estimate:
+        return estimate(self.config, device=device)
+
+    def look_at_heads(self, model: nn.Module) -> dict[str, Any]:
+        assert isinstance(model, GPT)
+        windows = first_windows(self.tokens, self.config.model.seq_len, most=_PROBED_WINDOWS).to(self.compute.device)
+        return {"tokens": windows.numel(), "heads": [summary.as_dict() for summary in summarize_heads(model, windows)]}
+
+    def figures(self, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
+        best, last = min(row["val_loss"] for row in evaluations), evaluations[-1]
+        return {
+            "final_val_loss": last["val_loss"],
+            "final_ppl": last["val_ppl"],
+            "final_bits_per_byte": last["bits_per_byte"],
+            "best_val_loss": best,
+            "best_ppl": math.exp(min(best, 700.0)),
+        }
+
+
+def load_start(model: GPT, start: InitFrom, tokens: TokenSet) -> None:
+    """Copy the weights of another run's checkpoint into a fresh model, if both read the same tokens."""
+    if start.tokenizer_sha256 != tokens.meta.tokenizer_sha256:
+        raise DataError(
+            f"--init-from: those weights were trained with another tokenizer than {tokens.meta.name} was made with "
+            f"({tokens.meta.tokenizer}): its ids mean other text to them. Use that run's: --tokenizer RUN/tokenizer.json"
+        )
+    path = Path(start.checkpoint) / MODEL
+    if not path.is_file():
+        raise CheckpointError(f"--init-from: {path} is not there any more; its sha256 was {start.sha256[:12]}...")
+    if (found := sha256_file(path)) != start.sha256:
+        raise CheckpointError(f"--init-from: {path} has sha256 {found[:12]}..., this run started from {start.sha256[:12]}...")
+    load_weights(model, load_tensors(path), where=str(path))

@@ -1,0 +1,110 @@
+"""`oelm finetune`: train a classifier, or continue it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from oelm.cli.shell import TerminalWatch, duration, out, reported, shown_warnings
+from oelm.errors import STOPPED, ConfigError
+
+if TYPE_CHECKING:
+    from oelm.train.config import FinetuneConfig
+    from oelm.train.run import Result
+
+
+@reported
+def finetune(
+    model: Annotated[str | None, typer.Option(help="A pretrained model: its folder, or org/name[@commit] of the hub.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="sst2, mnli, xnli, a table of your own (.tsv, .csv, .jsonl, .parquet), or stdlib.")
+    ] = None,
+    folder: Annotated[Path | None, typer.Option("--from", help="Take local copies of a named task from this folder.")] = None,
+    method: Annotated[str | None, typer.Option(help="A preset: baseline (default), oelm_freeze_pretrained, ...")] = None,
+    budget: Annotated[str | None, typer.Option(help="Size of it all: paper, laptop (default) or smoke.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="How often to see every training example.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    max_train: Annotated[int | None, typer.Option(help="Training examples to take; 0 takes all.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Longest example in tokens; longer ones are cut, and counted.")] = None,
+    dev: Annotated[Path | None, typer.Option(help="The dev table beside a table of your own.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Its columns, as text=A,label=B or text=A,pair=B,label=C.")] = None,
+    labels: Annotated[str | None, typer.Option(help="What integer labels 0, 1, ... mean, as A,B,...")] = None,
+    language: Annotated[str | None, typer.Option(help="Which language of xnli.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides new weights, frames, order of examples and dropout.")] = None,
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Run directory; by default one named by the config.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Start from a run's config.json instead of a budget.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting by dotted path; may be repeated.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse to resume in a setting that changes the bits.")] = False,
+    no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Skip the check of memory and disk.")] = False,
+) -> None:
+    """Train a classifier, or continue or find finished the run that the same command started."""
+    from oelm.train.stop import StopFlag
+
+    with StopFlag() as stop, shown_warnings():
+        from oelm.train.run import Options, train
+
+        if config is not None and (budget is not None or model is not None):
+            raise ConfigError("--config already says model and size; leave out --budget and --model")
+        if epochs is not None and steps is not None:
+            raise ConfigError("--epochs and --steps both say how long to train; give one of them")
+        chosen: dict[str, Any] = {
+            "method": method,
+            "examples.task": _whole_path(task),
+            "examples.folder": str(folder.absolute()) if folder else None,
+            "examples.dev": str(dev.absolute()) if dev else None,
+            "examples.columns": columns,
+            "examples.labels": labels,
+            "examples.language": language,
+            "examples.max_length": max_length,
+            "examples.max_train": max_train,
+            "optim.lr": lr,
+            "seed": seed,
+        }
+        lengths = {"epochs": epochs, "steps": steps or 0} if epochs is not None or steps is not None else {}
+        run_config = _config(config, budget or "laptop", _whole_path(model), chosen, lengths, overrides or [])
+        size = (budget or "laptop") if config is None else "custom"
+        path = out_dir or Path("outputs") / "finetune" / size / run_config.variant / f"seed-{run_config.seed}"
+        out.print(f"run directory: {path}", soft_wrap=True)
+        with TerminalWatch() as watch:
+            options = Options(strict=strict, preflight=not no_preflight)
+            result = train(run_config, path, stop=stop, watch=watch, options=options)
+    _print_result(result)
+
+
+def _whole_path(source: str | None) -> str | None:
+    # A path is kept whole, so that the config says where it was whatever folder it is read in.
+    return str(Path(source).absolute()) if source is not None and Path(source).exists() else source
+
+
+def _config(
+    file: Path | None, budget: str, model: str | None, chosen: dict[str, Any], lengths: dict[str, Any], overrides: list[str]
+) -> FinetuneConfig:
+    from oelm.experiments.budget import classifier_settings
+    from oelm.train.config import FinetuneConfig, parse_as, parse_override, read_any_config, with_overrides
+
+    settings = classifier_settings(budget, model=model) if file is None else read_any_config(file).as_dict()
+    where = str(file) if file is not None else f"budget {budget}"
+    changes = {key: value for key, value in chosen.items() if value is not None} | dict(map(parse_override, overrides))
+    return parse_as(
+        FinetuneConfig, with_overrides(settings | lengths, changes), where=f"{where} with your options" if changes else where
+    )
+
+
+def _print_result(result: Result) -> None:
+    if result.status == "stopped":
+        out.print(f"stopped at step {result.step}, saved; repeat the same command to go on")
+        raise typer.Exit(STOPPED)
+    assert result.figures is not None
+    figures = result.figures
+    word = "already done" if result.status == "found done" else "done"
+    out.print(
+        f"{word}: accuracy {100 * figures['final_accuracy']:.2f}% at the end, best {100 * figures['best_accuracy']:.2f}% "
+        f"at step {figures['best_step']}, {figures['step_s'].get('median', 0.0) * 1000:.0f} ms a step, "
+        f"{duration(figures['wall_s']['total'])} in all",
+        soft_wrap=True,
+    )

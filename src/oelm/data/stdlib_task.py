@@ -1,0 +1,76 @@
+"""A classification task that is there on any machine: which package of the standard library is a snippet from?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from oelm.data.corpora import Corpus, package_of, stdlib_corpus
+from oelm.data.examples import Example, ExampleSource
+from oelm.data.pieces import fraction
+from oelm.data.prepare import Progress, no_progress
+from oelm.files import cache_root, write_text
+
+NUM_LABELS = 8
+_LINES = 8
+_DEV_SHARE = 0.1
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def stdlib_examples() -> ExampleSource:
+    """Return snippets of a few lines, labelled with the package they come from, of those that have most files.
+
+    Whole files are held out for dev: neighbouring lines of one file are too much alike.
+    """
+    corpus = stdlib_corpus()
+    files = Counter(package_of(part.label) for part in corpus.parts if "/" in part.label)
+    labels = tuple(sorted(sorted(files, key=lambda name: (-files[name], name))[:NUM_LABELS]))
+    splits: dict[str, Callable[[], Iterator[Example]]] = {
+        split: partial(_snippets, corpus, labels, split == "val") for split in ("train", "val")
+    }
+    name = corpus.name.replace("stdlib", "stdlib-packages")
+    return ExampleSource(name, f"which package a snippet is from: {corpus.source}", labels, splits)
+
+
+def _snippets(corpus: Corpus, labels: tuple[str, ...], dev: bool) -> Iterator[Example]:
+    for part in corpus.parts:
+        package = package_of(part.label)
+        if package not in labels or "/" not in part.label or (fraction(part.label) < _DEV_SHARE) != dev:
+            continue
+        lines = [line.strip() for piece in part.read() for line in piece.text.split("\n")]
+        # An import or a mention of the package's own name would give the answer away.
+        lines = [line for line in lines if line and package not in line]
+        for start in range(0, len(lines) - _LINES + 1, _LINES):
+            yield Example(" ".join(lines[start : start + _LINES]), None, labels.index(package))
+
+
+def stdlib_wordpiece(vocab_size: int, progress: Progress = no_progress) -> Path:
+    """Return the tokenizer.json of a WordPiece vocabulary trained on the task's own snippets, made where it is not there."""
+    source = stdlib_examples()
+    path = cache_root() / "wordpiece" / f"{source.name}-{vocab_size}.json"
+    if not path.is_file():
+        progress("training the tokenizer", 0, 1, 0)
+        texts = (example.text for example in source.splits["train"]())
+        write_text(path, train_wordpiece(texts, vocab_size=vocab_size).to_str())
+    return path
+
+
+def train_wordpiece(texts: Iterator[str], *, vocab_size: int) -> Tokenizer:
+    """Train a lower-case WordPiece vocabulary, as BERT has one."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=list(_SPECIAL), show_progress=False)
+    tokenizer.train_from_iterator(islice(texts, 200_000), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(word, tokenizer.token_to_id(word)) for word in ("[CLS]", "[SEP]")],
+    )
+    return tokenizer

@@ -1,0 +1,197 @@
+"""Models of the Hugging Face hub, or of a folder in its format: loaded from safetensors only, never from pickles."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+from torch import nn
+
+from oelm.errors import CheckpointError, ConfigError, MissingExtraError
+from oelm.files import publish_dir, sha256_file
+from oelm.seeds import stream_seed
+
+# What classifiers of the usual architectures call the weight of their last layer.
+_HEADS = ("classifier.weight", "classifier.out_proj.weight", "score.weight", "classification_head.out_proj.weight")
+
+
+def model_folder(source: str) -> Path:
+    """Return the folder of a model: the path itself, or what the hub has under an id ('org/name' or 'org/name@revision')."""
+    path = Path(source)
+    if path.is_dir():
+        return path
+    if path.is_absolute() or source.count("/") > 1 or source.startswith("."):
+        raise CheckpointError(f"{source}: no such folder; give a model's folder (config.json, model.safetensors) or a hub id")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise MissingExtraError("huggingface_hub", "hf") from None
+    repo, _, revision = source.partition("@")
+    try:
+        found = snapshot_download(repo, revision=revision or None, allow_patterns=["*.json", "*.safetensors", "*.txt"])
+    # What a hub out of reach raises differs by version and by where the connection broke.
+    except Exception as problem:
+        raise CheckpointError(
+            f"{source} cannot be fetched from the Hugging Face hub ({type(problem).__name__}), and there is no such folder: "
+            "repeat with a network, or bring the model's folder here and give its path"
+        ) from problem
+    return Path(found)
+
+
+def weights_sha256(folder: Path) -> str:
+    """Return a digest of a model's weights; raise CheckpointError when there are none that can be read safely."""
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder}: no config.json, so this is no model's folder")
+    files = sorted(folder.glob("*.safetensors"))
+    if not files and (pickles := sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.ckpt")])):
+        raise CheckpointError(
+            f"{pickles[0]}: weights as a pickle can run code when read, so they are not read here. Convert them once, where "
+            "you trust them: AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) writes model.safetensors"
+        )
+    if not files:
+        raise CheckpointError(f"{folder}: no weights in it (model.safetensors)")
+    return hashlib.sha256("".join(sha256_file(path) for path in files).encode()).hexdigest()
+
+
+def pretrained_classifier(folder: Path, *, num_labels: int, seed: int) -> nn.Module:
+    """Return a model for classification with a folder's weights; the last layer, if it is new, follows `seed`."""
+    transformers = _transformers()
+    weights_sha256(folder)
+    _check_head(folder, num_labels)
+    with _quiet(transformers), _seeded(seed):
+        try:
+            model: nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
+                str(folder), num_labels=num_labels, use_safetensors=True, dtype=torch.float32, local_files_only=True
+            )
+        except (ValueError, KeyError, OSError, RuntimeError, SafetensorError) as problem:
+            reason = str(problem).strip().splitlines()[0][:200]
+            raise CheckpointError(f"{folder}: cannot be loaded as a classifier ({reason})") from problem
+    return model
+
+
+def shaped_classifier(folder: Path) -> nn.Module:
+    """Return the model that a folder's config.json describes, with weights that are to be overwritten."""
+    transformers = _transformers()
+    with _quiet(transformers), _seeded(0):
+        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        model: nn.Module = transformers.AutoModelForSequenceClassification.from_config(config)
+    return model.float()
+
+
+@dataclass(frozen=True)
+class BertShape:
+    """The sizes of a small BERT classifier."""
+
+    vocab_size: int
+    seq_len: int
+    model_dim: int
+    num_layers: int
+    num_heads: int
+    ff_dim: int
+    num_labels: int
+    pad: int
+
+
+def fresh_bert(shape: BertShape, *, seed: int) -> nn.Module:
+    """Return a BERT classifier of this shape with fresh weights that follow `seed`."""
+    transformers = _transformers()
+    if shape.model_dim % shape.num_heads:
+        raise ConfigError(f"model.model_dim {shape.model_dim} does not split into {shape.num_heads} heads")
+    config = transformers.BertConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.model_dim,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        intermediate_size=shape.ff_dim,
+        max_position_embeddings=shape.seq_len,
+        num_labels=shape.num_labels,
+        pad_token_id=shape.pad,
+    )
+    with _quiet(transformers), _seeded(seed):
+        model: nn.Module = transformers.BertForSequenceClassification(config)
+    return model
+
+
+def save_model_config(model: nn.Module, folder: Path) -> None:
+    """Write the config.json that `shaped_classifier` reads."""
+    folder.mkdir(exist_ok=True)
+    model.config.save_pretrained(str(folder))  # type: ignore[union-attr,operator]
+
+
+def export_classifier(model: nn.Module, tokenizer_json: Path, target: Path) -> None:
+    """Write a classifier as a new folder that `transformers` loads with no code of ours."""
+    if target.exists():
+        raise CheckpointError(f"{target} is there already; give a new folder")
+    transformers = _transformers()
+    with publish_dir(target) as staging, _quiet(transformers):
+        model.save_pretrained(str(staging))  # type: ignore[operator]
+        tokenizer = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer.from_file(str(tokenizer_json)), **_special_tokens(tokenizer_json)
+        )
+        tokenizer.save_pretrained(str(staging))
+
+
+def _special_tokens(tokenizer_json: Path) -> dict[str, str]:
+    """Return the names under which the library wants to know a BERT's marks, for those that the tokenizer has."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_json))
+    marks = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    return {name: mark for name, mark in marks.items() if tokenizer.token_to_id(mark) is not None}
+
+
+def _check_head(folder: Path, num_labels: int) -> None:
+    """Raise ConfigError when the model was trained to tell another number of labels apart."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                for name in set(file.keys()) & set(_HEADS):
+                    if (found := file.get_slice(name).get_shape()[0]) != num_labels:
+                        raise ConfigError(
+                            f"{path}: its last layer ({name}) tells {found} labels apart, the task has {num_labels}: "
+                            "give the pretrained model from before that training, or a task with as many labels"
+                        )
+        except SafetensorError as problem:
+            raise CheckpointError(f"{path}: cannot be read as safetensors ({problem}); fetch it again") from None
+
+
+def model_facts(folder: Path) -> dict[str, Any]:
+    """Return a model's config.json as plain data."""
+    content: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return content
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise MissingExtraError("transformers", "hf") from None
+    return transformers
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Keep the library's remarks about new last layers, and its progress bars, off the terminal."""
+    before = transformers.logging.get_verbosity()
+    had_bar = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
+        if had_bar:
+            transformers.utils.logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_seed(seed, "weights"))
+        yield

@@ -1,0 +1,317 @@
+"""The second kind of run: tell the labels of a task apart, by fine-tuning a pretrained model or training a small one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from oelm.data.encoded import ExampleSet, ExampleSplit, PaddedExamples
+from oelm.data.examples import ExampleSource
+from oelm.data.order import BucketOrder, permuted
+from oelm.data.prepare import Progress
+from oelm.data.request import Request
+from oelm.data.sets import TASKS
+from oelm.data.stdlib_task import stdlib_examples, stdlib_wordpiece
+from oelm.data.tasks import prepare_examples
+from oelm.errors import ConfigError, DataError
+from oelm.models.hub import (
+    BertShape,
+    fresh_bert,
+    model_facts,
+    model_folder,
+    pretrained_classifier,
+    save_model_config,
+    shaped_classifier,
+    weights_sha256,
+)
+from oelm.seeds import stream_seed
+from oelm.train.config import ExamplesConfig, FinetuneConfig
+from oelm.train.device import Compute
+from oelm.train.preflight import Estimate, classifier_estimate
+from oelm.train.stop import StopFlag
+from oelm.train.task import DataFacts
+
+_EVALUATED_AT_ONCE = 64
+MODEL_CONFIG = "model"
+
+
+@dataclass(frozen=True)
+class ClassifierEvaluation:
+    """Accuracy and loss per example over a whole split, and what was predicted for each."""
+
+    loss: float
+    accuracy: float
+    predictions: list[dict[str, Any]]
+
+    @property
+    def criterion(self) -> float:
+        return 1.0 - self.accuracy
+
+    def headline(self) -> str:
+        return f"dev loss {self.loss:.4f}, accuracy {100 * self.accuracy:.2f}% of {len(self.predictions):,}"
+
+    def as_row(self) -> dict[str, Any]:
+        return {"val_loss": self.loss, "val_accuracy": self.accuracy}
+
+
+@dataclass(frozen=True)
+class ExampleBatch:
+    """Examples by number, padded micro-batch by micro-batch."""
+
+    ids: list[int]
+    parts: list[dict[str, Tensor]]
+    num_tokens: int
+
+    @property
+    def num_micro_batches(self) -> int:
+        return len(self.parts)
+
+
+class ClassifierTask:
+    """Tell the labels of an example set apart."""
+
+    def __init__(self, examples: ExampleSet, config: FinetuneConfig, compute: Compute) -> None:
+        self.examples, self.config, self.compute = examples, config, compute
+        for split in ("train", "val"):
+            if split not in examples.splits:
+                raise DataError(f"{examples.meta.name} has no {split} split ({examples.meta.source}); training needs both")
+        self.chosen = _chosen(examples.splits["train"], config.examples.max_train)
+        self.order = BucketOrder(examples.splits["train"].lengths[self.chosen], config.batch_size, config.seed)
+
+    @property
+    def data(self) -> DataFacts:
+        meta = self.examples.meta
+        counts = ", ".join(f"{split.examples:,} {name}" for name, split in meta.splits.items())
+        cut = sum(split.cut for split in meta.splits.values())
+        taken = f", {len(self.chosen):,} of them taken" if len(self.chosen) < meta.splits["train"].examples else ""
+        return DataFacts(
+            name=meta.name,
+            source=meta.source,
+            fingerprint=meta.fingerprint,
+            tokenizer=meta.tokenizer,
+            tokenizer_sha256=meta.tokenizer_sha256,
+            tokenizer_path=self.examples.path / "tokenizer.json",
+            summary=f"{meta.name}: examples {counts}{taken}, labels {', '.join(meta.labels)}; "
+            f"{cut:,} cut to {meta.max_length} tokens",
+        )
+
+    def build_model(self, run: Path, *, is_new: bool) -> nn.Module:
+        model, meta = self.config.model, self.examples.meta
+        if not is_new:
+            return shaped_classifier(run / MODEL_CONFIG)
+        if model.source is not None:
+            built = pretrained_classifier(model_folder(model.source), num_labels=model.num_labels, seed=self.config.seed)
+        else:
+            shape = BertShape(
+                vocab_size=meta.vocab_size,
+                seq_len=meta.max_length,
+                model_dim=model.model_dim,
+                num_layers=model.num_layers,
+                num_heads=model.num_heads,
+                ff_dim=model.ff_dim,
+                num_labels=model.num_labels,
+                pad=meta.pad,
+            )
+            built = fresh_bert(shape, seed=self.config.seed)
+        built.config.id2label = dict(enumerate(meta.labels))  # type: ignore[union-attr]
+        built.config.label2id = {label: number for number, label in enumerate(meta.labels)}  # type: ignore[union-attr]
+        built.config.pad_token_id = meta.pad  # type: ignore[union-attr]
+        save_model_config(built, run / MODEL_CONFIG)
+        return built
+
+    def batch(self, step: int) -> ExampleBatch:
+        split = self.examples.splits["train"]
+        numbers = self.chosen[self.order.examples(step)]
+        size = self.config.micro_batch_size
+        parts = [split.padded(numbers[start : start + size], self.examples.meta.pad) for start in range(0, len(numbers), size)]
+        tokens = int(sum(part.mask.sum() for part in parts))
+        return ExampleBatch(numbers.tolist(), [_tensors(part, self.compute.device) for part in parts], tokens)
+
+    def loss(self, forward: nn.Module, model: nn.Module, batch: ExampleBatch, micro_batch: int) -> Tensor:
+        part = batch.parts[micro_batch]
+        with self.compute.autocast():
+            logits = forward(**_inputs(model, part)).logits
+        total = F.cross_entropy(logits.float(), part["labels"], reduction="sum")
+        # The last batch of an epoch may be cut into micro-batches of unequal size; every example counts the same.
+        return total * batch.num_micro_batches / len(batch.ids)
+
+    def evaluate(
+        self, model: nn.Module, stop: StopFlag, *, progress: Callable[[int, int], None]
+    ) -> ClassifierEvaluation | None:
+        split = self.examples.splits["val"]
+        return evaluate_split(model, split, pad=self.examples.meta.pad, compute=self.compute, stop=stop, progress=progress)
+
+    def estimate(self, device: str) -> Estimate:
+        with torch.device("meta"):
+            source = self.config.model.source
+            facts = model_facts(model_folder(source)) if source is not None else self.config.model.model_dump()
+        return classifier_estimate(facts, self.config, self.examples.meta)
+
+    def look_at_heads(self, model: nn.Module) -> dict[str, Any] | None:
+        return None
+
+    def figures(self, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
+        last = evaluations[-1]
+        return {
+            "final_val_loss": last["val_loss"],
+            "final_accuracy": last["val_accuracy"],
+            "best_val_loss": min(row["val_loss"] for row in evaluations),
+            "best_accuracy": max(row["val_accuracy"] for row in evaluations),
+        }
+
+
+def _chosen(split: ExampleSplit, most: int) -> NDArray[np.int64]:
+    """Return the numbers of the examples to train on: the same for every seed and arm, in the order of the file."""
+    count = len(split.labels)
+    everything = np.arange(count, dtype=np.int64)
+    if most == 0 or most >= count:
+        return everything
+    return np.sort(permuted(everything, count, stream_seed(0, "subset"))[:most])
+
+
+def _tensors(part: PaddedExamples, device: str) -> dict[str, Tensor]:
+    arrays = {"input_ids": part.ids, "token_type_ids": part.types, "attention_mask": part.mask, "labels": part.labels}
+    return {name: torch.from_numpy(array).to(device, non_blocking=True) for name, array in arrays.items()}
+
+
+def _inputs(model: nn.Module, part: dict[str, Tensor]) -> dict[str, Tensor]:
+    wanted = ["input_ids", "attention_mask"]
+    # Models that tell two texts apart by position only have one type, or no such input at all.
+    if getattr(model.config, "type_vocab_size", 0) > 1:
+        wanted.append("token_type_ids")
+    return {name: part[name] for name in wanted}
+
+
+def evaluate_split(
+    model: nn.Module,
+    split: ExampleSplit,
+    *,
+    pad: int,
+    compute: Compute,
+    stop: StopFlag,
+    progress: Callable[[int, int], None],
+) -> ClassifierEvaluation | None:
+    """Return loss and accuracy over every example of a split, or None when a stop was asked for meanwhile."""
+    count = len(split.labels)
+    nats, guesses = np.zeros(count), np.zeros(count, dtype=np.int64)
+    done = 0
+    for numbers, losses, predicted in _judged(model, split, pad, compute):
+        if stop.requested():
+            return None
+        nats[numbers], guesses[numbers] = losses, predicted
+        done += len(numbers)
+        progress(done, count)
+    rows = [
+        {"example": number, "label": int(split.labels[number]), "predicted": int(guesses[number]), "nats": float(nats[number])}
+        for number in range(count)
+    ]
+    return ClassifierEvaluation(float(nats.mean()), float((guesses == split.labels).mean()), rows)
+
+
+@torch.no_grad()
+def _judged(
+    model: nn.Module, split: ExampleSplit, pad: int, compute: Compute
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]]:
+    # Longest first: what does not fit fails at once. Same batches whatever the training batch, so same figures.
+    by_length = np.argsort(-split.lengths, kind="stable")
+    was_training = model.training
+    model.eval()
+    try:
+        for start in range(0, len(by_length), _EVALUATED_AT_ONCE):
+            numbers = by_length[start : start + _EVALUATED_AT_ONCE]
+            part = _tensors(split.padded(numbers, pad), compute.device)
+            with compute.autocast():
+                logits = model(**_inputs(model, part)).logits.float()
+            losses = F.cross_entropy(logits, part["labels"], reduction="none")
+            yield numbers, losses.cpu().double().numpy(), logits.argmax(-1).cpu().numpy()
+    finally:
+        model.train(was_training)
+
+
+def open_classifier_task(
+    config: FinetuneConfig, compute: Compute, *, progress: Progress
+) -> tuple[FinetuneConfig, ClassifierTask]:
+    """Encode a classifier's examples with its model's tokenizer, and fill in what only model and data can tell."""
+    source = config.model.source
+    folder = model_folder(source) if source is not None else None
+    examples = prepare_task_examples(config.examples, folder, vocab_size=config.model.vocab_size, progress=progress)
+    labels = len(examples.meta.labels)
+    if config.model.num_labels not in (0, labels):
+        raise ConfigError(f"model.num_labels is {config.model.num_labels}, the task {examples.meta.name} has {labels} labels")
+    if folder is not None:
+        _check_fits_model(examples, model_facts(folder), folder)
+    digest = weights_sha256(folder) if folder is not None else ""
+    if config.model.sha256 not in ("", digest):
+        raise DataError(
+            f"{source}: these weights (sha256 {digest[:12]}...) are not those of the config ({config.model.sha256[:12]}...)"
+        )
+    config = config.model_copy(update={"model": config.model.model_copy(update={"num_labels": labels, "sha256": digest})})
+    per_epoch = ClassifierTask(examples, config, compute).order.batches_per_epoch
+    config = _with_length(config, per_epoch)
+    return config, ClassifierTask(examples, config, compute)
+
+
+def prepare_task_examples(config: ExamplesConfig, folder: Path | None, *, vocab_size: int, progress: Progress) -> ExampleSet:
+    """Return the encoded examples that a config names, with the tokenizer of a model's folder, or one of their own."""
+    if folder is not None:
+        return prepare_examples(example_source(config), tokenizer=str(folder), max_length=config.max_length, progress=progress)
+    if config.task != "stdlib":
+        raise ConfigError(f"task {config.task!r} needs a model to read it with: --model FOLDER, or a hub id")
+    tokenizer = stdlib_wordpiece(vocab_size, progress)
+    return prepare_examples(stdlib_examples(), tokenizer=str(tokenizer), max_length=config.max_length, progress=progress)
+
+
+def example_source(config: ExamplesConfig) -> ExampleSource:
+    """Return the examples that a config names."""
+    if config.task == "stdlib":
+        return stdlib_examples()
+    named = config.task in TASKS
+    if not named and not Path(config.task).exists() and "/" not in config.task:
+        raise ConfigError(f"no task called {config.task!r}: there are stdlib, {', '.join(TASKS)}; or give the path of a table")
+    request = Request(
+        name=config.task if named else None,
+        examples=None if named else Path(config.task),
+        folder=Path(config.folder) if config.folder else None,
+        dev=Path(config.dev) if config.dev else None,
+        columns=config.columns,
+        labels=config.labels,
+        language=config.language,
+    )
+    return request.example_source()
+
+
+def _check_fits_model(examples: ExampleSet, facts: dict[str, Any], folder: Path) -> None:
+    vocab, positions = int(facts.get("vocab_size", 0)), int(facts.get("max_position_embeddings", 0))
+    largest = max(int(split.ids.max()) for split in examples.splits.values())
+    if vocab and largest >= vocab:
+        raise DataError(
+            f"{folder}: its tokenizer gives ids up to {largest}, the model's vocabulary has {vocab}: the tokenizer's files are "
+            "another model's; give the model with its own"
+        )
+    if positions and examples.meta.max_length > positions:
+        raise ConfigError(
+            f"examples.max_length {examples.meta.max_length}: {folder} reads {positions} tokens at most; lower it"
+        )
+
+
+def _with_length(config: FinetuneConfig, per_epoch: int) -> FinetuneConfig:
+    """Fill in steps and how often to evaluate and save from the number of batches an epoch has."""
+    steps = config.steps if config.epochs is None else math.ceil(config.epochs * per_epoch)
+    every = min(per_epoch, steps)
+    return config.model_copy(
+        update={
+            "steps": steps,
+            "epochs": None,
+            "eval_every": config.eval_every or every,
+            "save_every": config.save_every or every,
+        }
+    )

@@ -1,0 +1,42 @@
+"""Judge a loaded classifier on any examples whose labels are its own."""
+
+from __future__ import annotations
+
+from oelm.data.encoded import ExampleSet
+from oelm.data.tasks import prepare_examples
+from oelm.errors import ConfigError, DataError
+from oelm.train.classify import ClassifierEvaluation, evaluate_split, example_source
+from oelm.train.config import ExamplesConfig
+from oelm.train.device import choose_compute, look
+from oelm.train.load import LoadedClassifier
+from oelm.train.stop import StopFlag
+from oelm.train.watch import Watch
+
+
+def judge_run(
+    run: LoadedClassifier, examples: ExamplesConfig | None, *, split: str, stop: StopFlag, watch: Watch
+) -> tuple[str, ExampleSet, ClassifierEvaluation | None]:
+    """Return the name of what was judged on, its examples, and the evaluation (None when stopped).
+
+    Without `examples`, the run's own task. Labels are matched by name: another order of the same ones is mapped.
+    """
+    wanted = examples or run.config.examples
+    opened = prepare_examples(
+        example_source(wanted),
+        tokenizer=str(run.path / "tokenizer.json"),
+        max_length=run.config.examples.max_length,
+        progress=watch.on_preparing,
+    )
+    if split not in opened.splits:
+        raise ConfigError(f"{opened.meta.name} has no split '{split}'; it has: {', '.join(opened.splits)}")
+    known = [name for _, name in sorted(run.model.config.id2label.items())]  # type: ignore[union-attr,operator]
+    if tuple(known) != opened.meta.labels:
+        raise DataError(
+            f"{opened.meta.name} has the labels {', '.join(opened.meta.labels)}, the run was trained to tell {', '.join(known)}"
+        )
+    compute = choose_compute(run.config.device, run.config.precision, look())
+    run.model.to(compute.device)
+    evaluation = evaluate_split(
+        run.model, opened.splits[split], pad=opened.meta.pad, compute=compute, stop=stop, progress=watch.on_validating
+    )
+    return f"{opened.meta.name}, split {split}", opened, evaluation

@@ -1,0 +1,42 @@
+"""The two kinds of run: from a config to what it learns, its data prepared and the config filled in by them."""
+
+from __future__ import annotations
+
+from oelm.data.prepare import Progress, prepare
+from oelm.data.tokens import TokenSet
+from oelm.errors import StoppedError
+from oelm.train.classify import ClassifierTask, open_classifier_task
+from oelm.train.config import FinetuneConfig, RunConfig
+from oelm.train.device import Compute
+from oelm.train.stop import StopFlag
+from oelm.train.task import LanguageModelTask
+from oelm.train.watch import Watch
+
+
+def open_task(
+    config: RunConfig | FinetuneConfig, compute: Compute, *, stop: StopFlag, watch: Watch
+) -> tuple[RunConfig, LanguageModelTask] | tuple[FinetuneConfig, ClassifierTask]:
+    """Prepare a run's data, and return its config with what only the data can tell, and its task."""
+    progress = _progress(stop, watch)
+    if isinstance(config, FinetuneConfig):
+        return open_classifier_task(config, compute, progress=progress)
+    tokens = prepare(config.data.source, tokenizer=config.data.tokenizer, progress=progress)
+    config = resolve(config, tokens)
+    return config, LanguageModelTask(tokens, config, compute)
+
+
+def resolve(config: RunConfig, tokens: TokenSet) -> RunConfig:
+    """Fill in what only the tokens can tell."""
+    if config.model.vocab_size:
+        return config
+    model = config.model.model_copy(update={"vocab_size": tokens.meta.vocab_size})
+    return config.model_copy(update={"model": model})
+
+
+def _progress(stop: StopFlag, watch: Watch) -> Progress:
+    def progress(what: str, done: int, total: int, tokens: int) -> None:
+        watch.on_preparing(what, done, total, tokens)
+        if stop.requested():
+            raise StoppedError("stopped while preparing the data; repeat the same command, it goes on behind the last shard")
+
+    return progress

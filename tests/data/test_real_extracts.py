@@ -1,0 +1,133 @@
+"""The six data sets of the study, from the real extracts beside the repository: all prepare, count right, and train."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oelm.data.encoded import ExampleSet
+from oelm.data.order import BucketOrder
+from oelm.data.request import Request
+from oelm.data.tokenizer import load_tokenizer
+from oelm.data.tokens import TokenSet
+from tests.conftest import run_here, tiny_config
+
+EXTRACTS = Path(__file__).parents[3] / "shared" / "data"
+pytestmark = pytest.mark.skipif(
+    not (EXTRACTS / "SHA256SUMS").is_file(), reason=f"no extracts of the public data sets in {EXTRACTS}"
+)
+CORPORA = ("tinystories", "openwebtext", "wikitext103")
+TASKS = ("sst2", "mnli", "xnli")
+
+
+@pytest.fixture(scope="module")
+def corpora() -> dict[str, TokenSet]:
+    """The three corpora, whole, in GPT-2's tokens."""
+    made: dict[str, TokenSet] = {}
+    for name in CORPORA:
+        prepared = Request(name=name, folder=EXTRACTS / name, tokenizer=str(EXTRACTS / "gpt2_bpe")).prepare()
+        assert isinstance(prepared, TokenSet)
+        made[name] = prepared
+    return made
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A WordPiece vocabulary of the words that are frequent in SST-2, and of single letters."""
+    text = (EXTRACTS / "sst2" / "train.tsv").read_text(encoding="utf-8").lower()
+    words = [word for word, _ in Counter(re.findall(r"[a-z]+|[^a-z\s]", text)).most_common(4000)]
+    pieces = [f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words, *pieces]), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tasks(vocabulary: Path) -> dict[str, ExampleSet]:
+    made: dict[str, ExampleSet] = {}
+    for name in TASKS:
+        prepared = Request(name=name, folder=EXTRACTS / name, tokenizer=str(vocabulary), max_length=64).prepare()
+        assert isinstance(prepared, ExampleSet)
+        made[name] = prepared
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "documents"),
+    [
+        ("tinystories", {"train": 11_346, "val": 600}),
+        ("openwebtext", {"train": 1_000, "val": 456}),
+        # Lines ' = Title = ' behind an empty line, counted with grep; glossaries within articles have such lines, too.
+        ("wikitext103", {"train": 155, "val": 60, "test": 60}),
+    ],
+)
+def test_a_corpus_holds_the_documents_of_the_table(name: str, documents: dict[str, int], corpora: dict[str, TokenSet]) -> None:
+    assert {split: known.documents for split, known in corpora[name].meta.splits.items()} == documents
+
+
+@pytest.mark.parametrize(("name", "train", "val"), [("tinystories", 2.30e6, 0.12e6), ("openwebtext", 1.05e6, 0.5e6)])
+def test_a_corpus_has_about_the_gpt2_tokens_of_the_table(
+    name: str, train: float, val: float, corpora: dict[str, TokenSet]
+) -> None:
+    found = corpora[name]
+    # The table rounds 0.12M to two digits, which is 4%; end-of-text marks add 0.5% at most.
+    assert abs(len(found.train) / train - 1) < 0.05 and abs(len(found.val) / val - 1) < 0.05
+
+
+@pytest.mark.parametrize(("split", "words", "with_line_ends"), [("val", 213_886, 217_646), ("test", 241_211, 245_569)])
+def test_every_word_and_line_of_wikitext_comes_back_from_its_tokens(
+    split: str, words: int, with_line_ends: int, corpora: dict[str, TokenSet]
+) -> None:
+    found = corpora["wikitext103"]
+    ids = np.fromfile(found.path / f"{split}.bin", dtype=np.uint16)
+    text = load_tokenizer(found.path).decode(ids[ids != found.meta.end_of_text].tolist(), skip_special_tokens=False)
+    assert (len(text.split()), len(text.split()) + text.count("\n")) == (words, with_line_ends)
+
+
+@pytest.mark.parametrize(
+    ("name", "examples"),
+    [("sst2", {"train": 67_349, "val": 872}), ("mnli", {"train": 24_511, "val": 9_815}), ("xnli", {"val": 2_490})],
+)
+def test_a_task_holds_the_examples_of_the_table(name: str, examples: dict[str, int], tasks: dict[str, ExampleSet]) -> None:
+    assert {split: known.examples for split, known in tasks[name].meta.splits.items()} == examples
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "by_label"),
+    [
+        # GLUE's dev sets are complete here, and these are their published class counts; XNLI's is balanced by design.
+        ("sst2", "val", (428, 444)),
+        ("mnli", "val", (3_479, 3_123, 3_213)),
+        ("xnli", "val", (830, 830, 830)),
+    ],
+)
+def test_a_dev_set_has_its_known_number_of_each_label(
+    name: str, split: str, by_label: tuple[int, ...], tasks: dict[str, ExampleSet]
+) -> None:
+    assert tasks[name].meta.splits[split].label_counts == by_label
+
+
+@pytest.mark.parametrize(("name", "split"), [("sst2", "train"), ("mnli", "train"), ("xnli", "val")])
+def test_the_first_batches_of_a_task_are_whole_rectangles(name: str, split: str, tasks: dict[str, ExampleSet]) -> None:
+    task = tasks[name]
+    held = task.splits[split]
+    order = BucketOrder(held.lengths, 16, seed=0)
+    for step in range(4):
+        padded = held.padded(order.examples(step), task.meta.pad)
+        first = load_tokenizer(task.path).token_to_id("[CLS]")
+        assert padded.ids.shape == padded.mask.shape == padded.types.shape == (16, padded.mask.sum(axis=1).max())
+        assert (padded.ids[:, 0] == first).all() and set(padded.labels.tolist()) <= set(range(len(task.meta.labels)))
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_a_short_training_runs_on_each_corpus(name: str, tmp_path: Path) -> None:
+    request = Request(name=name, folder=EXTRACTS / name, tokenizer="bpe:300", max_documents=3, out=tmp_path / "tokens")
+    request.prepare()
+    config = tiny_config(tmp_path / "tokens", steps=4, eval_every=4, save_every=4)
+    result = run_here(config, tmp_path / "run")
+    # Four steps from the loss of a guess among 300 tokens: lower than that, and no miracle.
+    assert result.figures is not None and 50 < result.figures["best_ppl"] < 300

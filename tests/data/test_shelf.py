@@ -1,0 +1,160 @@
+"""What is prepared on this machine is found by name and by path, damaged or not, and never guessed at."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from oelm.data.encoded import ExampleMeta, ExampleSet
+from oelm.data.request import Request
+from oelm.data.shelf import find_sets, find_tokens, open_any, prepared_sets, read_any_meta
+from oelm.data.tokens import TokenMeta, TokenSet
+from oelm.errors import DataError
+from tests.conftest import made_text
+from tests.data.test_examples import glue_mnli, write_lines
+from tests.data.test_tasks import write_vocabulary
+
+
+def write_stories(folder: Path, *, count: int = 12) -> Path:
+    """Write a corpus under the names that the public files have."""
+    for seed, split in enumerate(("train", "valid")):
+        stories = (made_text(60, seed=100 * seed + number) for number in range(count))
+        write_lines(folder / f"{split}.txt", *(f"{story}<|endoftext|>" for story in stories))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with one corpus and two tasks."""
+    root = tmp_path_factory.mktemp("shelf")
+    files, vocabulary = tmp_path_factory.mktemp("files"), str(write_vocabulary(tmp_path_factory.mktemp("vocabulary")))
+    write_lines(files / "xnli" / "xnli.dev.tsv", "language\tgold_label\tsentence1\tsentence2", "en\tneutral\tA.\tB.")
+    requests = (
+        Request(name="tinystories", folder=write_stories(files / "stories"), tokenizer="bpe:300"),
+        Request(name="mnli", folder=glue_mnli(files / "mnli"), tokenizer=vocabulary),
+        Request(name="xnli", folder=files / "xnli", tokenizer=vocabulary),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OELM_CACHE", str(root))
+        for request in requests:
+            request.prepare()
+    return root
+
+
+@pytest.fixture
+def cache(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the filled cache, to be damaged."""
+    shutil.copytree(shelf, tmp_path / "cache")
+    monkeypatch.setenv("OELM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache"
+
+
+def set_called(cache: Path, start: str) -> Path:
+    (found,) = (path for path in cache.glob(f"*/{start}-*") if path.is_dir())
+    return found
+
+
+def test_every_prepared_set_is_on_the_shelf_with_its_record(cache: Path) -> None:
+    found = {meta.name: type(meta) for _, meta in prepared_sets()}
+    assert found == {"tinystories": TokenMeta, "mnli": ExampleMeta, "xnli-en": ExampleMeta}
+
+
+def test_an_empty_cache_is_an_empty_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OELM_CACHE", str(tmp_path / "none"))
+    assert (list(prepared_sets()), find_sets([])) == ([], [])
+
+
+def test_what_is_still_being_prepared_is_not_on_the_shelf(cache: Path) -> None:
+    shutil.copytree(set_called(cache, "tinystories"), cache / "tokens" / ".partial-tinystories-bpe300-000000000000")
+    assert [meta.name for _, meta in prepared_sets()].count("tinystories") == 1
+
+
+def test_a_set_whose_record_cannot_be_read_is_passed_over_when_listed(cache: Path) -> None:
+    (set_called(cache, "mnli") / "meta.json").write_text("{")
+    assert sorted(meta.name for _, meta in prepared_sets()) == ["tinystories", "xnli-en"]
+
+
+def test_without_a_name_all_sets_are_found(cache: Path) -> None:
+    assert sorted(find_sets([])) == sorted(set_called(cache, name) for name in ("tinystories", "mnli", "xnli"))
+
+
+@pytest.mark.parametrize("name", ["tinystories", "mnli", "xnli-en"])
+def test_a_set_is_found_by_its_name(name: str, cache: Path) -> None:
+    assert find_sets([name]) == [set_called(cache, name)]
+
+
+def test_a_task_with_languages_is_found_without_the_language(cache: Path) -> None:
+    assert find_sets(["xnli"]) == [set_called(cache, "xnli-en")]
+
+
+def test_a_set_is_found_by_its_path(cache: Path) -> None:
+    path = set_called(cache, "mnli")
+    assert find_sets([str(path)]) == [path]
+
+
+def test_what_is_not_there_is_refused_with_where_to_look(cache: Path) -> None:
+    with pytest.raises(DataError, match="nothing is prepared under the name or path 'sst2'; `oelm data list`"):
+        find_sets(["mnli", "sst2"])
+
+
+@pytest.mark.parametrize("name", ["tinystories", "mnli"])
+def test_a_set_with_a_damaged_record_is_found_by_name_still(name: str, cache: Path) -> None:
+    (set_called(cache, name) / "meta.json").write_text("{")
+    assert find_sets([name]) == [set_called(cache, name)]
+
+
+def test_a_damaged_set_is_found_beside_a_whole_one_of_its_name(cache: Path) -> None:
+    whole = set_called(cache, "mnli")
+    damaged = whole.with_name("mnli-64-000000000000")
+    shutil.copytree(whole, damaged)
+    (damaged / "meta.json").write_text("{")
+    assert sorted(find_sets(["mnli"])) == sorted([whole, damaged])
+
+
+def test_a_folder_of_other_files_does_not_hide_the_set_of_its_name(cache: Path, tmp_path: Path) -> None:
+    glue_mnli(tmp_path / "mnli")
+    assert find_sets(["mnli"]) == [set_called(cache, "mnli")]
+
+
+def test_a_folder_with_a_record_is_meant_rather_than_a_name(cache: Path, tmp_path: Path) -> None:
+    shutil.copytree(set_called(cache, "mnli"), tmp_path / "mnli")
+    assert find_sets(["mnli"]) == [Path("mnli")]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("tinystories", TokenSet), ("mnli", ExampleSet)])
+def test_a_set_of_either_kind_is_opened(name: str, kind: type, cache: Path) -> None:
+    assert isinstance(open_any(set_called(cache, name)), kind)
+
+
+@pytest.mark.parametrize("name", ["tinystories", "mnli"])
+def test_the_record_of_either_kind_is_read(name: str, cache: Path) -> None:
+    assert read_any_meta(set_called(cache, name)).name == name
+
+
+@pytest.mark.parametrize("name", ["tinystories", "mnli"])
+def test_a_set_without_a_record_is_refused_by_its_folder(name: str, cache: Path) -> None:
+    folder = set_called(cache, name)
+    (folder / "meta.json").unlink()
+    with pytest.raises(DataError, match=str(folder)):
+        open_any(folder)
+
+
+def test_tokens_are_found_by_name_and_tokenizer(cache: Path) -> None:
+    assert find_tokens("tinystories", "bpe:300") == set_called(cache, "tinystories")
+
+
+@pytest.mark.parametrize(("name", "label"), [("tinystories", "gpt2"), ("openwebtext", "bpe:300"), ("mnli", "bpe:300")])
+def test_tokens_of_another_name_or_tokenizer_are_not_found(name: str, label: str, cache: Path) -> None:
+    assert find_tokens(name, label) is None
+
+
+def test_a_name_prepared_twice_is_refused_with_both_paths(cache: Path, tmp_path: Path) -> None:
+    first = set_called(cache, "tinystories")
+    files = write_stories(tmp_path / "stories")
+    second = Request(name="tinystories", folder=files, tokenizer="bpe:300", max_documents=5).prepare()
+    with pytest.raises(DataError, match="tinystories was prepared 2 times with tokenizer bpe:300") as problem:
+        find_tokens("tinystories", "bpe:300")
+    assert str(first) in str(problem.value) and str(second.path) in str(problem.value) and "--data PATH" in str(problem.value)

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oelm.errors import OelmError
-    from oelm.method.apply import cast, fold_gains, freeze, thaw
+    from oelm.method.apply import cast, fold_gains, freeze, restore, thaw
     from oelm.method.audit import Audit, assert_unmoved, audit
     from oelm.method.method import PRESETS, Method
     from oelm.method.sites import Site, SitePaths, attention_sites, register_sites
     from oelm.models.gpt import GPT, GPTConfig, build_gpt
+    from oelm.train.callback import OelmCallback
 
 _HOME = {
     "OelmError": "oelm.errors",
     "cast": "oelm.method.apply",
     "fold_gains": "oelm.method.apply",
     "freeze": "oelm.method.apply",
+    "restore": "oelm.method.apply",
     "thaw": "oelm.method.apply",
     "Audit": "oelm.method.audit",
     "assert_unmoved": "oelm.method.audit",
@@ -31,6 +33,7 @@ _HOME = {
     "GPT": "oelm.models.gpt",
     "GPTConfig": "oelm.models.gpt",
     "build_gpt": "oelm.models.gpt",
+    "OelmCallback": "oelm.train.callback",
 }
 __all__ = [
     "GPT",
@@ -38,6 +41,7 @@ __all__ = [
     "Audit",
     "GPTConfig",
     "Method",
+    "OelmCallback",
     "OelmError",
     "Site",
     "SitePaths",
@@ -49,6 +53,7 @@ __all__ = [
     "fold_gains",
     "freeze",
     "register_sites",
+    "restore",
     "thaw",
 ]
 

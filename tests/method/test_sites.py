@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.errors import SiteError
-from oelm.method import sites
+from oelm.method import architectures
 from oelm.method.apply import freeze, thaw
 from oelm.method.audit import assert_unmoved, audit
 from oelm.method.frames import orthonormality_error
@@ -86,7 +86,7 @@ def _registered() -> Iterator[None]:
         return SitePaths(q="inner.query", k="inner.key", num_heads=NUM_HEADS, num_kv_heads=NUM_KV_HEADS)
 
     yield
-    sites._ADAPTERS.pop(path)
+    architectures.ADAPTERS.pop(path)
 
 
 registered = pytest.mark.usefixtures("_registered")
@@ -126,9 +126,13 @@ def test_a_projection_names_its_parameters_as_the_model_does() -> None:
                 assert model.get_parameter(name) is parameter
 
 
-def test_a_model_of_no_known_kind_is_refused_with_the_known_classes() -> None:
-    with pytest.raises(SiteError, match=r"no attention found in StrangersModel: .*oelm\.models\.gpt\.Attention"):
+def test_a_model_of_no_known_kind_is_refused_with_the_known_ones_and_the_way_out() -> None:
+    with pytest.raises(SiteError) as refusal:
         attention_sites(StrangersModel())
+    said = str(refusal.value)
+    assert said.startswith("no attention found in StrangersModel:")
+    assert all(known in said for known in ("our GPT", "BERT", "GPT-NeoX/Pythia", "T5", "torch.nn.MultiheadAttention"))
+    assert "@oelm.register_sites(MyAttention)" in said and "oelm.SitePaths(q='to_q'" in said
 
 
 @registered

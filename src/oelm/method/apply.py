@@ -1,4 +1,4 @@
-"""`freeze` and `thaw`: the only code that changes a model."""
+"""`freeze`, `thaw` and `restore`: the only code that changes a model."""
 
 from __future__ import annotations
 
@@ -8,39 +8,43 @@ from torch import Tensor, nn
 from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.audit import assert_unmoved
 from oelm.method.frames import frame_generator
+from oelm.method.fused import merge_modules, split_module
 from oelm.method.gain import add_gain, fold_gain, has_gain
 from oelm.method.method import Method, method_name, resolve_method
-from oelm.method.record import FrozenRecord, digest, record_of, set_record
-from oelm.method.sites import Projection, attention_sites
+from oelm.method.mha import merge_attentions, split_attention
+from oelm.method.record import FrozenRecord, Originals, digest, originals_of, record_of, set_originals, set_record
+from oelm.method.sites import Projection, Site, attention_sites, num_layers_by_stack
 
 
-def freeze(model: nn.Module, method: Method | str, *, seed: int = 0) -> tuple[str, ...]:
+def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_original: bool = False) -> tuple[str, ...]:
     """Give the model's Q and K their start and freeze those the method names; return their names.
 
     The frames follow `method.seed` where it is set, else `seed`. Frozen parameters keep their names, get no gradient,
-    and their digests are recorded on the model for `assert_unmoved`. Raises MethodError when the model is frozen
-    already or the method names layers it does not have, SiteError when its attention is of no known kind.
+    and their digests are recorded on the model for `assert_unmoved`. A weight that holds Q, K and V at once is split
+    first; the state_dict keeps its name and layout. With `keep_original`, `restore` can undo all of it, at the price of
+    a copy of Q and K in the CPU's memory. On the meta device nothing is drawn or proven, only frozen and counted. Build
+    the optimizer afterwards.
+
+    Raises MethodError when the model is frozen already or the method names layers it does not have, SiteError when its
+    attention is of no known kind; the model is then as it was.
     """
     method = resolve_method(method)
+    _refuse_parallel(model, "freeze")
     sites = attention_sites(model)
     if record_of(model) is not None:
         raise MethodError("this model was frozen before; call oelm.thaw(model) first, or start from a fresh model")
-    num_layers = 1 + max(site.layer for site in sites)
-    method.check_layers(num_layers)
-    chosen = [site for site in sites if method.selects(site.layer, num_layers)]
-    frame_seed = seed if method.seed is None else method.seed
-    # All starts before the first write: a refusal leaves the model as it was.
-    starts = [
-        (projection, _start(projection, method, frame_generator(frame_seed, site.key, part)))
-        for site in chosen
-        for part, projection in site.projections()
-        if method.init != "native"
-    ]
-    for projection, start_HKD in starts:
-        projection.write(start_HKD)
-        if projection.bias is not None and not method.keeps_weights:
-            with torch.no_grad():
-                projection.bias.zero_()
+    chosen = _choose(sites, method, model)
+    # All starts and copies before the first write: a refusal leaves the model as it was.
+    starts = _starts(chosen, method, seed if method.seed is None else method.seed)
+    set_originals(model, _copies(chosen) if keep_original else {})
+    _split(model, [projection for site in chosen for part, projection in site.projections() if part in method.freeze])
+    # Found anew, as the split moved them.
+    keys = {site.key for site in chosen}
+    chosen = [site for site in attention_sites(model) if site.key in keys]
+    for site in chosen:
+        for _, projection in site.projections():
+            if projection.name in starts:
+                _write(projection, starts[projection.name], keeps_bias=method.keeps_weights)
     frozen = {
         name: parameter
         for site in chosen
@@ -48,8 +52,6 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0) -> tuple[st
         if part in method.freeze
         for name, parameter in projection.parameters()
     }
-    if method.freeze and not frozen:
-        raise MethodError(f"method '{method_name(method)}' matches no parameter of {type(model).__name__}")
     for parameter in frozen.values():
         parameter.requires_grad_(False)
         parameter.grad = None
@@ -59,9 +61,68 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0) -> tuple[st
     return tuple(frozen)
 
 
+def _choose(sites: list[Site], method: Method, model: nn.Module) -> list[Site]:
+    """Return the sites the method concerns; raise MethodError where it names what is not there or cannot be done."""
+    depths = num_layers_by_stack(sites)
+    method.check_layers(max(depths.values()))
+    chosen = [site for site in sites if method.selects(site.layer, depths[site.stack])]
+    wanted = method.layers if isinstance(method.layers, tuple) else ()
+    missing = [n for n in wanted if n not in {layer for s in sites for layer in (s.layer, s.layer - depths[s.stack])}]
+    if missing or not chosen:
+        there = ", ".join(map(str, sorted({site.layer for site in sites})))
+        raise MethodError(
+            f"method '{method_name(method)}': layers {method.layers!r} match no attention of {type(model).__name__}, "
+            f"which has some in layers {there}"
+        )
+    if len({parameter.is_meta for parameter in model.parameters()}) > 1:
+        raise MethodError(f"{type(model).__name__} is partly on the meta device (offloaded?); load all of its weights first")
+    for site in chosen:
+        if method.gain != "none" and isinstance(site.q.module, nn.MultiheadAttention):
+            raise MethodError(
+                f"gain '{method.gain}': {site.name} is a torch.nn.MultiheadAttention, whose queries are computed inside "
+                "torch; use gain none, or an attention with a query layer of its own"
+            )
+        for _, projection in site.projections():
+            _check_owned(projection, model)
+    return chosen
+
+
+def _refuse_parallel(model: nn.Module, verb: str) -> None:
+    # It has sorted its parameters by whether they learn: the gradients of others would never be summed, in silence.
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise MethodError(
+            f"{verb} the model before DistributedDataParallel wraps it: oelm.{verb}(model.module), then wrap it anew"
+        )
+
+
+def _check_owned(projection: Projection, model: nn.Module) -> None:
+    if not projection.weight.is_floating_point():
+        raise MethodError(
+            f"{projection.name} holds {projection.weight.dtype} numbers (quantized?); load the model in float32, bfloat16 or "
+            "float16, then freeze"
+        )
+    if projection.is_fused:
+        held = {id(parameter) for _, parameter in projection.parameters()}
+        owners = [path for path, module in model.named_modules() if held & {id(p) for p in module._parameters.values()}]
+        if len(owners) > 1:
+            raise MethodError(f"{' and '.join(owners)} share one fused weight: it cannot be split; untie them first")
+
+
+def _starts(sites: list[Site], method: Method, seed: int) -> dict[str, Tensor]:
+    return {
+        projection.name: _start(projection, method, frame_generator(seed, site.key, part))
+        for site in sites
+        for part, projection in site.projections()
+        if method.init != "native" and not projection.weight.is_meta
+    }
+
+
 def _start(projection: Projection, method: Method, generator: torch.Generator) -> Tensor:
     present_HKD = projection.weight_HKD()
-    start_HKD = method.start(present_HKD.float().cpu(), generator)
+    try:
+        start_HKD = method.start(present_HKD.float().cpu(), generator)
+    except MethodError as problem:
+        raise MethodError(f"{projection.name}: {problem}") from None
     if start_HKD.shape != present_HKD.shape or not bool(start_HKD.isfinite().all()):
         raise MethodError(
             f"the init of {projection.name} gave {tuple(start_HKD.shape)}, finite: {bool(start_HKD.isfinite().all())}; "
@@ -70,20 +131,77 @@ def _start(projection: Projection, method: Method, generator: torch.Generator) -
     return start_HKD.to(present_HKD.device)
 
 
-def thaw(model: nn.Module) -> tuple[str, ...]:
+def _write(projection: Projection, start_HKD: Tensor, *, keeps_bias: bool) -> None:
+    projection.write(start_HKD)
+    bias_HK = projection.bias_HK()
+    if bias_HK is not None and not keeps_bias:
+        bias_HK.zero_()
+
+
+def _copies(sites: list[Site]) -> Originals:
+    originals: Originals = {}
+    for site in sites:
+        for _, projection in site.projections():
+            if projection.weight.is_meta:
+                raise MethodError(f"keep_original: {projection.name} is on the meta device, where there is nothing to keep")
+            bias_HK = projection.bias_HK()
+            kept_bias = None if bias_HK is None else bias_HK.cpu().clone()
+            originals[projection.name] = (projection.weight_HKD().cpu().clone(), kept_bias)
+    return originals
+
+
+def _split(model: nn.Module, projections: list[Projection]) -> None:
+    fused = {projection.path: projection for projection in projections if projection.is_fused}
+    for path, projection in fused.items():
+        if isinstance(projection.module, nn.MultiheadAttention):
+            split_attention(projection.module)
+        else:
+            split_module(model, path, projection.weight_slot.layout)
+
+
+def thaw(model: nn.Module, *, keep_split: bool = False) -> tuple[str, ...]:
     """Let every parameter that `freeze` froze learn again, from where it is; return their names. Gains are folded in.
 
-    An optimizer built before this does not know them: add them to it or build it anew.
+    An optimizer built before this does not know them: build it anew. Fused weights are put together again, as new
+    parameters, of which a former optimizer knows not even V; with `keep_split` they stay apart, so that a running
+    optimizer can be given Q and K and keeps what it knows of V. Saving is the same either way.
     """
+    _refuse_parallel(model, "thaw")
     record = record_of(model)
-    if record is None:
-        return ()
-    fold_gains(model)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name in record.digests:
-        parameters[name].requires_grad_(True)
-    set_record(model, None)
-    return tuple(record.digests)
+    if record is not None:
+        # On the meta device there are no bytes of which anything could be proven.
+        if any(record.digests.values()):
+            assert_unmoved(model)
+        _fold(model)
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        for name in record.digests:
+            parameters[name].requires_grad_(True)
+        set_record(model, None)
+    renamed = {} if keep_split else merge_modules(model) | merge_attentions(model)
+    return tuple(dict.fromkeys(renamed.get(name, name) for name in record.digests)) if record else ()
+
+
+def restore(model: nn.Module) -> tuple[str, ...]:
+    """Thaw, and give Q and K back the very bytes they had before `freeze(..., keep_original=True)`; return their names.
+
+    Everything else stays as it was trained. Raises MethodError when nothing was kept.
+    """
+    owners = [module for module in model.modules() if originals_of(module)]
+    if not owners:
+        raise MethodError("nothing was kept to restore; freeze with oelm.freeze(model, method, keep_original=True)")
+    thaw(model)
+    restored: dict[int, None] = {}
+    for owner in owners:
+        kept = originals_of(owner)
+        for projection in (p for site in attention_sites(owner) for _, p in site.projections() if p.name in kept):
+            weight_HKD, kept_bias_HK = kept[projection.name]
+            projection.write(weight_HKD)
+            bias_HK = projection.bias_HK()
+            if bias_HK is not None and kept_bias_HK is not None:
+                bias_HK.copy_(kept_bias_HK)
+            restored |= {id(parameter): None for _, parameter in projection.parameters()}
+    set_originals(model, {})
+    return tuple(name for name, parameter in model.named_parameters() if id(parameter) in restored)
 
 
 def fold_gains(model: nn.Module) -> None:
@@ -92,11 +210,15 @@ def fold_gains(model: nn.Module) -> None:
     The folded weights are new ones: what was recorded of the frozen ones is recorded anew.
     """
     assert_unmoved(model)
+    if _fold(model):
+        _record_anew(model)
+
+
+def _fold(model: nn.Module) -> bool:
     folded = [site.q for site in attention_sites(model) if has_gain(site.q)]
     for projection in folded:
         fold_gain(projection)
-    if folded:
-        _record_anew(model)
+    return bool(folded)
 
 
 def _record_anew(model: nn.Module) -> None:

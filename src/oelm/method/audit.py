@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,18 +10,23 @@ from torch import nn
 from oelm.errors import FrozenMovedError
 from oelm.method.frames import orthonormality_error
 from oelm.method.gain import GAIN
-from oelm.method.record import digest, record_of
+from oelm.method.record import NO_DIGEST, digest, record_of
 from oelm.method.sites import Site, attention_sites
 
 
 @dataclass(frozen=True)
 class ProjectionAudit:
-    """One Q or K: is it frozen, what is its digest, and how far is W W^T from I per head."""
+    """One Q or K: is it frozen, what is its digest, and how far is W W^T from I per head.
+
+    `pattern` is its name with a star for the number of its layer; `layer` counts within its stack of layers.
+    """
 
     name: str
+    pattern: str
     layer: int
     part: str
     num_heads: int
+    num_parameters: int
     is_frozen: bool
     digest: str | None
     orthonormality_error: float
@@ -42,8 +46,33 @@ class Audit:
         share = 100 * self.frozen / self.total
         return f"parameters: {self.total:,} || trainable: {self.trainable:,} || frozen: {self.frozen:,} ({share:.2f}%)"
 
+    def summary(self) -> str:
+        """Return the counts as PEFT prints them, and below them what is frozen where."""
+        share = 100 * self.trainable / self.total
+        lines = [f"trainable params: {self.trainable:,} || all params: {self.total:,} || trainable%: {share:.2f}"]
+        frozen = [projection for projection in self.projections if projection.is_frozen]
+        for pattern in dict.fromkeys(projection.pattern for projection in frozen):
+            same = [projection for projection in frozen if projection.pattern == pattern]
+            layers = _ranges([projection.layer for projection in same])
+            lines.append(f"frozen {same[0].part}: {pattern}, layers {layers}: {sum(p.num_parameters for p in same):,}")
+        rest = self.frozen - sum(projection.num_parameters for projection in frozen)
+        if rest > 0:
+            lines.append(f"frozen besides, not by their Q or K: {rest:,}")
+        return "\n".join(lines)
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return '0-3, 7' for 0, 1, 2, 3, 7."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def audit(model: nn.Module) -> Audit:
@@ -66,11 +95,13 @@ def _audit_projections(model: nn.Module, sites: list[Site]) -> list[ProjectionAu
     return [
         ProjectionAudit(
             name=projection.name,
+            pattern=_pattern(projection.name, site.block),
             layer=site.layer,
             part=part,
             num_heads=projection.num_heads,
+            num_parameters=projection.weight_HKD().numel() + (0 if (bias := projection.bias_HK()) is None else bias.numel()),
             is_frozen=not projection.weight.requires_grad,
-            digest=digests.get(f"{projection.name}.weight"),
+            digest=digests.get(next(projection.parameters())[0]) or None,
             orthonormality_error=orthonormality_error(projection.weight_HKD()),
         )
         for site in sites
@@ -78,12 +109,20 @@ def _audit_projections(model: nn.Module, sites: list[Site]) -> list[ProjectionAu
     ]
 
 
+def _pattern(name: str, block: str) -> str:
+    stack, _, number = block.rpartition(".")
+    return f"{stack}.*{name[len(block) :]}".lstrip(".") if number.isdecimal() else name
+
+
 def parameter_roles(model: nn.Module, sites: list[Site]) -> dict[str, str]:
-    """Return each parameter's role: query, key, gain, value_output, feed_forward, norm, embedding or other."""
+    """Return each parameter's role: query, key, gain, value_output, feed_forward, norm, embedding or other.
+
+    A parameter that holds Q, K and V at once, as long as nothing of it is frozen, is query_key_value.
+    """
     roles: dict[str, str] = {}
-    # Everything of the same numbered layer as a site, norms aside, that is not attention is its feed-forward.
-    layer_prefixes = tuple({re.sub(r"((?:^|\.)\d+\.).*", r"\1", f"{site.name}.") for site in sites})
-    attention_prefixes = tuple(f"{site.name}." for site in sites)
+    # Everything of the same layer as a site, norms aside, that is not attention is its feed-forward.
+    layer_prefixes = tuple({f"{site.block}." for site in sites})
+    attention_prefixes = tuple({_attention_prefix(site) for site in sites})
     for name, _ in model.named_parameters():
         owner = type(model.get_submodule(name.rpartition(".")[0]))
         if name.endswith(f".{GAIN}"):
@@ -100,8 +139,17 @@ def parameter_roles(model: nn.Module, sites: list[Site]) -> dict[str, str]:
             roles[name] = "other"
     for site in sites:
         for role, projection in (("query", site.q), ("key", site.k)):
-            roles.update({name: role for name, _ in projection.parameters()})
+            slots = (projection.weight_slot, projection.bias_slot)
+            for (name, _), slot in zip(projection.parameters(), slots, strict=False):
+                roles[name] = "query_key_value" if slot.layout.is_fused else role
     return roles
+
+
+def _attention_prefix(site: Site) -> str:
+    # BERT's attention.self has the heads, attention.output beside it what they lead to.
+    above, _, _ = site.name.rpartition(".")
+    name = above if "att" in above.rpartition(".")[2].lower() and len(above) > len(site.block) else site.name
+    return f"{name}." if name else ""
 
 
 def assert_unmoved(model: nn.Module) -> None:
@@ -117,6 +165,11 @@ def assert_unmoved(model: nn.Module) -> None:
     for name, recorded in record.digests.items():
         if name not in parameters:
             raise FrozenMovedError(f"frozen parameter {name} is gone from the model; call oelm.thaw before changing it")
+        if recorded == NO_DIGEST:
+            raise FrozenMovedError(
+                f"frozen parameter {name} has no digest: it was frozen on the meta device, where it had no bytes. "
+                "Nothing can be proven of it; load the weights into a fresh model and freeze that"
+            )
         if digest(parameters[name]) != recorded:
             raise FrozenMovedError(
                 f"frozen parameter {name} has moved since it was frozen (its sha256 no longer begins {recorded[:8]}): "

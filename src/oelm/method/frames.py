@@ -5,6 +5,8 @@ H heads  K head_dim  D model_dim
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -43,7 +45,10 @@ def orthonormalize(weight_HKD: Tensor) -> Tensor:
     """
     num_heads, head_dim, model_dim = weight_HKD.shape
     if head_dim > model_dim:
-        raise MethodError(f"{head_dim} rows cannot be orthonormal in {model_dim} dimensions; lower head_dim or heads")
+        raise MethodError(
+            f"{head_dim} rows cannot be orthonormal in {model_dim} dimensions; lower head_dim or heads, "
+            "or use init 'orthogonal' (frames per head) or 'gaussian_matched'"
+        )
     q_HDK, r_HKK = torch.linalg.qr(weight_HKD.double().mT)
     diagonal_HK = r_HKK.diagonal(dim1=-2, dim2=-1)
     # What is left of a row that depends on the others is their rounding: a few units of the row's own length.
@@ -55,7 +60,12 @@ def orthonormalize(weight_HKD: Tensor) -> Tensor:
 
 
 def orthonormality_error(weight_HKD: Tensor) -> float:
-    """Return max |W W^T - I| over the heads: below 2e-7 for a frame in float32, about 1e-3 for one cast to bfloat16."""
+    """Return max |W W^T - I| over the heads: below 2e-7 for a frame in float32, about 1e-3 for one cast to bfloat16.
+
+    Not a number on the meta device, where weights have no numbers.
+    """
+    if weight_HKD.is_meta:
+        return math.nan
     weight_HKD = weight_HKD.detach().cpu().double()  # not every device has float64
     gram_HKK = weight_HKD @ weight_HKD.mT
     identity_KK = torch.eye(weight_HKD.shape[1], dtype=torch.float64)

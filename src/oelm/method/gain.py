@@ -47,13 +47,13 @@ def _apply_gain(module: nn.Module, inputs: Any, output_BTE: Tensor) -> Tensor:
 
 def fold_gain(projection: Projection) -> None:
     """Multiply the gain into weight and bias, in float64, and take it off."""
-    gain_HKK = projection.module.get_parameter(GAIN).detach().cpu().double()  # not every device has float64
-    if gain_HKK.shape[-1] == 1:
-        gain_HKK = gain_HKK * torch.eye(projection.weight_HKD().shape[1], dtype=torch.float64)
-    projection.write(gain_HKK.mT @ projection.weight_HKD().cpu().double())
-    if projection.bias is not None:
-        bias_HK1 = projection.bias.detach().cpu().double().unflatten(0, (projection.num_heads, -1)).unsqueeze(-1)
-        with torch.no_grad():
-            projection.bias.copy_((gain_HKK.mT @ bias_HK1).flatten())
+    if not projection.weight.is_meta:
+        gain_HKK = projection.module.get_parameter(GAIN).detach().cpu().double()  # not every device has float64
+        if gain_HKK.shape[-1] == 1:
+            gain_HKK = gain_HKK * torch.eye(projection.weight_HKD().shape[1], dtype=torch.float64)
+        projection.write(gain_HKK.mT @ projection.weight_HKD().cpu().double())
+        bias_HK = projection.bias_HK()
+        if bias_HK is not None:
+            bias_HK.copy_((gain_HKK.mT @ bias_HK.cpu().double().unsqueeze(-1)).squeeze(-1))
     getattr(projection.module, _HANDLE).remove()
     delattr(projection.module, GAIN)

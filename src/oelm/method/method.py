@@ -16,6 +16,7 @@ from oelm.method.frames import orthonormalize, sample_frames, sample_gaussian, s
 
 Part = Literal["q", "k"]
 Gain = Literal["none", "head", "matrix"]
+Scale = Literal["unit", "layer"]
 InitName = Literal["native", "orthogonal", "orthogonal_global", "gaussian", "gaussian_matched", "orthonormalized"]
 # Given a projection's current weight (H, K, D) and its own generator, return the weight it shall start from.
 InitFunction = Callable[[Tensor, torch.Generator], Tensor]
@@ -33,6 +34,7 @@ class Method(BaseModel):
     freeze: tuple[Part, ...] = ()
     layers: str | tuple[int, ...] = "all"
     gain: Gain = "none"
+    scale: Scale = "unit"
     seed: int | None = Field(default=None, ge=0)
 
     @field_validator("freeze", "layers", mode="before")
@@ -102,6 +104,12 @@ class Method(BaseModel):
 
     def start(self, weight_HKD: Tensor, generator: torch.Generator) -> Tensor:
         """Return the weight that a projection starts from, given its present one."""
+        start_HKD = self._unscaled_start(weight_HKD, generator)
+        if self.scale == "unit" or self.init == "native":
+            return start_HKD
+        return _at_scale_of(weight_HKD, start_HKD)
+
+    def _unscaled_start(self, weight_HKD: Tensor, generator: torch.Generator) -> Tensor:
         if callable(self.init):
             return self.init(weight_HKD, generator)
         num_heads, head_dim, model_dim = weight_HKD.shape
@@ -119,6 +127,17 @@ class Method(BaseModel):
             case "gaussian_matched":
                 # The scale of orthonormal rows: unit norm, so entries of variance 1 / model_dim.
                 return sample_gaussian(num_heads, head_dim, model_dim, std=model_dim**-0.5, generator=generator)
+
+
+def _at_scale_of(weight_HKD: Tensor, start_HKD: Tensor) -> Tensor:
+    """Return the start times the number that gives it the weight's Frobenius norm; nothing but zeros stays so."""
+    wanted, present = weight_HKD.double().norm(), start_HKD.double().norm()
+    if not bool(wanted.isfinite()) or not bool(wanted > 0):
+        raise MethodError(
+            f"scale 'layer' takes over the size of the weights that are there, and theirs is {float(wanted)}; "
+            "use scale 'unit', or load the weights first"
+        )
+    return (start_HKD.double() * (wanted / present)).float() if bool(present > 0) else start_HKD
 
 
 _FROZEN: tuple[Part, ...] = ("q", "k")
@@ -156,4 +175,5 @@ def method_name(method: Method) -> str:
     init = "callable" if callable(method.init) else method.init
     where = method.layers if isinstance(method.layers, str) else ",".join(map(str, method.layers))
     gain = "" if method.gain == "none" else f", gain {method.gain}"
-    return f"{init}, {'+'.join(method.freeze) or 'nothing'} frozen, layers {where}{gain}"
+    scale = "" if method.scale == "unit" else f", scale {method.scale}"
+    return f"{init}, {'+'.join(method.freeze) or 'nothing'} frozen, layers {where}{gain}{scale}"

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 _ATTRIBUTE = "_oelm_frozen"
+_ORIGINALS = "_oelm_originals"
+# On the meta device parameters have shapes but no bytes: they can be frozen and counted, but nothing proven of them.
+NO_DIGEST = ""
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,9 @@ class FrozenRecord:
 
 
 def digest(tensor: Tensor) -> str:
-    """Return the sha256 of a tensor's dtype, shape and bytes, wherever it lives."""
+    """Return the sha256 of a tensor's dtype, shape and bytes, wherever it lives; NO_DIGEST on the meta device."""
+    if tensor.is_meta:
+        return NO_DIGEST
     plain = tensor.detach().cpu().contiguous()
     state = hashlib.sha256(f"{plain.dtype}{tuple(plain.shape)}".encode())
     state.update(plain.flatten().view(torch.uint8).numpy().tobytes())
@@ -42,3 +47,21 @@ def set_record(model: nn.Module, record: FrozenRecord | None) -> None:
         vars(module).pop(_ATTRIBUTE, None)
     # Past nn.Module.__setattr__: this is a plain attribute, no parameter, buffer or submodule.
     object.__setattr__(model, _ATTRIBUTE, record)
+
+
+# A projection's weight by heads, and its bias, as they were before `freeze`; by the projection's name in its model.
+Originals = dict[str, tuple[Tensor, Tensor | None]]
+
+
+def originals_of(module: nn.Module) -> Originals:
+    """Return what `freeze` kept on this very module, not on those inside it."""
+    kept: Originals = vars(module).get(_ORIGINALS, {})
+    return kept
+
+
+def set_originals(model: nn.Module, originals: Originals) -> None:
+    """Keep these on the model, or with none forget what was kept there and in modules inside."""
+    for module in model.modules():
+        vars(module).pop(_ORIGINALS, None)
+    if originals:
+        object.__setattr__(model, _ORIGINALS, originals)

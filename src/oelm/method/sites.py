@@ -1,77 +1,98 @@
 """Where Q and K live: one `Site` per attention, found by the class of the attention module.
 
-A model of your own is described in a few lines:
-
-    @register_sites("my_package.model.MyAttention")
-    def _(module): return SitePaths(q="to_q", k="to_k", num_heads=module.heads, num_kv_heads=module.heads)
+A model of your own is described in a few lines, see `register_sites`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from oelm.errors import SiteError
+from oelm.method.architectures import SitePaths, class_path, find_adapter, no_attention_found, register_sites
+from oelm.method.fused import Layout, SplitProjection
+from oelm.method.mha import BIAS, PARTS, WEIGHT, SplitInProjection, in_projection_layout, part_bias, part_weight
+
+__all__ = ["Projection", "Site", "SitePaths", "Slot", "attention_sites", "num_layers_by_stack", "register_sites"]
 
 
 @dataclass(frozen=True)
-class SitePaths:
-    """Where an attention module keeps its query and key projections, and how many heads each has."""
+class Slot:
+    """The name of a parameter in its module, and how the parts lie in it."""
 
-    q: str
-    k: str
-    num_heads: int
-    num_kv_heads: int
+    parameter: str
+    layout: Layout
 
 
 @dataclass(frozen=True)
 class Projection:
-    """One linear map into heads. Its weight is (heads * head_dim, model_dim), as in nn.Linear."""
+    """One linear map into heads, alone in its module or one part of a fused one. `path` is the module's in the model."""
 
     name: str
+    path: str
     module: nn.Module
-    num_heads: int
+    part: str
+    weight_slot: Slot
+    bias_slot: Slot
+
+    @property
+    def num_heads(self) -> int:
+        return dict(self.weight_slot.layout.heads)[self.part]
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether this projection shares a parameter with others, so that it cannot be frozen before they are split."""
+        has_fused_bias = self.bias is not None and self.bias_slot.layout.is_fused
+        return self.weight_slot.layout.is_fused or has_fused_bias
 
     @property
     def weight(self) -> nn.Parameter:
-        weight = self.module.weight
-        assert isinstance(weight, nn.Parameter)
+        """The parameter that holds the weight, and where it is fused, other weights too."""
+        weight = self.module._parameters.get(self.weight_slot.parameter)
+        if weight is None:
+            raise SiteError(
+                f"{self.path} ({class_path(type(self.module))}) has no parameter '{self.weight_slot.parameter}' of its own: "
+                "another library wrapped it; call oelm.freeze before that"
+            )
         return weight
 
     @property
     def bias(self) -> nn.Parameter | None:
-        bias = getattr(self.module, "bias", None)
-        assert bias is None or isinstance(bias, nn.Parameter)
-        return bias
+        return self.module._parameters.get(self.bias_slot.parameter)
 
     def weight_HKD(self) -> Tensor:
         """Return the weight by heads, as a view: (H, K, D)."""
-        return self.weight.detach().unflatten(0, (self.num_heads, -1))
+        return self.weight_slot.layout.take(self.weight.detach(), self.part)
+
+    def bias_HK(self) -> Tensor | None:
+        """Return the bias by heads, as a view: (H, K)."""
+        return None if self.bias is None else self.bias_slot.layout.take(self.bias.detach(), self.part)
 
     def write(self, weight_HKD: Tensor) -> None:
         """Copy new rows into the weight, in place, cast to its dtype."""
-        with torch.no_grad():
-            self.weight.copy_(weight_HKD.flatten(0, 1).to(self.weight.dtype))
+        self.weight_HKD().copy_(weight_HKD)
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield weight and bias under their full names in the model; a learnt gain is not among them."""
-        yield f"{self.name}.weight", self.weight
+        yield _join(self.path, self.weight_slot.parameter), self.weight
         if self.bias is not None:
-            yield f"{self.name}.bias", self.bias
+            yield _join(self.path, self.bias_slot.parameter), self.bias
 
 
 @dataclass(frozen=True)
 class Site:
-    """One attention's Q and K: `layer` counts from 0, `name` is the attention module's path in the model.
+    """One attention's Q and K: `name` is the attention module's path in the model, `block` that of its layer.
 
-    `key` names the site's draw of frames: the layer, and which of its attentions where there are several.
+    `layer` counts from 0 within its `stack`: a decoder's layers are counted apart from the encoder's; where a model has
+    one stack its name is empty. `key` names the site's draw of frames: stack, layer, and which of its attentions.
     """
 
     name: str
+    block: str
+    stack: str
     layer: int
     key: str
     q: Projection
@@ -82,63 +103,111 @@ class Site:
         yield "k", self.k
 
 
-Adapter = Callable[[nn.Module], SitePaths]
-_ADAPTERS: dict[str, Adapter] = {}
-
-
-def register_sites(attention: str | type[nn.Module]) -> Callable[[Adapter], Adapter]:
-    """Register, for attention modules of a class (itself, or 'package.module.Class'), what finds Q and K in one.
-
-    Classes derived from it are found too.
-    """
-    class_path = attention if isinstance(attention, str) else _class_path(attention)
-
-    def register(adapter: Adapter) -> Adapter:
-        _ADAPTERS[class_path] = adapter
-        return adapter
-
-    return register
-
-
-@register_sites("oelm.models.gpt.Attention")
-def _gpt(module: nn.Module) -> SitePaths:
-    num_heads = module.num_heads
-    assert isinstance(num_heads, int)
-    return SitePaths(q="q", k="k", num_heads=num_heads, num_kv_heads=num_heads)
-
-
-def _class_path(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 def attention_sites(model: nn.Module) -> list[Site]:
-    """Return the sites of every attention in the model, by layer; raise SiteError when there is none we know."""
-    found: list[tuple[str, Projection, Projection]] = []
+    """Return the sites of every attention in the model, as the model lists them; raise SiteError when we know none."""
+    found: list[tuple[str, int, Projection, Projection]] = []
     for name, module in model.named_modules():
-        known = [_ADAPTERS[path] for path in map(_class_path, type(module).__mro__) if path in _ADAPTERS]
-        if known:
-            adapter = known[0]
+        adapter = find_adapter(module)
+        if adapter is not None:
             paths = adapter(module)
-            prefix = f"{name}." if name else ""
-            q = Projection(f"{prefix}{paths.q}", module.get_submodule(paths.q), paths.num_heads)
-            k = Projection(f"{prefix}{paths.k}", module.get_submodule(paths.k), paths.num_kv_heads)
-            found.append((name, q, k))
+            q, k = (_in_submodule(name, module, paths, part) for part in ("q", "k"))
+            found.append((name, paths.inner_lists, q, k))
+        elif isinstance(module, nn.MultiheadAttention):
+            q, k = (_in_attention(name, module, part) for part in ("q", "k"))
+            found.append((name, 0, q, k))
     if not found:
-        raise SiteError(
-            f"no attention found in {type(model).__name__}: none of its modules is of a known class "
-            f"({', '.join(sorted(_ADAPTERS))}). Describe yours with oelm.register_sites('package.module.Attention'); "
-            "docs/method.md shows how in four lines"
-        )
+        raise no_attention_found(model)
+    blocks = _blocks([(name, inner_lists) for name, inner_lists, _, _ in found])
+    stacks = _stack_names([parent for parent, _, _ in blocks])
     sites: list[Site] = []
-    for (name, q, k), layer in zip(found, _layer_numbers([name for name, _, _ in found]), strict=True):
-        earlier = sum(site.layer == layer for site in sites)
-        sites.append(Site(name, layer, key=f"{layer}.{earlier}" if earlier else str(layer), q=q, k=k))
+    for (name, _, q, k), (_, block, layer), stack in zip(found, blocks, stacks, strict=True):
+        for projection in (q, k):
+            _check_shape(projection)
+        earlier = sum((site.stack, site.layer) == (stack, layer) for site in sites)
+        key = _join(stack, f"{layer}.{earlier}" if earlier else str(layer))
+        sites.append(Site(name, block, stack, layer, key, q, k))
     return sites
 
 
-def _layer_numbers(names: list[str]) -> list[int]:
-    numbers = [re.findall(r"(?:^|\.)(\d+)(?=\.|$)", name) for name in names]
+def num_layers_by_stack(sites: list[Site]) -> dict[str, int]:
+    """Return how many layers each stack has, by the highest number among its sites."""
+    return {stack: 1 + max(site.layer for site in sites if site.stack == stack) for stack in {site.stack for site in sites}}
+
+
+def _join(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
+
+def _in_submodule(name: str, attention: nn.Module, paths: SitePaths, part: str) -> Projection:
+    """Return the projection that a submodule of the attention holds, alone, fused, or split by us."""
+    is_fused = bool(paths.fused) and part in paths.parts
+    inside = paths.fused if is_fused else {"q": paths.q, "k": paths.k}[part]
+    heads = {"q": paths.num_heads, "k": paths.kv_heads, "v": paths.kv_heads}
+    try:
+        module = attention.get_submodule(inside)
+    except AttributeError:
+        children = ", ".join(child for child, _ in attention.named_children())
+        raise SiteError(
+            f"{class_path(type(attention))} has no layer '{inside}', where its site says that {part} is; it has: {children}"
+        ) from None
+    path = _join(name, inside)
+    alone = Layout(((part, heads[part]),), "columns" if paths.layout == "columns" else "rows")
+    if isinstance(module, SplitProjection):
+        alone = Layout(alone.heads)
+        return _simple(_join(path, part), _join(path, part), module.get_submodule(part), part, alone)
+    if is_fused:
+        fused = Layout(tuple((each, heads[each]) for each in paths.parts), paths.layout)
+        return _simple(_join(path, part), path, module, part, fused)
+    return _simple(path, path, module, part, alone)
+
+
+def _simple(name: str, path: str, module: nn.Module, part: str, layout: Layout) -> Projection:
+    return Projection(name, path, module, part, Slot("weight", layout), Slot("bias", layout))
+
+
+def _in_attention(name: str, module: nn.MultiheadAttention, part: str) -> Projection:
+    """Return the projection that nn.MultiheadAttention holds in parameters of its own, packed, separate, or split by us."""
+    packed, alone = in_projection_layout(module), Layout(((part, module.num_heads),))
+    is_split = isinstance(module, SplitInProjection)
+    is_packed = module._parameters.get(WEIGHT) is not None
+    weight = Slot(WEIGHT, packed) if is_packed else Slot(part_weight(part), alone)
+    bias = Slot(part_bias(part), alone) if is_split else Slot(BIAS, packed)
+    assert part in PARTS
+    return Projection(_join(name, part), name, module, part, weight, bias)
+
+
+def _check_shape(projection: Projection) -> None:
+    weight, layout = projection.weight, projection.weight_slot.layout
+    if weight.dim() != 2 or layout.rows(weight).shape[0] % layout.total_heads:
+        raise SiteError(
+            f"{projection.name}: a weight of shape {tuple(weight.shape)} does not hold {layout.total_heads} heads of "
+            f"{' and '.join(layout.parts)} in layout '{layout.order}'; correct its SitePaths"
+        )
+
+
+def _blocks(names: list[tuple[str, int]]) -> list[tuple[str, str, int]]:
+    """Return, for each attention's name, the path of the list its layer is in, of the layer, and the layer's number."""
+    numbers = []
+    for name, inner_lists in names:
+        found = list(re.finditer(r"(?:^|\.)(\d+)(?=\.|$)", name))
+        numbers.append(found[: len(found) - inner_lists])
     # Wrappers number what they wrap: the layer is the first number in which sites differ, of a single site the last.
-    columns = list(zip(*numbers, strict=False))
+    columns = list(zip(*([match[1] for match in own] for own in numbers), strict=False))
     depth = next((n for n, column in enumerate(columns) if len(set(column)) > 1), len(columns) - 1)
-    return [int(own[depth]) if depth >= 0 else position for position, own in enumerate(numbers)]
+    if depth < 0:
+        # An attention outside any list: each is a layer, and all are one stack.
+        return [("", name, position) for position, (name, _) in enumerate(names)]
+    chosen = [own[depth] for own in numbers]
+    return [(name[: at.start()], name[: at.end()], int(at[1])) for (name, _), at in zip(names, chosen, strict=True)]
+
+
+def _stack_names(parents: list[str]) -> list[str]:
+    """Return, for each layer, the name of the list of layers it is in, without what all those names share."""
+    names = [parent.split(".") for parent in parents]
+    if len(set(parents)) == 1:
+        return ["" for _ in parents]
+    while all(len(name) > 1 for name in names) and len({name[0] for name in names}) == 1:
+        names = [name[1:] for name in names]
+    while all(len(name) > 1 for name in names) and len({name[-1] for name in names}) == 1:
+        names = [name[:-1] for name in names]
+    return [".".join(name) for name in names]

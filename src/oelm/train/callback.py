@@ -44,8 +44,10 @@ class OelmCallback(TrainerCallback):
         if self.thaw_at is None or state.global_step < self.thaw_at * state.max_steps or record_of(model) is None:
             return
         assert_unmoved(model)
+        # Fused weights stay apart: joined again, they would be new tensors that the optimizer does not know.
+        names = thaw(model, keep_split=True)
         parameters = dict(model.named_parameters())
-        thawed = [parameters[name] for name in thaw(model)]
+        thawed = [parameters[name] for name in names]
         # Into a group that is there already: a new one would not follow the Trainer's schedule.
         given["optimizer"].param_groups[0]["params"].extend(thawed)
         log.info("step %d: thawed %d tensors", state.global_step, len(thawed))

@@ -1,0 +1,188 @@
+"""The attentions we know, by the path of their class, so that nothing of theirs is imported; and how to add one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import nn
+
+from oelm.errors import SiteError
+from oelm.method.fused import Order
+
+FusedParts = Literal["qkv", "kv", "qk"]
+
+
+@dataclass(frozen=True)
+class SitePaths:
+    """Where an attention module keeps its query and key projections, and how many heads each has.
+
+    `q`, `k` and `fused` are paths, inside the module, of layers with a `weight` and maybe a `bias`. Where one layer holds
+    several projections, `fused` is its path, `parts` says which in which order, and `layout` how they lie: 'rows' as in
+    nn.Linear, 'columns' where weights are (model_dim, heads * head_dim), 'per_head_rows' where each head's parts stand
+    together. `num_kv_heads` 0 means as many as `num_heads`. `inner_lists` counts the numbered lists between a layer of
+    the model and its attention: their numbers are not the layer's.
+    """
+
+    q: str = ""
+    k: str = ""
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    fused: str = ""
+    parts: FusedParts = "qkv"
+    layout: Order = "rows"
+    inner_lists: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_heads < 1 or self.num_kv_heads < 0:
+            raise SiteError(
+                f"SitePaths: num_heads is {self.num_heads}, num_kv_heads {self.num_kv_heads}; give the number of heads"
+            )
+        if self.layout not in get_args(Order) or self.parts not in get_args(FusedParts):
+            raise SiteError(
+                f"SitePaths: layout is {self.layout!r}, parts {self.parts!r}; layouts: {', '.join(get_args(Order))}; "
+                f"parts: {', '.join(get_args(FusedParts))}"
+            )
+        for part, path in (("q", self.q), ("k", self.k)):
+            if bool(path) == bool(self.fused and part in self.parts):
+                raise SiteError(
+                    f"SitePaths: say once where {part} is: {part}='path', or fused='path' with {part} among its parts"
+                )
+        if self.layout == "per_head_rows" and self.kv_heads != self.num_heads:
+            raise SiteError(
+                "SitePaths: with layout 'per_head_rows' each head has its own q, k and v; num_kv_heads must not differ"
+            )
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+
+Adapter = Callable[[nn.Module], SitePaths]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What finds Q and K in attentions of one class, and what people call the architecture."""
+
+    adapter: Adapter
+    label: str
+
+
+ADAPTERS: dict[str, Known] = {}
+
+
+def class_path(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def register_sites(attention: str | type[nn.Module]) -> Callable[[Adapter], Adapter]:
+    """Register, for attention modules of a class (itself, or 'package.module.Class'), what finds Q and K in one.
+
+    Classes derived from it are found too.
+    """
+    path = attention if isinstance(attention, str) else class_path(attention)
+
+    def register(adapter: Adapter) -> Adapter:
+        ADAPTERS[path] = Known(adapter, label=path.rpartition(".")[2])
+        return adapter
+
+    return register
+
+
+def find_adapter(module: nn.Module) -> Adapter | None:
+    """Return what finds Q and K in this module, by its class or the nearest one it derives from."""
+    for path in map(class_path, type(module).__mro__):
+        if path in ADAPTERS:
+            return ADAPTERS[path].adapter
+    return None
+
+
+def no_attention_found(model: nn.Module) -> SiteError:
+    """Return the error that names the model's type, the known architectures, and the lines that describe another."""
+    config = getattr(model, "config", None)
+    model_type = getattr(config, "model_type", None)
+    kind = f"{type(model).__name__} (model type '{model_type}')" if model_type else type(model).__name__
+    known = ", ".join([*dict.fromkeys(known.label for known in ADAPTERS.values()), "torch.nn.MultiheadAttention"])
+    return SiteError(
+        f"no attention found in {kind}: none of its modules is of a class we know. Known: {known}. "
+        "Describe yours, then call again (docs/architectures.md):\n"
+        "    @oelm.register_sites(MyAttention)  # the class, or 'package.module.MyAttention'\n"
+        "    def _(module):\n"
+        "        return oelm.SitePaths(q='to_q', k='to_k', num_heads=module.heads, num_kv_heads=module.kv_heads)\n"
+        "    # one layer for all three: oelm.SitePaths(fused='qkv', num_heads=module.heads)"
+    )
+
+
+def _number(module: nn.Module, name: str) -> int:
+    value = getattr(module, name, None)
+    if not isinstance(value, int):
+        raise SiteError(
+            f"{class_path(type(module))} has no number '{name}': another version than the one this was written for; "
+            "describe it with oelm.register_sites (docs/architectures.md)"
+        )
+    return value
+
+
+def _apart(q: str, k: str, *, head_dim: str, inner_lists: int = 0) -> Adapter:
+    def adapter(module: nn.Module) -> SitePaths:
+        size = _number(module, head_dim)
+        heads = {path: module.get_submodule(path).get_parameter("weight").shape[0] // size for path in (q, k)}
+        return SitePaths(q=q, k=k, num_heads=heads[q], num_kv_heads=heads[k], inner_lists=inner_lists)
+
+    return adapter
+
+
+def _our_gpt(module: nn.Module) -> SitePaths:
+    return SitePaths(q="q", k="k", num_heads=_number(module, "num_heads"))
+
+
+def _gpt2(module: nn.Module) -> SitePaths:
+    num_heads = _number(module, "num_heads")
+    if module.is_cross_attention:
+        return SitePaths(q="q_attn", fused="c_attn", parts="kv", layout="columns", num_heads=num_heads)
+    return SitePaths(fused="c_attn", layout="columns", num_heads=num_heads)
+
+
+def _gpt_neox(module: nn.Module) -> SitePaths:
+    num_heads = _number(module.get_submodule("dense"), "in_features") // _number(module, "head_size")
+    return SitePaths(fused="query_key_value", layout="per_head_rows", num_heads=num_heads)
+
+
+_bert = _apart("query", "key", head_dim="attention_head_size")
+_llama = _apart("q_proj", "k_proj", head_dim="head_dim")
+
+# Class paths under transformers.models; those whose attention has the same parts share an adapter.
+_TRANSFORMERS: tuple[tuple[str, Adapter, tuple[str, ...]], ...] = (
+    ("BERT", _bert, ("bert.modeling_bert.BertSelfAttention", "bert.modeling_bert.BertCrossAttention")),
+    ("RoBERTa", _bert, ("roberta.modeling_roberta.RobertaSelfAttention", "roberta.modeling_roberta.RobertaCrossAttention")),
+    (
+        "XLM-RoBERTa",
+        _bert,
+        (
+            "xlm_roberta.modeling_xlm_roberta.XLMRobertaSelfAttention",
+            "xlm_roberta.modeling_xlm_roberta.XLMRobertaCrossAttention",
+        ),
+    ),
+    ("ELECTRA", _bert, ("electra.modeling_electra.ElectraSelfAttention", "electra.modeling_electra.ElectraCrossAttention")),
+    (
+        "DistilBERT",
+        _apart("q_lin", "k_lin", head_dim="attention_head_size"),
+        ("distilbert.modeling_distilbert.DistilBertSelfAttention",),
+    ),
+    ("GPT-2", _gpt2, ("gpt2.modeling_gpt2.GPT2Attention",)),
+    ("GPT-NeoX/Pythia", _gpt_neox, ("gpt_neox.modeling_gpt_neox.GPTNeoXAttention",)),
+    ("OPT", _llama, ("opt.modeling_opt.OPTAttention",)),
+    ("Llama", _llama, ("llama.modeling_llama.LlamaAttention",)),
+    ("Mistral", _llama, ("mistral.modeling_mistral.MistralAttention",)),
+    ("Qwen2", _llama, ("qwen2.modeling_qwen2.Qwen2Attention",)),
+    ("Qwen3", _llama, ("qwen3.modeling_qwen3.Qwen3Attention",)),
+    ("T5", _apart("q", "k", head_dim="key_value_proj_dim", inner_lists=1), ("t5.modeling_t5.T5Attention",)),
+    ("BART", _llama, ("bart.modeling_bart.BartAttention",)),
+    ("ViT", _llama, ("vit.modeling_vit.ViTAttention",)),
+)
+
+ADAPTERS["oelm.models.gpt.Attention"] = Known(_our_gpt, "our GPT")
+for _label, _adapter, _classes in _TRANSFORMERS:
+    ADAPTERS |= {f"transformers.models.{path}": Known(_adapter, _label) for path in _classes}

@@ -1,0 +1,121 @@
+"""nn.MultiheadAttention keeps Q, K and V in parameters of its own: the same split, by a class that stands in for its."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from oelm.method.fused import Layout, fuse_saved, split_loaded
+
+PARTS = ("q", "k", "v")
+WEIGHT, BIAS = "in_proj_weight", "in_proj_bias"
+
+
+def part_weight(part: str) -> str:
+    """Return the name of a part's weight; it is torch's own name where kdim or vdim differ."""
+    return f"{part}_proj_weight"
+
+
+def part_bias(part: str) -> str:
+    return f"{part}_proj_bias"
+
+
+def in_projection_layout(module: nn.MultiheadAttention) -> Layout:
+    return Layout(tuple((part, module.num_heads) for part in PARTS))
+
+
+class SplitInProjection(nn.MultiheadAttention):
+    """Multi-head attention whose input projections are parameters of their own; torch's code reads them as it is used to.
+
+    While something is to be learnt it takes torch's way of separate weights, so that a frozen one costs no gradient;
+    otherwise the packed way, on which torch's fast paths for inference depend.
+    """
+
+    @property
+    def in_proj_weight(self) -> Tensor | None:  # type: ignore[override]
+        return torch.cat(self._weights()) if self._is_packed() else None
+
+    @property
+    def in_proj_bias(self) -> Tensor | None:  # type: ignore[override]
+        return torch.cat([self.get_parameter(part_bias(part)) for part in PARTS]) if self._has_bias() else None
+
+    @property
+    def _qkv_same_embed_dim(self) -> bool:
+        learns = torch.is_grad_enabled() and any(weight.requires_grad for weight in self._weights())
+        return self._is_packed() and not learns
+
+    def _is_packed(self) -> bool:
+        # What the constructor goes by; its own note of it is what the property above stands before.
+        return self.kdim == self.vdim == self.embed_dim
+
+    def _has_bias(self) -> bool:
+        return self._parameters.get(part_bias("q")) is not None
+
+    def _weights(self) -> list[Tensor]:
+        return [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
+
+    def _fused_names(self, prefix: str) -> list[tuple[list[str], str]]:
+        weights = [([f"{prefix}{part_weight(part)}" for part in PARTS], prefix + WEIGHT)] if self._is_packed() else []
+        biases = [([f"{prefix}{part_bias(part)}" for part in PARTS], prefix + BIAS)] if self._has_bias() else []
+        return weights + biases
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for parts, fused in self._fused_names(prefix):
+            fuse_saved(in_projection_layout(self), destination, parts, fused)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        for parts, fused in self._fused_names(prefix):
+            split_loaded(in_projection_layout(self), state_dict, parts, fused)
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+@cache
+def _split_class(kind: type[nn.Module]) -> type[nn.Module]:
+    # Made for each class, so that one derived from torch's keeps its own methods.
+    return type(f"Split{kind.__name__}", (SplitInProjection, kind), {})
+
+
+def split_attention(module: nn.MultiheadAttention) -> None:
+    """Hold the module's Q, K and V apart from now on, under its own class's forward."""
+    layout, weight, bias = in_projection_layout(module), module.in_proj_weight, module.in_proj_bias
+    kind: Any = type(module)
+    split_kind: Any = _split_class(kind)
+    module.__class__ = split_kind
+    # Their names stay, empty: the order of the parameters is then the same after a merge.
+    module._parameters[WEIGHT] = module._parameters[BIAS] = None
+    for part in PARTS:
+        if weight is not None:
+            own = layout.take(weight.detach(), part).flatten(0, 1).clone()
+            module.register_parameter(part_weight(part), nn.Parameter(own, requires_grad=weight.requires_grad))
+        if bias is not None:
+            own = layout.take(bias.detach(), part).flatten().clone()
+            module.register_parameter(part_bias(part), nn.Parameter(own, requires_grad=bias.requires_grad))
+
+
+def merge_attentions(model: nn.Module) -> dict[str, str]:
+    """Undo `split_attention` wherever it was done; return the new names of the parameters that held the parts."""
+    renamed: dict[str, str] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, SplitInProjection):
+            for parts, fused in module._fused_names(f"{path}." if path else ""):
+                renamed |= dict.fromkeys(parts, fused)
+            _merge(module)
+    return renamed
+
+
+def _merge(module: SplitInProjection) -> None:
+    fused = module._fused_names("")
+    module.__class__ = type(module).__bases__[1]
+    for parts, name in fused:
+        held = [module.get_parameter(part) for part in parts]
+        learns = any(parameter.requires_grad for parameter in held)
+        module.register_parameter(name, nn.Parameter(torch.cat([p.detach() for p in held]), requires_grad=learns))
+        for part in parts:
+            if name == WEIGHT:
+                module._parameters[part] = None
+            else:
+                del module._parameters[part]

@@ -13,11 +13,14 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from oelm.intervals import mean_difference
 
 ARMS = ("baseline", "oelm_freeze_pretrained", "oelm_freeze", "gaussian_matched", "oelm_random", "pretrained_freeze")
 # Those that carry the conclusion get five seeds, the others three.
@@ -83,6 +86,28 @@ def best_rate(results: Path, arm: str) -> float:
     return chosen
 
 
+def print_table(results: Path) -> None:
+    """Print every arm's accuracy at its best rate, and its paired difference from the baseline, as Markdown."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for arm in ARMS:
+        rate = best_rate(results, arm)
+        paths = (results / arm / f"lr-{rate:g}").glob("seed-?.json")
+        found[arm] = {row["seed"]: row for row in (json.loads(path.read_text()) for path in sorted(paths))}
+    print("| arm | lr | seeds | accuracy at the end | against the baseline, points | best of three epochs |")
+    print("|---|---|---|---|---|---|")
+    for arm, rows in found.items():
+        seeds = sorted(set(rows) & set(found["baseline"]))
+        final = [100 * rows[seed]["final_accuracy"] for seed in sorted(rows)]
+        best = statistics.fmean(100 * row["best_accuracy"] for row in rows.values())
+        gap = ""
+        if arm != "baseline":
+            ours, theirs = ([100 * found[name][seed]["final_accuracy"] for seed in seeds] for name in (arm, "baseline"))
+            difference = mean_difference(ours, theirs)
+            gap = f"{difference.value:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
+        rate = next(iter(rows.values()))["lr"]
+        print(f"| `{arm}` | {rate:g} | {len(rows)} | {statistics.fmean(final):.2f}% | {gap} | {best:.2f}% |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["sweep", "seeds", "table"])
@@ -98,6 +123,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep", action="store_true", help="keep the weights of every run")
     options = parser.parse_args()
+    if options.what == "table":
+        print_table(options.results)
+        return
     if options.what == "sweep":
         jobs = [(arm, lr, SWEEP_SEED) for lr in RATES for arm in ARMS]
     else:

@@ -28,13 +28,33 @@ class Ratio:
         return f"{self.value:.3f}x [{self.low:.3f}, {self.high:.3f}]"
 
 
+@dataclass(frozen=True)
+class Difference:
+    """The mean of paired differences with its 95% interval, which a single pair does not have."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+
+
+def mean_difference(values: Sequence[float], references: Sequence[float]) -> Difference:
+    """Return the mean of paired differences with a t interval. One pair has an infinite one."""
+    differences = [value - reference for value, reference in zip(values, references, strict=True)]
+    mean, half = statistics.fmean(differences), _half_width(differences)
+    return Difference(mean, mean - half, mean + half, len(differences))
+
+
 def mean_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
     """Return the mean of paired ratios: a t interval on their logarithms. One pair has the interval (0, infinity)."""
     logs = [math.log(above / below) for above, below in zip(numerators, denominators, strict=True)]
-    mean = statistics.fmean(logs)
-    if len(logs) < 2:
-        return Ratio(math.exp(mean), 0.0, math.inf, len(logs))
-    freedom = len(logs) - 1
-    quantile = T95[freedom - 1] if freedom <= len(T95) else 1.960 + 2.37 / freedom
-    half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
+    mean, half = statistics.fmean(logs), _half_width(logs)
     return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))
+
+
+def _half_width(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return math.inf
+    freedom = len(values) - 1
+    quantile = T95[freedom - 1] if freedom <= len(T95) else 1.960 + 2.37 / freedom
+    return quantile * statistics.stdev(values) / math.sqrt(len(values))

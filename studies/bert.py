@@ -25,7 +25,7 @@ from oelm.intervals import mean_difference
 ARMS = ("baseline", "oelm_freeze_pretrained", "oelm_freeze", "gaussian_matched", "oelm_random", "pretrained_freeze")
 # Those that carry the conclusion get five seeds, the others three.
 FIVE_SEEDS = ("baseline", "oelm_freeze_pretrained", "oelm_freeze")
-RATES = (3e-5, 1e-4, 3e-4, 1e-3)
+RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
 # Not among the seeds of the table: a rate chosen by luck of a seed must not be judged on that seed.
 SWEEP_SEED = 100
 

@@ -23,7 +23,7 @@ from transformers import (
 from oelm.data.encoded import ExampleSet
 from oelm.data.examples import folder_examples
 from oelm.data.sets import TASKS
-from oelm.data.stdlib_task import stdlib_examples, stdlib_wordpiece
+from oelm.data.stdlib_task import stdlib_examples, stdlib_tokenizer
 from oelm.data.tasks import prepare_examples
 from oelm.intervals import mean_ratio
 from oelm.models.hub import BertShape, fresh_bert
@@ -129,7 +129,7 @@ def main() -> None:
         source = folder_examples(TASKS["sst2"], options.folder, language="en", labels=None)
         examples = prepare_examples(source, tokenizer=str(options.tokenizer), max_length=128)
     else:
-        examples = prepare_examples(stdlib_examples(), tokenizer=str(stdlib_wordpiece(4096)), max_length=128)
+        examples = prepare_examples(stdlib_examples(), tokenizer=str(stdlib_tokenizer(4096)), max_length=128)
     split = examples.splits["train"]
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(examples.path / "tokenizer.json"), pad_token="[PAD]")
     starts = split.ends - split.lengths

@@ -1,24 +1,30 @@
-"""Preparing is a pure function of text and tokenizer, done once, whole or absent, whoever else does it meanwhile."""
+"""Preparing is a pure function of text, tokenizer and limits, done once, and whole or absent."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
+from collections import namedtuple
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from oelm.data.corpora import Corpus, text_corpus
+from oelm.data import pieces as pieces_module
+from oelm.data import prepare as prepare_module
+from oelm.data import shards
+from oelm.data.corpora import Corpus, Part, file_corpus, folder_corpus
+from oelm.data.encode import encoder
+from oelm.data.pieces import Piece, pieces
 from oelm.data.prepare import prepare, prepare_corpus
-from oelm.data.tokenizer import load_tokenizer
-from oelm.data.tokens import SPLITS, open_tokens
-from oelm.errors import ConfigError, DataError
-from oelm.files import STAGING_PREFIX
+from oelm.data.sets import CORPORA
+from oelm.data.shards import NO_LIMITS, Limits
+from oelm.data.tokenizer import END_OF_TEXT, load_tokenizer, train_bpe
+from oelm.data.tokens import SPLITS, Split
+from oelm.errors import ConfigError, DataError, DiskFullError
 from tests.conftest import made_text
 
 SPEC = "bpe:300"
@@ -31,31 +37,51 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many batches and many shards of little text."""
+    monkeypatch.setattr(prepare_module, "_BATCH_CHARS", 500)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 2000)
+
+
+TEXTS = [made_text(40, seed=number) + "\u00fc\u4e2d\U0001f426\n" * (number % 3) for number in range(70)]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Seventy documents (more than are encoded at once), some not ASCII."""
+    """Seventy documents, some not ASCII."""
     folder = tmp_path_factory.mktemp("documents")
-    for number in range(70):
-        (folder / f"{number:02}.txt").write_text(
-            made_text(40, seed=number) + "\u00fc\u4e2d\U0001f426\n" * (number % 3), encoding="utf-8"
-        )
+    for number, text in enumerate(TEXTS):
+        (folder / f"{number:02}.txt").write_text(text, encoding="utf-8")
     return folder
+
+
+def made_corpus(**splits: list[str]) -> Corpus:
+    """Return a corpus whose splits are given."""
+
+    def part(split: Split, texts: list[str]) -> Part:
+        def read() -> Iterator[Piece]:
+            return pieces((fragment for text in texts for fragment in (text, None)), tidy=False)
+
+        return Part(f"made {split}", split, read)
+
+    names: tuple[Split, ...] = ("train", "val", "test")
+    return Corpus("made", "made here", tuple(part(split, splits[split]) for split in names if split in splits))
 
 
 def set_folders(cache: Path) -> list[Path]:
     """Return what lies in the cache under a final name."""
-    found = (cache / "tokens").iterdir() if (cache / "tokens").is_dir() else iter(())
-    return sorted(path for path in found if path.is_dir() and not path.name.startswith(STAGING_PREFIX))
+    return sorted(path for path in (cache / "tokens").glob("[!.]*") if path.is_dir())
 
 
 def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
 
 
-def decoded(path: Path, split: str) -> list[str]:
+def decoded(path: Path, split: str, dtype: str = "uint16") -> list[str]:
     """Return the documents of a split, read back without our own reader."""
-    tokenizer, data = load_tokenizer(path), np.memmap(path / f"{split}.bin", dtype=np.uint16, mode="r")
-    ends = np.flatnonzero(data == tokenizer.token_to_id("<|endoftext|>"))
+    tokenizer, data = load_tokenizer(path), np.fromfile(path / f"{split}.bin", dtype=dtype)
+    ends = np.flatnonzero(data == tokenizer.token_to_id(END_OF_TEXT))
     starts = [0, *(ends[:-1] + 1).tolist()]
     assert ends[-1] == len(data) - 1
     return [
@@ -63,45 +89,136 @@ def decoded(path: Path, split: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_every_document_is_decoded_back_exactly(cache: Path, folder: Path, split: str) -> None:
-    tokens = prepare(str(folder), tokenizer=SPEC)
-    assert decoded(tokens.path, split) == [
-        document.text for document in text_corpus(folder).documents if document.split == split
+def test_every_document_is_decoded_back_exactly_and_in_order(cache: Path, folder: Path) -> None:
+    path = prepare(str(folder), tokenizer=SPEC).path
+    train, val = (decoded(path, split) for split in SPLITS)
+    assert train == [text for text in TEXTS if text not in val] and val == [text for text in TEXTS if text not in train]
+
+
+def test_a_test_split_is_prepared_where_the_source_has_one(cache: Path) -> None:
+    corpus = made_corpus(train=["one\n", "two\n"], val=["three\n"], test=["four\n", "five\n"])
+    path = prepare_corpus(corpus, tokenizer=SPEC).path
+    assert [decoded(path, split) for split in ("train", "val", "test")] == [
+        ["one\n", "two\n"],
+        ["three\n"],
+        ["four\n", "five\n"],
     ]
 
 
 def test_the_record_counts_documents_tokens_and_bytes(cache: Path, folder: Path) -> None:
-    tokens, corpus = prepare(str(folder), tokenizer=SPEC), text_corpus(folder)
-    for split, ids in zip(SPLITS, (tokens.train, tokens.val), strict=True):
-        texts, known = list(corpus.texts(split)), tokens.meta.splits[split]
-        assert (known.documents, known.tokens) == (len(texts), len(ids))
+    tokens = prepare(str(folder), tokenizer=SPEC)
+    for split in SPLITS:
+        texts, known = decoded(tokens.path, split), tokens.meta.splits[split]
+        assert (known.documents, known.tokens) == (len(texts), len(tokens.splits[split]))
         assert known.text_bytes == sum(len(text.encode()) for text in texts)
 
 
-def test_the_tokenizer_never_sees_the_validation_split(cache: Path, folder: Path) -> None:
-    corpus = text_corpus(folder)
-    without = Corpus(
-        corpus.name, corpus.source, tuple(d if d.split == "train" else type(d)("val", "other\n") for d in corpus.documents)
-    )
-    one, other = (prepare_corpus(c, tokenizer=SPEC).path / "tokenizer.json" for c in (corpus, without))
-    assert one != other and one.read_bytes() == other.read_bytes()
+def test_the_record_says_what_the_text_was(cache: Path, folder: Path) -> None:
+    meta = prepare(str(folder), tokenizer=SPEC).meta
+    assert folder.name in meta.source and meta.revision.startswith("sha256:") and meta.tokenizer == SPEC
 
 
-def test_fresh_caches_hold_the_same_bytes(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_files_are_read_as_nanogpt_reads_them(cache: Path, folder: Path) -> None:
+    tokens = prepare(str(folder), tokenizer=SPEC)
+    for split in SPLITS:
+        data = np.memmap(tokens.path / f"{split}.bin", dtype=np.uint16, mode="r")
+        assert np.array_equal(data, tokens.splits[split])
+
+
+def test_a_vocabulary_beyond_sixteen_bits_is_written_in_thirty_two(cache: Path, folder: Path, tmp_path: Path) -> None:
+    large = train_bpe(TEXTS, vocab_size=300)
+    # "cat sat" is then beyond what 16 bits hold.
+    large.add_tokens([f"<{number}>" for number in range(2**16)] + ["cat sat"])
+    (tmp_path / "large.json").write_text(large.to_str(), encoding="utf-8")
+    tokens = prepare(str(folder), tokenizer=str(tmp_path / "large.json"))
+    assert tokens.meta.dtype == "uint32" and tokens.train.max() == 300 + 2**16
+    assert sorted(decoded(tokens.path, "train", "uint32") + decoded(tokens.path, "val", "uint32")) == sorted(TEXTS)
+
+
+def test_the_tokenizer_never_sees_validation_or_test(cache: Path) -> None:
+    one = made_corpus(train=TEXTS[:20], val=["held out\n"])
+    other = made_corpus(train=TEXTS[:20], val=TEXTS[20:], test=TEXTS[20:])
+    first, second = (prepare_corpus(corpus, tokenizer=SPEC).path / "tokenizer.json" for corpus in (one, other))
+    assert first != second and first.read_bytes() == second.read_bytes()
+
+
+def test_a_mark_inside_a_document_of_a_table_is_text(cache: Path, tmp_path: Path) -> None:
+    made = [f"{number} before {END_OF_TEXT} behind" for number in range(10)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in made))
+    path = prepare(str(tmp_path / "a.jsonl"), tokenizer=SPEC).path
+    assert sorted(decoded(path, "train") + decoded(path, "val")) == made
+
+
+ALL_LIMITS = {"none": NO_LIMITS, "documents": Limits(max_documents=15), "tokens": Limits(max_tokens=1000)}
+
+
+@pytest.mark.parametrize("limits", ALL_LIMITS.values(), ids=ALL_LIMITS.keys())
+def test_the_bytes_do_not_depend_on_the_number_of_workers(
+    small_steps: None, folder: Path, tmp_path: Path, limits: Limits
+) -> None:
+    made = [
+        digests(
+            prepare_corpus(
+                file_corpus(folder), tokenizer=SPEC, limits=limits, workers=workers, out=tmp_path / f"{workers}"
+            ).path
+        )
+        for workers in (1, 2, 5)
+    ]
+    assert made[0] == made[1] == made[2]
+
+
+def test_the_bytes_do_not_depend_on_how_text_is_grouped_on_the_way(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = digests(prepare_corpus(file_corpus(folder), tokenizer=SPEC, out=tmp_path / "one").path)
+    monkeypatch.setattr(prepare_module, "_BATCH_CHARS", 300)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 1000)
+    assert digests(prepare_corpus(file_corpus(folder), tokenizer=SPEC, out=tmp_path / "other").path) == one
+
+
+@pytest.mark.parametrize("most", [1, 7, 20])
+def test_max_documents_is_exact_in_every_split(cache: Path, small_steps: None, most: int) -> None:
+    corpus = made_corpus(train=TEXTS[:30], val=TEXTS[30:55], test=TEXTS[55:])
+    path = prepare_corpus(corpus, tokenizer=SPEC, limits=Limits(max_documents=most)).path
+    for split, texts in (("train", TEXTS[:30]), ("val", TEXTS[30:55]), ("test", TEXTS[55:])):
+        assert decoded(path, split) == texts[:most]
+
+
+def test_max_tokens_begins_no_document_beyond_and_cuts_none(cache: Path, small_steps: None) -> None:
+    corpus = made_corpus(train=TEXTS[:40], val=TEXTS[40:])
+    tokens = prepare_corpus(corpus, tokenizer=SPEC, limits=Limits(max_tokens=1000))
+    taken = decoded(tokens.path, "train")
+    assert taken == TEXTS[: len(taken)] and len(taken) < 40
+    last = len(encoder(load_tokenizer(tokens.path))([taken[-1]])[0]) + 1
+    assert len(tokens.train) - last < 1000 <= len(tokens.train)
+
+
+def test_an_extract_of_text_split_by_hash_still_has_something_to_validate_on(cache: Path, small_steps: None) -> None:
+    made = [f"document {number}\n" for number in range(300)]
     found = []
-    for name in ("one", "other"):
-        monkeypatch.setenv("OELM_CACHE", str(tmp_path / name))
-        path = prepare(str(folder), tokenizer=SPEC).path
-        found.append((path.name, digests(path)))
-    assert found[0] == found[1]
+    for most in (1, 2, 5):
+        corpus = Corpus("made", "made here", tuple(Part(p.label, None, p.read) for p in made_corpus(train=made).parts))
+        meta = prepare_corpus(corpus, tokenizer=SPEC, limits=Limits(max_documents=most)).meta
+        found.append((meta.splits["train"].documents, meta.splits["val"].documents >= 1))
+    assert found == [(1, True), (2, True), (5, True)]
+
+
+def test_the_record_of_an_extract_says_so(cache: Path, folder: Path) -> None:
+    meta = prepare_corpus(file_corpus(folder), tokenizer=SPEC, limits=Limits(max_documents=9, max_tokens=5000)).meta
+    assert (meta.max_documents, meta.max_tokens) == (9, 5000)
+
+
+def test_every_extract_lies_in_a_folder_of_its_own(cache: Path, folder: Path) -> None:
+    asked = [NO_LIMITS, Limits(max_documents=9), Limits(max_tokens=9), Limits(max_documents=10)]
+    made = [prepare_corpus(file_corpus(folder), tokenizer=SPEC, limits=limits).path for limits in asked]
+    assert len(set(made)) == 4 and set_folders(cache) == sorted(made)
 
 
 def test_a_second_call_finds_the_set_and_writes_nothing(cache: Path, folder: Path) -> None:
     path = prepare(str(folder), tokenizer=SPEC).path
     before = {file: file.stat().st_mtime_ns for file in [path, *path.iterdir()]}
     heard: list[str] = []
-    assert prepare(str(folder), tokenizer=SPEC, progress=lambda what, done, total: heard.append(what)).path == path
+    assert prepare(str(folder), tokenizer=SPEC, progress=lambda what, *_: heard.append(what)).path == path
     assert {file: file.stat().st_mtime_ns for file in [path, *path.iterdir()]} == before and heard == []
 
 
@@ -126,67 +243,61 @@ def test_a_prepared_folder_is_opened_where_it_is(cache: Path, folder: Path, tmp_
     assert prepare(str(moved), tokenizer=SPEC).path == moved and set_folders(cache) == []
 
 
-def test_progress_ends_with_everything_done(cache: Path, folder: Path) -> None:
-    heard: list[tuple[int, int]] = []
-    prepare(str(folder), tokenizer=SPEC, progress=lambda what, done, total: heard.append((done, total)))
-    assert heard[-1][0] == heard[-1][1] and heard == sorted(heard, key=lambda pair: pair[0] / pair[1])
+def test_a_named_corpus_prepared_from_local_copies_is_found_by_its_name(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text(END_OF_TEXT.join(TEXTS[:20]))
+    (tmp_path / "valid.txt").write_text(END_OF_TEXT.join(TEXTS[20:]))
+    made = prepare_corpus(folder_corpus(CORPORA["tinystories"], tmp_path), tokenizer=SPEC)
+    assert prepare("tinystories", tokenizer=SPEC).path == made.path
 
 
-class Killed(BaseException):
-    """Stands for a kill: nothing of ours may catch it for good."""
+def test_a_chosen_folder_holds_the_set_and_is_found_again(cache: Path, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "chosen" / "here"
+    first = prepare_corpus(file_corpus(folder), tokenizer=SPEC, out=out)
+    before = digests(out)
+    assert prepare_corpus(file_corpus(folder), tokenizer=SPEC, out=out).path == first.path == out
+    assert digests(out) == before and set_folders(cache) == []
 
 
-@pytest.mark.parametrize("where", ["training the tokenizer", "tokenizing train", "tokenizing val"])
-def test_preparing_broken_off_leaves_nothing_that_opens(cache: Path, folder: Path, where: str) -> None:
-    def break_off(what: str, done: int, total: int) -> None:
-        if what == where:
-            raise Killed
-
-    with pytest.raises(Killed):
-        prepare(str(folder), tokenizer=SPEC, progress=break_off)
-    assert set_folders(cache) == [] and not list(cache.rglob("*.bin"))
+OTHER_SETS: dict[str, Callable[[Path, Path], object]] = {
+    "text": lambda folder, out: prepare_corpus(made_corpus(train=["one\n"], val=["two\n"]), tokenizer=SPEC, out=out),
+    "tokenizer": lambda folder, out: prepare_corpus(file_corpus(folder), tokenizer="bpe:310", out=out),
+    "limits": lambda folder, out: prepare_corpus(file_corpus(folder), tokenizer=SPEC, limits=Limits(max_documents=5), out=out),
+}
 
 
-def test_preparing_broken_off_can_be_repeated(cache: Path, folder: Path) -> None:
-    def break_off(what: str, done: int, total: int) -> None:
-        raise Killed
-
-    with pytest.raises(Killed):
-        prepare(str(folder), tokenizer=SPEC, progress=break_off)
-    assert decoded(prepare(str(folder), tokenizer=SPEC).path, "val")
-
-
-PROGRAM = (
-    "import os, signal, sys; from oelm.data.prepare import prepare\n"
-    "def progress(what, done, total):\n"
-    "    if what == sys.argv[2]: os.kill(os.getpid(), signal.SIGKILL)\n"
-    "print(prepare(sys.argv[1], tokenizer='bpe:300', progress=progress).path)\n"
-)
+@pytest.mark.parametrize("other", OTHER_SETS)
+def test_a_chosen_folder_that_holds_another_set_is_refused_and_left_alone(
+    cache: Path, folder: Path, tmp_path: Path, other: str
+) -> None:
+    out = tmp_path / "out"
+    OTHER_SETS[other](folder, out)
+    before = digests(out)
+    with pytest.raises(DataError, match=f"--out {out} holds another token set .*give a new folder"):
+        prepare_corpus(file_corpus(folder), tokenizer=SPEC, out=out)
+    assert digests(out) == before
 
 
-def killed_while_tokenizing(folder: Path) -> None:
-    child = subprocess.run([sys.executable, "-c", PROGRAM, str(folder), "tokenizing val"], capture_output=True, text=True)
-    assert child.returncode == -signal.SIGKILL, child.stderr
+def test_progress_ends_with_everything_done(cache: Path, small_steps: None, folder: Path) -> None:
+    heard: list[tuple[int, int, int]] = []
+
+    def hear(what: str, done: int, total: int, tokens: int) -> None:
+        if what == "tokenizing":
+            heard.append((done, total, tokens))
+
+    tokens = prepare(str(folder), tokenizer=SPEC, progress=hear)
+    assert len(heard) > 10 and heard == sorted(heard)
+    assert heard[-1][0] == heard[-1][1] and heard[-1][2] == len(tokens.train) + len(tokens.val)
 
 
-def test_preparing_truly_killed_leaves_nothing_that_opens(cache: Path, folder: Path) -> None:
-    killed_while_tokenizing(folder)
-    assert set_folders(cache) == []
+def partial_folder(cache: Path) -> Path:
+    (found,) = (cache / "tokens").glob(".partial-*")
+    return found
 
 
-def test_what_a_killed_preparation_left_is_gone_once_it_is_repeated(cache: Path, folder: Path) -> None:
-    killed_while_tokenizing(folder)
-    path = prepare(str(folder), tokenizer=SPEC).path
-    assert [entry for entry in (cache / "tokens").iterdir() if entry.is_dir()] == [path]
-
-
-def test_two_processes_preparing_at_once_end_with_one_good_set(cache: Path, folder: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(folder), "never"]
-    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) for _ in range(2)]
-    printed = [child.communicate(timeout=60)[0].strip() for child in children]
-    assert [child.returncode for child in children] == [0, 0]
-    assert {Path(line) for line in printed} == set(set_folders(cache)) and len(set_folders(cache)) == 1
-    assert open_tokens(set_folders(cache)[0]).meta.splits["train"].documents > 0
+@pytest.fixture
+def whole(folder: Path, tmp_path: Path) -> dict[str, str]:
+    """What an undisturbed preparation gives."""
+    return digests(prepare_corpus(file_corpus(folder), tokenizer=SPEC, out=tmp_path / "undisturbed").path)
 
 
 def flip(path: Path) -> None:
@@ -195,7 +306,43 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-CACHE_DAMAGE = {
+Usage = namedtuple("Usage", "total used free")
+
+
+def test_too_small_a_disk_is_refused_before_any_token_is_written(
+    cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**6, 10**6 - 500, 500))
+    with pytest.raises(DiskFullError, match="needs about .* bytes under .*, and 500 are free") as refusal:
+        prepare(str(folder), tokenizer=SPEC)
+    assert "OELM_CACHE" in str(refusal.value) and "--max-tokens" in str(refusal.value)
+    assert [path.name for path in partial_folder(cache).iterdir()] == ["tokenizer.json"]
+
+
+def test_the_size_is_foretold_within_a_tenth_and_not_too_low(
+    cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = prepare(str(folder), tokenizer=SPEC)
+    size = tokens.train.nbytes + tokens.val.nbytes
+    shutil.rmtree(tokens.path)
+    # The documents are of one kind, so that the sample tells the whole; 5% are added for those that are not.
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**6, 0, int(1.1 * size)))
+    prepare(str(folder), tokenizer=SPEC)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**6, 0, size - 1))
+    with pytest.raises(DiskFullError):
+        prepare(str(folder), tokenizer="bpe:301")
+
+
+def test_with_room_again_a_refused_preparation_goes_on(
+    cache: Path, folder: Path, whole: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(DiskFullError):
+        patch.setattr(shutil, "disk_usage", lambda path: Usage(10**6, 10**6, 0))
+        prepare(str(folder), tokenizer=SPEC)
+    assert digests(prepare(str(folder), tokenizer=SPEC).path) == whole
+
+
+CACHE_DAMAGE: dict[str, Callable[[Path], object]] = {
     "bit-flipped": lambda path: flip(path / "train.bin"),
     "truncated": lambda path: os.truncate(path / "val.bin", 10),
     "file-missing": lambda path: (path / "val.bin").unlink(),
@@ -214,21 +361,10 @@ def test_a_damaged_cached_set_is_refused_with_what_to_do(cache: Path, folder: Pa
     assert str(path) in str(refusal.value) and "delete" in str(refusal.value)
 
 
-def test_deleting_a_damaged_cached_set_mends_it(cache: Path, folder: Path) -> None:
-    path = prepare(str(folder), tokenizer=SPEC).path
-    before = digests(path)
-    for file in path.iterdir():
-        file.unlink()
-    path.rmdir()
-    assert digests(prepare(str(folder), tokenizer=SPEC).path) == before
-
-
 def test_a_folder_of_text_may_hold_a_meta_json_of_something_else(cache: Path, tmp_path: Path) -> None:
-    # A folder of text that happens to hold a meta.json of something else.
     (tmp_path / "novel").mkdir()
     (tmp_path / "novel" / "chapter.txt").write_text(made_text(300))
     (tmp_path / "novel" / "meta.json").write_text('{"title": "precious"}')
-    # Its files are text like any other, so it is prepared; and nothing in it is touched.
     tokens = prepare(str(tmp_path / "novel"), tokenizer=SPEC)
     assert sum(split.documents for split in tokens.meta.splits.values()) == 2
     assert (tmp_path / "novel" / "meta.json").read_text() == '{"title": "precious"}'
@@ -244,11 +380,21 @@ def test_a_damaged_set_of_the_users_own_is_not_to_be_deleted(cache: Path, folder
 
 
 def test_an_unknown_data_name_is_refused_with_what_there_is(cache: Path) -> None:
-    with pytest.raises(DataError, match=r"no data set called 'wikitext' here: use 'stdlib'"):
-        prepare("wikitext", tokenizer=SPEC)
+    with pytest.raises(DataError, match=r"no data set called 'tinystory' \(did you mean 'tinystories'\?\)") as refusal:
+        prepare("tinystory", tokenizer=SPEC)
+    assert "stdlib" in str(refusal.value) and "oelm data list" in str(refusal.value)
 
 
-def test_a_wrong_tokenizer_spec_is_refused_before_anything_is_written(cache: Path, folder: Path) -> None:
-    with pytest.raises(ConfigError, match="tokenizer 'gpt2'"):
-        prepare(str(folder), tokenizer="gpt2")
+@pytest.mark.parametrize("spec", ["bpe:5", "word:300"])
+def test_a_wrong_tokenizer_spec_is_refused_before_anything_is_written(cache: Path, folder: Path, spec: str) -> None:
+    with pytest.raises(ConfigError, match=f"tokenizer '{spec}'"):
+        prepare(str(folder), tokenizer=spec)
     assert not cache.exists()
+
+
+def test_a_document_that_comes_in_many_pieces_is_prepared_as_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces_module, "PIECE_CHARS", 200)
+    corpus = made_corpus(train=[made_text(2000), made_text(50)], val=[made_text(700, seed=1)])
+    assert sum(1 for part in corpus.parts for _ in part.read()) > 10
+    path = prepare_corpus(corpus, tokenizer=SPEC).path
+    assert (decoded(path, "train"), decoded(path, "val")) == ([made_text(2000), made_text(50)], [made_text(700, seed=1)])

@@ -29,8 +29,8 @@ def test_a_spec_names_its_vocabulary_size(spec: str, size: int) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        "",
-        "gpt2",
+        "gpt3",
+        "GPT2",
         "bpe",
         "bpe:",
         "bpe:0",
@@ -127,6 +127,24 @@ def test_a_damaged_tokenizer_is_refused_by_file(tmp_path: Path, content: bytes) 
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(DataError, match=r"tokenizer\.json: cannot be read as a tokenizer"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("spec", ["mine/tokenizer.json", "mine"], ids=["file", "folder"])
+def test_a_tokenizer_given_by_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "tokenizer.json").write_text(TOKENIZER.to_str(), encoding="utf-8")
+    recipe = tokenizer_recipe(spec)
+    assert (recipe.text, recipe.vocab_size) == (TOKENIZER.to_str(), 300)
+
+
+def test_tokenizers_given_by_path_are_told_apart_by_content(tmp_path: Path) -> None:
+    labels = []
+    for number, size in enumerate((300, 301, 300)):
+        path = tmp_path / f"{number}.json"
+        path.write_text(train_bpe([made_text(300)], vocab_size=size).to_str(), encoding="utf-8")
+        labels.append(tokenizer_recipe(str(path)).label)
+    assert labels[0] == labels[2] != labels[1]
 
 
 def test_a_missing_tokenizer_is_refused_by_file(tmp_path: Path) -> None:

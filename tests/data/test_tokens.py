@@ -212,6 +212,12 @@ def test_an_id_outside_the_vocabulary_is_refused_whatever_meta_records(tmp_path:
     assert str(tmp_path / "train.bin") in message and "4000" in message and "300" in message
 
 
+def test_an_id_outside_the_vocabulary_is_found_wherever_it_stands(tmp_path: Path) -> None:
+    # Files are looked through in blocks of 8 MiB: one id further on than the first.
+    write_set(tmp_path, train=[1] * (2**22 + 5) + [300, 1])
+    assert "holds token id 300, but the vocabulary has 300" in refusal_of(tmp_path)
+
+
 def test_an_end_of_text_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
     change_meta(write_set(tmp_path), lambda meta: meta.update(end_of_text=300))
     assert "end_of_text" in refusal_of(tmp_path)

@@ -15,7 +15,7 @@ _MARKS = {
     "test": r"test(?:[._-]?(?:mis)?matched)?",
     "train": r"train(?:ing)?",
 }
-_PART = re.compile(r"\d+-of-\d+")
+_PART = re.compile(r"(\d+)-of-(\d+)")
 
 
 def split_in_name(name: str) -> str | None:
@@ -59,6 +59,9 @@ def _check_one_copy(folder: Path, split: str, paths: list[Path]) -> None:
     if len(copies) > 1:
         names = ", ".join(str(path.relative_to(folder)) for path in paths[:4])
         raise DataError(f"--from {folder}: more than one file says it is the {split} split ({names}); leave one of them there")
+    parts = [found for path in paths if (found := _PART.search(path.name))]
+    if parts and (missing := set(range(int(parts[0][2]))) - {int(part[1]) for part in parts}):
+        raise DataError(f"--from {folder}: part {min(missing)} of the {split} split's {int(parts[0][2])} is missing; fetch it")
 
 
 def _hidden(path: Path, root: Path) -> bool:

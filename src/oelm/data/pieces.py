@@ -77,7 +77,12 @@ def articles(lines: Iterable[str]) -> Iterator[str | None]:
     """Yield the fragments of a WikiText file: an article begins with its title (' = Title = '), sections with more marks."""
     before = ""
     for line in lines:
-        is_title = line.startswith(" = ") and not line.startswith(" = = ") and line.rstrip("\n").endswith(" = ")
+        is_title = (
+            len(line) > len(" =  = ")
+            and line.startswith(" = ")
+            and not line.startswith(" = = ")
+            and line.rstrip("\n").endswith(" = ")
+        )
         if is_title and not before.strip():
             yield None
         # Held back by one: the empty line before a title stays with the article it opens, as the file has it.
@@ -89,4 +94,9 @@ def articles(lines: Iterable[str]) -> Iterator[str | None]:
 
 def fraction(text: str) -> float:
     """Return a number in [0, 1) that depends on the text alone: equal texts fall on the same side of any threshold."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 2**56
+    return fraction_of(hashlib.sha256(text.encode()).digest())
+
+
+def fraction_of(digest: bytes) -> float:
+    """Return the number in [0, 1) of a text's sha256."""
+    return int.from_bytes(digest[:7]) / 2**56

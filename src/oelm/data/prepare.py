@@ -21,15 +21,15 @@ from oelm.data.sets import CORPORA, unknown_set
 from oelm.data.shards import JOURNAL, NO_LIMITS, Journal, Limits, ShardWriter, read_journal
 from oelm.data.shelf import find_tokens
 from oelm.data.survey import Item, Survey, batches, items, survey, train_texts
-from oelm.data.tokenizer import TokenizerRecipe, end_of_text_id, load_tokenizer, tokenizer_recipe, train_bpe
+from oelm.data.tokenizer import TokenizerRecipe, end_of_text_id, load_tokenizer, num_ids, tokenizer_recipe, train_bpe
 from oelm.data.tokens import FORMAT, SPLITS, SplitMeta, TokenMeta, TokenSet, dtype_for, open_tokens
 from oelm.errors import DataError, DiskFullError
 from oelm.files import cache_root, fsync_dir, room_checked, sha256_file, sweep_staging, write_json, write_text
 
 # Called with what is being done, how many of how many bytes of text are through, and how many tokens they gave.
 Progress = Callable[[str, int, int, int], None]
-_BATCH_CHARS = 2**18
-_SAMPLE_CHARS = 2**20
+_BATCH_CHARS = 2**20
+_SAMPLE_BYTES = 2**18
 # A vocabulary of any size we train is settled long before this much text.
 _TOKENIZER_BYTES = 64 * 2**20
 _PARTIAL_PREFIX = ".partial-"
@@ -79,15 +79,18 @@ def prepare_corpus(
     """
     recipe = tokenizer_recipe(tokenizer)
     corpus, look = survey(corpus, tell=lambda done: progress("reading", done, 0, 0))
+    look = look.for_extract(limits.about_bytes())
     key = hashlib.sha256(f"{FORMAT}\0{recipe.label}\0{look.fingerprint}\0{limits}".encode()).hexdigest()[:12]
     target = out or cache_root() / "tokens" / f"{corpus.name}-{recipe.label.replace(':', '')}-{key}"
     with room_checked(target):
         target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.parent / f".{target.name}.lock"):
+        if out is not None and out.is_dir() and not any(out.iterdir()):
+            out.rmdir()
         if not target.exists():
             _Job(corpus, look, recipe, limits, workers or num_cores(), progress, key).build(target)
     opened = open_tokens(target)
-    if opened.meta.key not in ("", key):
+    if opened.meta.key != key:
         raise DataError(
             f"--out {target} holds another token set ({opened.meta.name}, {opened.meta.tokenizer}); give a new folder"
         )
@@ -139,8 +142,7 @@ class _Job:
     def _tokenize(self, folder: Path, tokenizer: Tokenizer) -> Journal:
         encode = encoder(tokenizer)
         journal = read_journal(folder)
-        dtype = np.dtype(dtype_for(tokenizer.get_vocab_size())).newbyteorder("<")
-        done = sum(grown.text_bytes for grown in journal.splits.values())
+        dtype = np.dtype(dtype_for(num_ids(tokenizer))).newbyteorder("<")
         with ShardWriter(folder, dtype, end_of_text_id(tokenizer), self.limits, journal) as writer:
             self._check_room(folder, encode, dtype.itemsize, already=sum(g.size_bytes for g in journal.splits.values()))
             stream = items(self.corpus, self.look.threshold, after=journal.at, full=writer.full)
@@ -148,21 +150,23 @@ class _Job:
             for batch, ids in in_order(work, batches(stream, size_chars=_BATCH_CHARS), workers=self.workers):
                 for item, tokens in zip(batch, ids, strict=True):
                     writer.append(item, tokens)
-                    done += len(item.piece.text.encode())
+                done = sum(grown.text_bytes for grown in journal.splits.values())
                 count = sum(grown.tokens for grown in journal.splits.values())
                 self.progress("tokenizing", min(done, self.look.text_bytes), self.look.text_bytes, count)
             writer.commit()
         return journal
 
     def _check_room(self, folder: Path, encode: Callable[[list[str]], list[Ids]], itemsize: int, *, already: int) -> None:
-        """Raise DiskFullError when the files will not fit, judged by how the first megabyte of text turns out."""
-        sample = list(
-            islice(train_texts(self.corpus, self.look.threshold, most_bytes=_SAMPLE_CHARS, most_documents=None), 1000)
-        )
-        size = sum(len(text.encode()) for text in sample)
-        tokens = sum(len(ids) + 1 for ids in encode(sample)) * self.look.text_bytes / max(1, size)
+        """Raise DiskFullError when the files will not fit, judged by how the first documents turn out."""
+        texts = train_texts(self.corpus, self.look.threshold, most_bytes=_SAMPLE_BYTES, most_documents=None)
+        sample = list(islice(texts, 1000))
+        size, count = sum(len(text.encode()) for text in sample), sum(len(ids) + 1 for ids in encode(sample))
+        tokens = count * self.look.text_bytes / max(1, size)
+        # Limits hold for each of three splits at most, and the document that reaches one may be a long one.
         if self.limits.max_tokens is not None:
-            tokens = min(tokens, 2 * self.limits.max_tokens)
+            tokens = min(tokens, 4 * self.limits.max_tokens)
+        if self.limits.max_documents is not None:
+            tokens = min(tokens, 4 * self.limits.max_documents * count / max(1, len(sample)))
         needed, free = int(1.05 * tokens * itemsize) - already, shutil.disk_usage(folder).free
         if needed > free:
             raise DiskFullError(
@@ -189,8 +193,8 @@ class _Job:
             name=self.corpus.name,
             source=self.corpus.source,
             revision=self.corpus.revision or f"sha256:{self.look.fingerprint}",
-            dtype=dtype_for(tokenizer.get_vocab_size()),
-            vocab_size=tokenizer.get_vocab_size(),
+            dtype=dtype_for(num_ids(tokenizer)),
+            vocab_size=num_ids(tokenizer),
             end_of_text=end_of_text_id(tokenizer),
             tokenizer=self.recipe.label,
             tokenizer_sha256=sha256_file(folder / "tokenizer.json"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -30,6 +31,11 @@ class Limits:
 
     max_documents: int | None = None
     max_tokens: int | None = None
+
+    def about_bytes(self) -> float:
+        """Return about how much text the limits let through: five bytes a token, five thousand a document."""
+        by_tokens = math.inf if self.max_tokens is None else 5.0 * self.max_tokens
+        return min(by_tokens, math.inf if self.max_documents is None else 5000.0 * self.max_documents)
 
     def reached(self, documents: int, tokens: int) -> bool:
         by_documents = self.max_documents is not None and documents >= self.max_documents
@@ -73,13 +79,21 @@ def read_journal(folder: Path) -> Journal:
     if not path.is_file():
         return Journal()
     try:
-        journal = Journal.model_validate_json(dump_json(read_json(path)))
+        record = read_json(path)
+        journal = Journal.model_validate_json(dump_json(record["journal"]))
+        if record != _signed(journal):
+            raise DataError(f"{path}: does not have the digest it was written with")
         for split, grown in journal.splits.items():
             _check_shards(folder / f"{split}.bin", grown)
-    except (DataError, ValidationError, OSError) as problem:
+    except (DataError, ValidationError, OSError, KeyError, TypeError) as problem:
         log.warning("what was prepared before in %s is damaged (%s): beginning anew", folder, problem)
         return Journal()
     return journal
+
+
+def _signed(journal: Journal) -> dict[str, Any]:
+    content = journal.model_dump(mode="json")
+    return {"journal": content, "sha256": hashlib.sha256(dump_json(content).encode()).hexdigest()}
 
 
 def _check_shards(path: Path, grown: Grown) -> None:
@@ -146,7 +160,7 @@ class ShardWriter:
                 os.fsync(file.fileno())
             self.journal.splits[split].shards.append((len(content), hashlib.sha256(content).hexdigest()))
         self._pending, self.pending_bytes = {}, 0
-        write_json(self.folder / JOURNAL, self.journal.model_dump(mode="json"))
+        write_json(self.folder / JOURNAL, _signed(self.journal))
 
     def _file(self, path: Path, split: Split) -> BinaryIO:
         if split not in self._files:

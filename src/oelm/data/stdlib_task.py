@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -38,36 +37,47 @@ def stdlib_examples() -> ExampleSource:
 
 
 def _snippets(corpus: Corpus, labels: tuple[str, ...], dev: bool) -> Iterator[Example]:
+    # Files share paragraphs; one that was trained on tells nothing.
+    seen = {example.text for example in _side(corpus, labels, False)} if dev else set()
+    return (example for example in _side(corpus, labels, dev) if example.text not in seen)
+
+
+def _side(corpus: Corpus, labels: tuple[str, ...], dev: bool) -> Iterator[Example]:
     for part in corpus.parts:
         package = package_of(part.label)
         if package not in labels or "/" not in part.label or (fraction(part.label) < _DEV_SHARE) != dev:
             continue
         lines = [line.strip() for piece in part.read() for line in piece.text.split("\n")]
         # An import or a mention of the package's own name would give the answer away.
-        lines = [line for line in lines if line and package not in line]
+        lines = [line for line in lines if line and package.lower() not in line.lower()]
         for start in range(0, len(lines) - _LINES + 1, _LINES):
             yield Example(" ".join(lines[start : start + _LINES]), None, labels.index(package))
 
 
-def stdlib_wordpiece(vocab_size: int, progress: Progress = no_progress) -> Path:
-    """Return the tokenizer.json of a WordPiece vocabulary trained on the task's own snippets, made where it is not there."""
+def stdlib_tokenizer(vocab_size: int, progress: Progress = no_progress) -> Path:
+    """Return the tokenizer.json of a vocabulary trained on the task's own snippets, made where it is not there."""
     source = stdlib_examples()
-    path = cache_root() / "wordpiece" / f"{source.name}-{vocab_size}.json"
+    path = cache_root() / "bert-bpe" / f"{source.name}-{vocab_size}.json"
     if not path.is_file():
         progress("training the tokenizer", 0, 1, 0)
         texts = (example.text for example in source.splits["train"]())
-        write_text(path, train_wordpiece(texts, vocab_size=vocab_size).to_str())
+        write_text(path, train_bert_bpe(texts, vocab_size=vocab_size).to_str())
     return path
 
 
-def train_wordpiece(texts: Iterator[str], *, vocab_size: int) -> Tokenizer:
-    """Train a lower-case WordPiece vocabulary, as BERT has one."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+def train_bert_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
+    """Train a lower-case byte-level BPE with BERT's marks; not WordPiece, whose trainer numbers words by chance."""
+    tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=list(_SPECIAL), show_progress=False)
-    tokenizer.train_from_iterator(islice(texts, 200_000), trainer)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(_SPECIAL),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from oelm.data.corpora import VALIDATION_BYTES, VALIDATION_SHARE, Corpus, Part
-from oelm.data.pieces import Piece, fraction
+from oelm.data.pieces import Piece, fraction, fraction_of
 from oelm.data.tokens import Split
 from oelm.errors import DataError
 
@@ -22,6 +22,10 @@ class Survey:
     documents: int
     text_bytes: int
     threshold: float
+
+    def for_extract(self, text_bytes: float) -> Survey:
+        """Return the survey with the share for validation that so much of the text needs."""
+        return replace(self, threshold=max(self.threshold, _share(min(text_bytes, self.text_bytes))))
 
 
 def survey(corpus: Corpus, *, tell: Callable[[int], None]) -> tuple[Corpus, Survey]:
@@ -40,10 +44,11 @@ def survey(corpus: Corpus, *, tell: Callable[[int], None]) -> tuple[Corpus, Surv
         state.update(f"\0{part.split}\0".encode())
         for piece in part.read():
             encoded = piece.text.encode()
-            state.update(f"{len(encoded)}{'.' if piece.ends else '+'}".encode())
-            state.update(encoded)
+            # One digest a piece serves both the whole's and the choice of split.
+            digest = hashlib.sha256(encoded).digest()
+            state.update(digest + (b"." if piece.ends else b"+"))
             if part.split is None and not begun:
-                lowest = min(lowest, fraction(piece.text))
+                lowest = min(lowest, fraction_of(digest))
             begun = not piece.ends
             documents += piece.ends
             if (text_bytes + len(encoded)) // _TELL_BYTES > text_bytes // _TELL_BYTES:
@@ -57,7 +62,7 @@ def survey(corpus: Corpus, *, tell: Callable[[int], None]) -> tuple[Corpus, Surv
     return corpus, Survey(state.hexdigest(), documents, text_bytes, threshold)
 
 
-def _share(text_bytes: int) -> float:
+def _share(text_bytes: float) -> float:
     return min(VALIDATION_SHARE, VALIDATION_BYTES / text_bytes)
 
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from oelm.data.encoded import FORMAT, ExampleMeta, ExampleSet, ExampleSplitMeta, open_examples
 from oelm.data.examples import Example, ExampleSource
 from oelm.data.prepare import Progress, no_progress
-from oelm.data.tokenizer import TokenizerRecipe, load_tokenizer, tokenizer_recipe
+from oelm.data.tokenizer import TokenizerRecipe, load_tokenizer, num_ids, tokenizer_recipe
 from oelm.data.tokens import dtype_for
 from oelm.errors import ConfigError, DataError
 from oelm.files import (
@@ -69,17 +69,12 @@ def _fingerprint(source: ExampleSource, progress: Progress) -> str:
     return f"sha256:{state.hexdigest()}"
 
 
-def _vocab_size(tokenizer: Tokenizer) -> int:
-    # Not how many words there are: some vocabularies have holes.
-    return 1 + max(tokenizer.get_vocab().values())
-
-
 def pad_id(tokenizer: Tokenizer) -> int:
     """Return the id that fills the end of short rows."""
     if tokenizer.padding is not None:
         pad = int(tokenizer.padding["pad_id"])
-        if pad >= _vocab_size(tokenizer):
-            raise DataError(f"the tokenizer pads with id {pad}, but the vocabulary has {_vocab_size(tokenizer)}; mend it")
+        if pad >= num_ids(tokenizer):
+            raise DataError(f"the tokenizer pads with id {pad}, but the vocabulary has {num_ids(tokenizer)}; mend it")
         return pad
     for word in _PAD_WORDS:
         if (found := tokenizer.token_to_id(word)) is not None:
@@ -101,7 +96,7 @@ def _write(
     pad = pad_id(tokenizer)
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length)
-    vocab_size = _vocab_size(tokenizer)
+    vocab_size = num_ids(tokenizer)
     splits: dict[str, ExampleSplitMeta] = {}
     for split, read in source.splits.items():
         grown = _write_split(read(), folder, split, tokenizer, progress)
@@ -153,7 +148,7 @@ class _Grown:
 def _write_split(examples: Iterator[Example], folder: Path, split: str, tokenizer: Tokenizer, progress: Progress) -> _Grown:
     assert tokenizer.truncation is not None
     longest = int(tokenizer.truncation["max_length"])
-    dtype, grown = np.dtype(dtype_for(_vocab_size(tokenizer))).newbyteorder("<"), _Grown()
+    dtype, grown = np.dtype(dtype_for(num_ids(tokenizer))).newbyteorder("<"), _Grown()
     with (folder / f"{split}.ids.bin").open("xb") as ids_file, (folder / f"{split}.rows.bin").open("xb") as rows_file:
         while batch := list(islice(examples, _BATCH_EXAMPLES)):
             labelled = [example for example in batch if example.label >= 0]

@@ -33,7 +33,7 @@ def tokenizer_recipe(spec: str) -> TokenizerRecipe:
         return _given(find_gpt2())
     if spec.endswith(".json"):
         return _given(load_tokenizer(Path(spec).parent, name=Path(spec).name), text=_read(Path(spec)))
-    if Path(spec).is_dir():
+    if spec and Path(spec).is_dir():
         return _given(folder_tokenizer(Path(spec)))
     match = _BPE.fullmatch(spec)
     if match is None or int(match[1]) < _SMALLEST_VOCAB:
@@ -68,6 +68,11 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+def num_ids(tokenizer: Tokenizer) -> int:
+    """Return one more than the largest id: not how many words there are, some vocabularies have holes."""
+    return 1 + max(tokenizer.get_vocab().values())
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int:

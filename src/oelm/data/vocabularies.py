@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -28,7 +29,13 @@ _BPE_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
 def is_gpt2(tokenizer: Tokenizer) -> bool:
     """Whether a tokenizer gives GPT-2's ids: its vocabulary and merges to the last pair, its split into words, nothing more."""
-    state = json.loads(tokenizer.to_str())
+    return _is_gpt2(tokenizer.to_str())
+
+
+# The same few tokenizers are asked about again and again, and each has megabytes of JSON.
+@functools.lru_cache(maxsize=4)
+def _is_gpt2(text: str) -> bool:
+    state = json.loads(text)
     model, words = state["model"], state["pre_tokenizer"] or {}
     if not model.get("merges") or state["normalizer"] or {t["content"] for t in state["added_tokens"]} - {END_OF_TEXT}:
         return False

@@ -20,7 +20,7 @@ from oelm.data.order import BucketOrder, permuted
 from oelm.data.prepare import Progress
 from oelm.data.request import Request
 from oelm.data.sets import TASKS
-from oelm.data.stdlib_task import stdlib_examples, stdlib_wordpiece
+from oelm.data.stdlib_task import stdlib_examples, stdlib_tokenizer
 from oelm.data.tasks import prepare_examples
 from oelm.errors import ConfigError, DataError
 from oelm.models.hub import (
@@ -266,7 +266,7 @@ def prepare_task_examples(config: ExamplesConfig, folder: Path | None, *, vocab_
         return prepare_examples(example_source(config), tokenizer=str(folder), max_length=config.max_length, progress=progress)
     if config.task != "stdlib":
         raise ConfigError(f"task {config.task!r} needs a model to read it with: --model FOLDER, or a hub id")
-    tokenizer = stdlib_wordpiece(vocab_size, progress)
+    tokenizer = stdlib_tokenizer(vocab_size, progress)
     return prepare_examples(stdlib_examples(), tokenizer=str(tokenizer), max_length=config.max_length, progress=progress)
 
 

@@ -83,7 +83,7 @@ class ClassifierConfig(Strict):
     sha256: str = ""
     # 0 follows the task.
     num_labels: int = Field(default=0, ge=0)
-    vocab_size: int = Field(default=4096, gt=100)
+    vocab_size: int = Field(default=4096, gt=261)
     model_dim: int = Field(default=128, gt=0)
     num_layers: int = Field(default=2, gt=0)
     num_heads: int = Field(default=2, gt=0)

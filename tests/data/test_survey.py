@@ -1,0 +1,285 @@
+"""A corpus is known by its content, and split by it: the same text falls on the same side, whatever is around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oelm.data import pieces as pieces_module
+from oelm.data import survey as survey_module
+from oelm.data.corpora import VALIDATION_SHARE, Corpus, Part, file_corpus
+from oelm.data.pieces import Piece, pieces
+from oelm.data.survey import Item, Survey, batches, items, survey, train_texts
+from oelm.data.tokens import Split
+from oelm.errors import DataError
+from tests.conftest import made_text
+
+Documents = list[str]
+
+
+def made_part(texts: Documents, split: Split | None = None) -> Part:
+    def read() -> Iterator[Piece]:
+        return pieces((fragment for text in texts for fragment in (text, None)), tidy=False)
+
+    return Part("made", split, read)
+
+
+def corpus_of(*parts: Part, name: str = "made") -> Corpus:
+    return Corpus(name, "made here", parts)
+
+
+def surveyed(corpus: Corpus) -> tuple[Corpus, Survey]:
+    return survey(corpus, tell=lambda done: None)
+
+
+def by_split(corpus: Corpus) -> dict[str, Documents]:
+    """Return the documents of each split."""
+    found: dict[str, Documents] = {}
+    corpus, look = surveyed(corpus)
+    held = ""
+    for item in items(corpus, look.threshold, full=frozenset()):
+        held += item.piece.text
+        if item.piece.ends:
+            found.setdefault(item.split, []).append(held)
+            held = ""
+    return found
+
+
+UNIQUE = st.lists(st.text("abc \n", min_size=1).filter(lambda text: bool(text.strip())), min_size=2, max_size=40, unique=True)
+
+
+@given(UNIQUE)
+def test_every_document_is_in_exactly_one_split(texts: Documents) -> None:
+    found = by_split(corpus_of(made_part(texts)))
+    assert sorted(found.get("train", []) + found.get("val", [])) == sorted(texts)
+
+
+@given(UNIQUE)
+def test_however_few_documents_one_is_for_validation_and_one_is_left_to_train(texts: Documents) -> None:
+    found = by_split(corpus_of(made_part(texts)))
+    assert found["train"] and found["val"]
+
+
+@given(UNIQUE)
+def test_the_split_does_not_depend_on_the_order_of_documents(texts: Documents) -> None:
+    found, other = by_split(corpus_of(made_part(texts))), by_split(corpus_of(made_part(texts[::-1])))
+    assert {split: set(mine) for split, mine in found.items()} == {split: set(mine) for split, mine in other.items()}
+
+
+@given(UNIQUE, st.lists(st.integers(0, 39), max_size=20))
+def test_equal_documents_fall_on_the_same_side(texts: Documents, again: list[int]) -> None:
+    repeated = texts + [texts[number % len(texts)] for number in again]
+    found = by_split(corpus_of(made_part(repeated)))
+    assert not set(found["train"]) & set(found["val"])
+
+
+def test_about_the_usual_share_is_for_validation() -> None:
+    texts = [f"document {number}\n" for number in range(4000)]
+    share = len(by_split(corpus_of(made_part(texts)))["val"]) / len(texts)
+    # A hash is as good as a coin: four standard deviations of 4,000 throws.
+    assert abs(share - VALIDATION_SHARE) < 4 * (VALIDATION_SHARE * (1 - VALIDATION_SHARE) / 4000) ** 0.5
+
+
+def test_a_large_corpus_keeps_no_more_for_validation_than_is_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"document {number:5}\n" for number in range(4000)]
+    monkeypatch.setattr(survey_module, "VALIDATION_BYTES", 40 * len(texts[0]))
+    held_out = len(by_split(corpus_of(made_part(texts)))["val"])
+    assert abs(held_out - 40) < 4 * 40**0.5  # four standard deviations of a Poisson count
+
+
+def test_more_documents_move_none_across_except_the_one_that_was_needed() -> None:
+    texts = [f"document {number}\n" for number in range(400)]
+    small, large = by_split(corpus_of(made_part(texts[:200]))), by_split(corpus_of(made_part(texts)))
+    assert set(small["train"]) <= set(large["train"]) and set(small["val"]) <= set(large["val"])
+
+
+def test_documents_that_are_all_the_same_cannot_be_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from oelm.data.prepare import prepare_corpus
+
+    monkeypatch.setenv("OELM_CACHE", str(tmp_path))
+    with pytest.raises(DataError, match="nothing in it for the train split; give more text, or more different text"):
+        prepare_corpus(corpus_of(made_part(["same\n"] * 20)), tokenizer="bpe:300")
+
+
+def test_a_split_of_the_sources_own_is_kept() -> None:
+    found = by_split(
+        corpus_of(made_part(["one", "two"], "train"), made_part(["three", "four"], "val"), made_part(["five"], "test"))
+    )
+    assert found == {"train": ["one", "two"], "val": ["three", "four"], "test": ["five"]}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces_module, "PIECE_CHARS", 40)
+
+
+@pytest.mark.parametrize("words", [60, 600, 3000])
+def test_a_single_document_is_cut_once_at_the_end_of_a_line(words: int) -> None:
+    text = made_text(words)
+    found = by_split(corpus_of(made_part([text])))
+    (train,), (val,) = found["train"], found["val"]
+    assert train + val == text and train.endswith("\n")
+
+
+@pytest.mark.parametrize("words", [60, 600, 3000])
+def test_a_single_document_in_many_pieces_is_cut_once(small: None, words: int) -> None:
+    found = by_split(corpus_of(made_part([made_text(words)])))
+    (train,), (val,) = found["train"], found["val"]
+    assert train + val == made_text(words)
+
+
+def test_a_single_document_keeps_about_the_usual_share_for_validation() -> None:
+    text = made_text(2000)
+    (val,) = by_split(corpus_of(made_part([text])))["val"]
+    longest_line = max(map(len, text.splitlines(keepends=True)))
+    # The cut goes back to the line end before it: at most one line more than the share, and the rounding of one character.
+    assert 0 <= len(val) - VALIDATION_SHARE * len(text) <= longest_line + 1
+
+
+def test_of_a_few_documents_of_many_pieces_one_is_for_validation(small: None) -> None:
+    for seed in range(20):
+        found = by_split(corpus_of(made_part([made_text(200, seed=3 * seed + number) for number in range(3)])))
+        assert len(found["val"]) >= 1 and len(found["train"]) >= 1
+
+
+@pytest.mark.parametrize("length", [8, 200, 5000])
+def test_a_document_of_one_line_is_cut_within_it(small: None, length: int) -> None:
+    text = ("word " * length)[:length] + "end"
+    found = by_split(corpus_of(made_part([text])))
+    assert found["train"][0] + found["val"][0] == text and found["val"][0]
+
+
+def test_a_single_document_among_empty_files_is_cut_too(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(made_text(200))
+    (tmp_path / "b.txt").write_text(" \n")
+    found = by_split(file_corpus(tmp_path))
+    assert "".join(found["train"] + found["val"]) == made_text(200)
+
+
+@pytest.mark.parametrize("text", ["x", "x\n", "\n\n\n\nx"])
+def test_a_text_too_short_to_cut_is_refused_with_its_length(text: str) -> None:
+    with pytest.raises(DataError, match=f"made here: {len(text)} characters are too few"):
+        surveyed(corpus_of(made_part([text])))
+
+
+def test_a_corpus_without_text_is_refused_with_how_many_files_were_seen() -> None:
+    with pytest.raises(DataError, match=r"made here: no text in it \(2 files looked at\)"):
+        surveyed(corpus_of(made_part([" \n"]), made_part([])))
+
+
+def test_a_survey_counts_documents_and_bytes() -> None:
+    look = surveyed(corpus_of(made_part(["one \u00fc\n", "two\n"]), made_part(["three\n"])))[1]
+    assert (look.documents, look.text_bytes) == (3, len("one \u00fc\ntwo\nthree\n".encode()))
+
+
+OTHERS: dict[str, tuple[tuple[Split | None, Documents], ...]] = {
+    "text": (("train", ["one\n", "too\n"]), ("val", ["three\n"])),
+    "order": (("train", ["two\n", "one\n"]), ("val", ["three\n"])),
+    "border": (("train", ["one\ntwo\n"]), ("val", ["three\n"])),
+    "moved-border": (("train", ["one\nt", "wo\n"]), ("val", ["three\n"])),
+    "split": (("train", ["one\n", "two\n"]), ("test", ["three\n"])),
+    "split-border": (("train", ["one\n"]), ("val", ["two\n", "three\n"])),
+    "missing": (("train", ["one\n", "two\n"]),),
+    "by-hash": ((None, ["one\n", "two\n"]), ("val", ["three\n"])),
+}
+
+
+def fingerprint(*content: tuple[Split | None, Documents], name: str = "made") -> str:
+    return surveyed(corpus_of(*(made_part(texts, split) for split, texts in content), name=name))[1].fingerprint
+
+
+@pytest.mark.parametrize("content", OTHERS.values(), ids=OTHERS.keys())
+def test_another_content_is_another_fingerprint(content: tuple[tuple[Split | None, Documents], ...]) -> None:
+    assert fingerprint(*content) != fingerprint(("train", ["one\n", "two\n"]), ("val", ["three\n"]))
+
+
+def test_another_name_is_another_fingerprint() -> None:
+    content: tuple[Split | None, Documents] = ("train", ["one\n"])
+    assert fingerprint(content, name="made") != fingerprint(content, name="named")
+
+
+def test_windows_line_ends_give_the_same_fingerprint(tmp_path: Path) -> None:
+    looks = []
+    for folder, end in (("unix", "\n"), ("windows", "\r\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_bytes(made_text(500).replace("\n", end).encode())
+        looks.append(surveyed(file_corpus(tmp_path / folder / "a.txt"))[1])
+    assert looks[0] == looks[1]
+
+
+def test_a_corpus_at_a_pinned_commit_is_taken_at_its_word() -> None:
+    def unread() -> Iterator[Piece]:
+        raise AssertionError("read, though the commit pins it")
+
+    corpus = Corpus("made", "there", (Part("made", "train", unread),), revision="0" * 40, text_bytes=10**9)
+    look = surveyed(corpus)[1]
+    assert look.text_bytes == 10**9 and "0" * 40 in look.fingerprint
+
+
+def walk(corpus: Corpus, threshold: float, *, after: tuple[int, int] = (-1, 0)) -> list[Item]:
+    return list(items(corpus, threshold, after=after, full=frozenset()))
+
+
+def test_behind_any_place_the_rest_is_what_it_would_have_been(small: None) -> None:
+    corpus = corpus_of(made_part([made_text(40, seed=n) for n in range(6)]), made_part([made_text(60)], "val"))
+    whole = walk(corpus, 0.5)
+    assert len({item.split for item in whole}) == 2 and any(not item.piece.ends for item in whole)
+    for place, item in enumerate(whole):
+        assert walk(corpus, 0.5, after=item.at) == whole[place + 1 :]
+
+
+def test_what_is_left_of_a_full_split_is_not_read() -> None:
+    read: list[str] = []
+
+    def reading() -> Iterator[Piece]:
+        for number in range(100):
+            read.append(f"{number}")
+            yield Piece(f"{number}", ends=True)
+
+    full: set[Split | None] = set()
+    corpus = corpus_of(Part("long", "train", reading), made_part(["val\n"], "val"))
+    found = []
+    for item in items(corpus, 0.0, full=full):
+        found.append(item.split)
+        full.add("train")
+    assert found == ["train", "val"] and len(read) == 2
+
+
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 100))
+def test_batches_are_the_stream_in_order_and_none_much_larger_than_asked(sizes: list[int], size_chars: int) -> None:
+    stream = [Item("train", Piece("x" * size, ends=True), (0, number)) for number, size in enumerate(sizes)]
+    found = list(batches(iter(stream), size_chars=size_chars))
+    assert [item for batch in found for item in batch] == stream
+    assert all(sum(len(item.piece.text) for item in batch[:-1]) < size_chars for batch in found)
+
+
+def test_a_tokenizer_is_shown_training_text_only() -> None:
+    texts = [f"document {number}\n" for number in range(300)]
+    corpus, look = surveyed(corpus_of(made_part(texts), made_part(["held out\n"], "val"), made_part(["tested\n"], "test")))
+    shown = list(train_texts(corpus, look.threshold, most_bytes=10**6, most_documents=None))
+    assert shown == by_split(corpus)["train"]
+
+
+LIMITED: dict[str, tuple[Callable[[Corpus], Iterator[str]], int]] = {
+    "documents": (partial(train_texts, threshold=-1.0, most_bytes=10**6, most_documents=7), 7),
+    # Ten bytes each: the fourth begins with 30 seen, and ends the matter.
+    "bytes": (partial(train_texts, threshold=-1.0, most_bytes=35, most_documents=None), 4),
+}
+
+
+@pytest.mark.parametrize(("shown", "count"), LIMITED.values(), ids=LIMITED.keys())
+def test_a_tokenizer_is_shown_as_much_as_asked(shown: Callable[[Corpus], Iterator[str]], count: int) -> None:
+    texts = [f"text {number:4}\n" for number in range(50)]
+    assert list(shown(corpus_of(made_part(texts)))) == texts[:count]
+
+
+def test_the_survey_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey_module, "_TELL_BYTES", 100)
+    told: list[int] = []
+    look = survey(corpus_of(made_part([made_text(10, seed=n) for n in range(30)])), tell=told.append)[1]
+    assert len(told) > 5 and told == sorted(told) and told[-1] <= look.text_bytes

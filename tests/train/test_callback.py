@@ -1,0 +1,280 @@
+"""Our guards in other people's loops: `transformers.Trainer` with the callback, and PEFT's adapters beside frozen Q and K."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import oelm
+from oelm.errors import FrozenMovedError, MethodError
+from oelm.method.record import record_of
+from oelm.train.callback import OelmCallback
+from tests.models.test_hub import BERT, VOCAB
+
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+pytestmark = [
+    # torch's own, of the Trainer's loader on a machine without a GPU.
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning"),
+]
+STEPS = 8
+
+
+@pytest.fixture(autouse=True)
+def _quiet_library() -> Iterator[None]:
+    transformers.utils.logging.disable_progress_bar()
+    yield
+
+
+def tiny_bert(**settings: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = transformers.BertForSequenceClassification(transformers.BertConfig(**(BERT | settings)))
+    return model
+
+
+def examples() -> list[dict[str, Any]]:
+    chance = torch.Generator().manual_seed(1)
+    rows = torch.randint(5, len(VOCAB), (16, 8), generator=chance)
+    return [{"input_ids": row.tolist(), "attention_mask": [1] * 8, "labels": number % 2} for number, row in enumerate(rows)]
+
+
+def trainer(model: nn.Module, out: Path, *callbacks: Any, **settings: Any) -> Any:
+    arguments = transformers.TrainingArguments(
+        output_dir=str(out),
+        max_steps=STEPS,
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        weight_decay=0.1,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        **({"save_steps": 4, "logging_strategy": "no"} | settings),
+    )
+    return transformers.Trainer(model=model, args=arguments, train_dataset=examples(), callbacks=list(callbacks))
+
+
+class Snapshots(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+    """Keeps a copy of every parameter before the first step and after every step."""
+
+    def __init__(self) -> None:
+        self.after: list[dict[str, Tensor]] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self._keep(given["model"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self._keep(given["model"])
+
+    def _keep(self, model: nn.Module) -> None:
+        self.after.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
+
+    def moved_in(self, step: int, *words: str) -> set[bool]:
+        """Return whether the parameters with such names moved in a step, counted from 1."""
+        before, after = self.after[step - 1], self.after[step]
+        return {not torch.equal(before[name], after[name]) for name in before if any(word in name for word in words)}
+
+
+class Moves(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+    """Somebody else's code that writes to a frozen weight after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if state.global_step == self.step:
+            with torch.no_grad():
+                given["model"].get_parameter("bert.encoder.layer.1.attention.self.key.weight")[0, 0] += 1e-6
+
+
+def test_a_trainer_where_nothing_is_frozen_is_refused_at_the_start(tmp_path: Path) -> None:
+    snapshots = Snapshots()
+    with pytest.raises(MethodError, match=r"nothing is frozen in this model: call oelm.freeze\(model, method\) before"):
+        trainer(tiny_bert(), tmp_path, OelmCallback(), snapshots).train()
+    assert len(snapshots.after) <= 1
+
+
+def test_frozen_weights_stay_and_all_others_learn_in_a_trainer(tmp_path: Path) -> None:
+    model, snapshots = tiny_bert(), Snapshots()
+    oelm.freeze(model, "oelm_freeze")
+    trainer(model, tmp_path, OelmCallback(), snapshots).train()
+    assert len(snapshots.after) == STEPS + 1
+    first, last = snapshots.after[0], snapshots.after[-1]
+    unmoved = {name for name in first if torch.equal(first[name], last[name])}
+    assert unmoved == {name for name in first if ".query." in name or ".key." in name}
+
+
+def test_what_is_frozen_is_told_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_bert()
+    oelm.freeze(model, "oelm_freeze")
+    with caplog.at_level(logging.INFO, logger="oelm"):
+        trainer(model, tmp_path, OelmCallback()).train()
+    assert str(oelm.audit(model)) in caplog.text and "frozen: 4,224" in caplog.text
+
+
+@pytest.mark.parametrize(("moved_at", "told_at"), [(1, 4), (4, 4), (5, 8)])
+def test_a_moved_frozen_weight_is_told_at_the_next_save(moved_at: int, told_at: int, tmp_path: Path) -> None:
+    model, snapshots = tiny_bert(), Snapshots()
+    oelm.freeze(model, "oelm_freeze")
+    with pytest.raises(FrozenMovedError, match=r"encoder\.layer\.1\.attention\.self\.key\.weight has moved"):
+        trainer(model, tmp_path, OelmCallback(), Moves(moved_at), snapshots).train()
+    assert len(snapshots.after) == told_at + 1
+
+
+def test_a_moved_frozen_weight_is_told_at_the_end_when_nothing_is_saved(tmp_path: Path) -> None:
+    model = tiny_bert()
+    oelm.freeze(model, "oelm_freeze")
+    with pytest.raises(FrozenMovedError, match="has moved"):
+        trainer(model, tmp_path, OelmCallback(), Moves(6), save_strategy="no").train()
+
+
+def test_a_weight_moved_before_training_is_told_at_the_start(tmp_path: Path) -> None:
+    model, snapshots = tiny_bert(), Snapshots()
+    oelm.freeze(model, "oelm_freeze")
+    with torch.no_grad():
+        model.get_parameter("bert.encoder.layer.0.attention.self.query.bias").add_(1.0)
+    with pytest.raises(FrozenMovedError, match="query.bias has moved"):
+        trainer(model, tmp_path, OelmCallback(), snapshots).train()
+    assert len(snapshots.after) <= 1
+
+
+@pytest.mark.parametrize(("thaw_at", "first"), [(0.5, 5), (0.3, 4), (0.999, 9)])
+def test_thawed_weights_learn_from_their_step_on_and_not_before(thaw_at: float, first: int, tmp_path: Path) -> None:
+    # Of 8 steps, those that begin with half, three tenths or all of them done.
+    model, snapshots = tiny_bert(), Snapshots()
+    oelm.freeze(model, "oelm_freeze")
+    trainer(model, tmp_path, OelmCallback(thaw_at=thaw_at), snapshots, lr_scheduler_type="constant").train()
+    moved = [snapshots.moved_in(step, ".query.weight", ".key.weight") for step in range(1, STEPS + 1)]
+    assert moved == [{False}] * (first - 1) + [{True}] * (STEPS + 1 - first)
+
+
+def test_thawing_keeps_what_the_optimizer_knows_of_the_rest(tmp_path: Path) -> None:
+    model = tiny_bert()
+    oelm.freeze(model, "oelm_freeze")
+    made = trainer(model, tmp_path, OelmCallback(thaw_at=0.5))
+    made.train()
+    steps = {name: int(made.optimizer.state[parameter]["step"]) for name, parameter in model.named_parameters()}
+    assert {name: step for name, step in steps.items() if ".query." in name or ".key." in name} == {
+        name: 4 for name in steps if ".query." in name or ".key." in name
+    }
+    assert steps["classifier.weight"] == STEPS
+
+
+def test_a_thawed_fused_weight_learns_and_its_values_keep_their_optimizer_state(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=len(VOCAB), n_embd=32, n_layer=2, n_head=4, n_positions=16, num_labels=2, pad_token_id=0
+    )
+    model = transformers.GPT2ForSequenceClassification(config)
+    oelm.freeze(model, "oelm_freeze")
+    made = trainer(model, tmp_path, OelmCallback(thaw_at=0.5), lr_scheduler_type="constant")
+    before = model.state_dict()["transformer.h.0.attn.c_attn.weight"].clone()
+    made.train()
+    after = model.state_dict()["transformer.h.0.attn.c_attn.weight"]
+    known = {id(parameter) for group in made.optimizer.param_groups for parameter in group["params"]}
+    assert {id(parameter) for parameter in model.parameters()} <= known
+    assert not torch.equal(before[:, :64], after[:, :64]) and not torch.equal(before[:, 64:], after[:, 64:])
+    attention = [int(made.optimizer.state[p]["step"]) for name, p in model.named_parameters() if ".c_attn." in name]
+    assert sorted(set(attention)) == [4, STEPS]
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 2.0])
+def test_a_thaw_outside_of_the_training_is_refused(fraction: float) -> None:
+    with pytest.raises(MethodError, match=f"thaw_at {fraction}: a fraction of the training, between 0 and 1"):
+        OelmCallback(thaw_at=fraction)
+
+
+def test_what_a_trainer_saved_loads_without_us(tmp_path: Path) -> None:
+    model = tiny_bert()
+    oelm.freeze(model, "oelm_freeze")
+    trainer(model, tmp_path, OelmCallback()).train()
+    plain = transformers.BertForSequenceClassification.from_pretrained(str(tmp_path / f"checkpoint-{STEPS}"))
+    inputs = torch.tensor([row["input_ids"] for row in examples()])
+    with torch.no_grad():
+        assert torch.equal(plain(inputs).logits, model.eval()(inputs).logits)
+
+
+LORA = {"r": 2, "target_modules": ["value", "output.dense"], "lora_dropout": 0.0}
+
+
+def with_lora(*, freeze: str) -> Any:
+    """Return a BERT with adapters on values and outputs, whose Q and K were frozen before or after them."""
+    model = tiny_bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = peft.LoraConfig(task_type="SEQ_CLS", **LORA)
+    if freeze == "first":
+        oelm.freeze(model, "oelm_freeze")
+        return peft.get_peft_model(model, config)
+    wrapped = peft.get_peft_model(model, config)
+    oelm.freeze(wrapped if freeze == "wrapper after" else wrapped.get_base_model(), "oelm_freeze")
+    return wrapped
+
+
+def trained(model: Any, *, steps: int = 10) -> dict[str, Tensor]:
+    """Train what trains with decay, and return all parameters as they were before."""
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.1)
+    inputs = torch.tensor([row["input_ids"] for row in examples()])
+    labels = torch.tensor([row["labels"] for row in examples()])
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(input_ids=inputs, labels=labels).loss.backward()
+        optimizer.step()
+    return before
+
+
+ORDERS = ["first", "wrapper after", "base after"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_adapters_learn_while_queries_and_keys_stay(order: str) -> None:
+    model = with_lora(freeze=order)
+    before = trained(model)
+    moved = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert {name for name in before if "lora_" in name} <= moved
+    assert not [name for name in moved if ".query." in name or ".key." in name]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_write_to_a_frozen_weight_below_adapters_is_told(order: str) -> None:
+    model = with_lora(freeze=order)
+    oelm.assert_unmoved(model)
+    with torch.no_grad():
+        next(p for name, p in model.named_parameters() if name.endswith("self.query.weight")).mul_(1.5)
+    with pytest.raises(FrozenMovedError, match="query.weight has moved"):
+        oelm.assert_unmoved(model)
+
+
+@torch.no_grad()
+def logits_of(model: Any) -> Tensor:
+    inputs = torch.tensor([row["input_ids"] for row in examples()])
+    logits: Tensor = model.eval()(input_ids=inputs).logits
+    return logits
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_merged_adapters_give_the_same_outputs_from_plain_weights(order: str) -> None:
+    model = with_lora(freeze=order)
+    trained(model)
+    expected = logits_of(model)
+    merged = copy.deepcopy(model).merge_and_unload()
+    # W x + B A x against (W + B A) x: at most 48 float32 products in another order, 2 layers, logits below 10.
+    assert torch.allclose(logits_of(merged), expected, rtol=0, atol=48 * 2**-24 * 2 * 10)
+    assert not [name for name, _ in merged.named_parameters() if "lora" in name]
+
+
+# Frozen through the wrapper, the record is on the wrapper, which merging throws away.
+@pytest.mark.parametrize("order", ["first", "base after"])
+def test_merging_adapters_keeps_the_record_of_what_is_frozen(order: str) -> None:
+    model = with_lora(freeze=order)
+    trained(model)
+    merged = model.merge_and_unload()
+    assert record_of(merged) is not None
+    oelm.assert_unmoved(merged)

@@ -40,6 +40,8 @@ def run_one(options: argparse.Namespace, arm: str, lr: float, seed: int) -> dict
     command += ["--from", str(options.folder), "--method", arm, "--lr", str(lr), "--seed", str(seed), "--out", str(out)]
     max_train = options.max_train // 4 if seed == SWEEP_SEED else options.max_train
     command += ["--max-train", str(max_train), "--epochs", str(options.epochs)]
+    # No dropout, in every arm alike: one source of chance less.
+    command += ["--set", "model.dropout=0"]
     if seed == SWEEP_SEED:
         command += ["--set", "eval_every=1000000", "--set", "save_every=1000000"]
     child = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from oelm.cli.app import app
 from tests.cli.test_cli import digests
 from tests.models.test_hub import write_model
-from tests.train.test_classify import made_rows, write_table, write_tables
+from tests.train.finetuning import made_rows, write_table, write_tables
 
 TINY = ["--budget", "smoke", "--steps", "6", "--max-length", "16", "--columns", "text=sentence,label=label"]
 
@@ -164,7 +164,9 @@ def other_table(path: Path, *, names: dict[str, str]) -> Path:
 
 def test_eval_judges_another_table_with_the_same_labels(place: Path, tmp_path: Path) -> None:
     table = other_table(tmp_path / "other.tsv", names={"neg": "neg", "pos": "pos"})
-    assert "table-other, split val" in oelm("eval", place / "run", "--task", table)
+    told = oelm("eval", place / "run", "--task", table)
+    # The whole table, not the part of it that training on it would hold out.
+    assert "table-other, split val" in told and f"of {len(table.read_text().splitlines()) - 1:,}" in told
 
 
 def test_eval_refuses_a_table_with_other_labels(place: Path, tmp_path: Path) -> None:

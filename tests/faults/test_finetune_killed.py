@@ -16,7 +16,7 @@ import pytest
 from oelm.train.metrics import read_metrics
 from tests.faults.harness import leftovers
 from tests.models.test_hub import write_model
-from tests.train.test_classify import evidence, tiny_finetune, write_tables
+from tests.train.finetuning import evidence, tiny_finetune, write_tables
 
 _SERVER = mp.get_context("forkserver")
 # Loading transformers takes longer than a tiny run; the server does it once and every child is forked from it.

@@ -328,3 +328,19 @@ def test_an_export_knows_its_marks(bert: Path, tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "export"))
     marks = (tokenizer.pad_token, tokenizer.unk_token, tokenizer.cls_token, tokenizer.sep_token, tokenizer.mask_token)
     assert marks == MARKS
+
+
+def test_dropout_is_the_models_own_unless_it_is_given(bert: Path) -> None:
+    rates = {
+        asked: {
+            module.p
+            for module in pretrained_classifier(bert, num_labels=2, seed=0, dropout=asked).modules()
+            if isinstance(module, nn.Dropout)
+        }
+        for asked in (None, 0.0, 0.3)
+    }
+    assert rates[0.0] == {0.0} and rates[0.3] == {0.3} and rates[None] not in ({0.0}, {0.3})
+
+
+def test_a_pad_that_is_given_replaces_the_models_own(bert: Path) -> None:
+    assert pretrained_classifier(bert, num_labels=2, seed=0, pad=3).config.pad_token_id == 3  # type: ignore[union-attr]

@@ -16,7 +16,7 @@ from oelm.train.load import LoadedClassifier, load_any
 from oelm.train.stop import StopFlag
 from oelm.train.watch import Silence
 from tests.models.test_hub import VOCAB, write_model, write_tokenizer
-from tests.train.test_classify import (
+from tests.train.finetuning import (
     evaluations,
     finetune_here,
     made_rows,

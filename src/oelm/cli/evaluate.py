@@ -50,7 +50,9 @@ def evaluate(
             from oelm.train.judge import judge_run
 
             local = str(folder.absolute()) if folder else None
-            examples = ExamplesConfig(task=task, folder=local, language=language) if task else None
+            # A table is judged whole: it is its own dev split.
+            dev = str(Path(task).absolute()) if task and Path(task).is_file() else None
+            examples = ExamplesConfig(task=dev or task, folder=local, dev=dev, language=language) if task else None
             name, _, evaluation = judge_run(loaded, examples, split=split, stop=stop, watch=watch)
     if evaluation is None:
         raise StoppedError("stopped before the end, so there is no figure; repeat the same command")

@@ -28,7 +28,7 @@ def export(
     if not isinstance(loaded, LoadedRun):
         from oelm.models.hub import export_classifier
 
-        export_classifier(loaded.folded(), loaded.path / "tokenizer.json", folder)
+        export_classifier(loaded.folded(), loaded.tokenizer_path(), folder)
         out.print(
             f"exported step {loaded.step} to {folder}\n"
             f'  from transformers import pipeline; pipeline("text-classification", model="{folder}")',

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from oelm.errors import CheckpointError, ConfigError, MissingExtraError
-from oelm.files import publish_dir, sha256_file
+from oelm.files import publish_dir, read_json, sha256_file
 from oelm.seeds import stream_seed
 
 # What classifiers of the usual architectures call the weight of their last layer.
@@ -48,8 +47,7 @@ def model_folder(source: str) -> Path:
 
 def weights_sha256(folder: Path) -> str:
     """Return a digest of a model's weights; raise CheckpointError when there are none that can be read safely."""
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder}: no config.json, so this is no model's folder")
+    model_facts(folder)
     files = sorted(folder.glob("*.safetensors"))
     if not files and (pickles := sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.ckpt")])):
         raise CheckpointError(
@@ -61,29 +59,43 @@ def weights_sha256(folder: Path) -> str:
     return hashlib.sha256("".join(sha256_file(path) for path in files).encode()).hexdigest()
 
 
-def pretrained_classifier(folder: Path, *, num_labels: int, seed: int) -> nn.Module:
-    """Return a model for classification with a folder's weights; the last layer, if it is new, follows `seed`."""
+def pretrained_classifier(
+    folder: Path, *, num_labels: int, seed: int, pad: int | None = None, dropout: float | None = None
+) -> nn.Module:
+    """Return a model for classification with a folder's weights; the last layer, if it is new, follows `seed`.
+
+    `pad` and `dropout` replace the model's own where they are given.
+    """
     transformers = _transformers()
     weights_sha256(folder)
     _check_head(folder, num_labels)
     with _quiet(transformers), _seeded(seed):
         try:
+            config = transformers.AutoConfig.from_pretrained(str(folder), num_labels=num_labels, local_files_only=True)
+            config.pad_token_id = config.pad_token_id if pad is None else pad
+            _set_dropout(config, dropout)
             model: nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
-                str(folder), num_labels=num_labels, use_safetensors=True, dtype=torch.float32, local_files_only=True
+                str(folder), config=config, use_safetensors=True, dtype=torch.float32, local_files_only=True
             )
         except (ValueError, KeyError, OSError, RuntimeError, SafetensorError) as problem:
             reason = str(problem).strip().splitlines()[0][:200]
             raise CheckpointError(f"{folder}: cannot be loaded as a classifier ({reason})") from problem
-    return model
+    # The library hands out pretrained models with dropout off, new ones (a resumed run's) with it on.
+    return model.train()
 
 
 def shaped_classifier(folder: Path) -> nn.Module:
     """Return the model that a folder's config.json describes, with weights that are to be overwritten."""
     transformers = _transformers()
+    model_facts(folder)
     with _quiet(transformers), _seeded(0):
-        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
-        model: nn.Module = transformers.AutoModelForSequenceClassification.from_config(config)
-    return model.float()
+        try:
+            config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+            model: nn.Module = transformers.AutoModelForSequenceClassification.from_config(config)
+        except (ValueError, KeyError, OSError) as problem:
+            reason = str(problem).strip().splitlines()[0][:200]
+            raise CheckpointError(f"{folder}: its config.json describes no classifier ({reason})") from problem
+    return model.float().train()
 
 
 @dataclass(frozen=True)
@@ -100,7 +112,7 @@ class BertShape:
     pad: int
 
 
-def fresh_bert(shape: BertShape, *, seed: int) -> nn.Module:
+def fresh_bert(shape: BertShape, *, seed: int, dropout: float | None = None) -> nn.Module:
     """Return a BERT classifier of this shape with fresh weights that follow `seed`."""
     transformers = _transformers()
     if shape.model_dim % shape.num_heads:
@@ -115,9 +127,17 @@ def fresh_bert(shape: BertShape, *, seed: int) -> nn.Module:
         num_labels=shape.num_labels,
         pad_token_id=shape.pad,
     )
+    _set_dropout(config, dropout)
     with _quiet(transformers), _seeded(seed):
         model: nn.Module = transformers.BertForSequenceClassification(config)
     return model
+
+
+def _set_dropout(config: Any, rate: float | None) -> None:
+    """Set every dropout rate of a model's config, by the names that architectures give them."""
+    for name, value in list(vars(config).items()):
+        if rate is not None and isinstance(value, int | float) and ("dropout" in name or name.endswith("pdrop")):
+            setattr(config, name, rate)
 
 
 def save_model_config(model: nn.Module, folder: Path) -> None:
@@ -134,9 +154,20 @@ def export_classifier(model: nn.Module, tokenizer_json: Path, target: Path) -> N
     with publish_dir(target) as staging, _quiet(transformers):
         model.save_pretrained(str(staging))  # type: ignore[operator]
         tokenizer = transformers.PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer.from_file(str(tokenizer_json)), **_special_tokens(tokenizer_json)
+            tokenizer_object=Tokenizer.from_file(str(tokenizer_json)),
+            model_input_names=input_names(model),
+            **_special_tokens(tokenizer_json),
         )
         tokenizer.save_pretrained(str(staging))
+
+
+def input_names(model: nn.Module) -> list[str]:
+    """Return what a classifier reads, by the library's names."""
+    names = ["input_ids", "attention_mask"]
+    # Models that tell two texts apart by position only have one type, or no such input at all.
+    if getattr(model.config, "type_vocab_size", 0) > 1:
+        names.append("token_type_ids")
+    return names
 
 
 def _special_tokens(tokenizer_json: Path) -> dict[str, str]:
@@ -163,7 +194,11 @@ def _check_head(folder: Path, num_labels: int) -> None:
 
 def model_facts(folder: Path) -> dict[str, Any]:
     """Return a model's config.json as plain data."""
-    content: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder}: no config.json, so this is no model's folder")
+    content = read_json(folder / "config.json", error=CheckpointError)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{folder / 'config.json'}: must be an object, found {type(content).__name__}")
     return content
 
 

@@ -22,10 +22,11 @@ from oelm.data.request import Request
 from oelm.data.sets import TASKS
 from oelm.data.stdlib_task import stdlib_examples, stdlib_tokenizer
 from oelm.data.tasks import prepare_examples
-from oelm.errors import ConfigError, DataError
+from oelm.errors import CheckpointError, ConfigError, DataError
 from oelm.models.hub import (
     BertShape,
     fresh_bert,
+    input_names,
     model_facts,
     model_folder,
     pretrained_classifier,
@@ -34,13 +35,14 @@ from oelm.models.hub import (
     weights_sha256,
 )
 from oelm.seeds import stream_seed
-from oelm.train.config import ExamplesConfig, FinetuneConfig
+from oelm.train.config import ExamplesConfig, FinetuneConfig, read_any_config
 from oelm.train.device import Compute
 from oelm.train.preflight import Estimate, classifier_estimate
 from oelm.train.stop import StopFlag
 from oelm.train.task import DataFacts
 
 _EVALUATED_AT_ONCE = 64
+_COUNTED_FROM_PAD = ("roberta", "camembert", "mpnet", "longformer", "xmod")
 MODEL_CONFIG = "model"
 
 
@@ -79,8 +81,13 @@ class ExampleBatch:
 class ClassifierTask:
     """Tell the labels of an example set apart."""
 
-    def __init__(self, examples: ExampleSet, config: FinetuneConfig, compute: Compute) -> None:
+    def __init__(self, examples: ExampleSet, config: FinetuneConfig, compute: Compute, *, folder: Path | None = None) -> None:
         self.examples, self.config, self.compute = examples, config, compute
+        source = config.model.source
+        self.folder = model_folder(source) if folder is None and source is not None else folder
+        # The model's own where it has one: RoBERTa counts positions from it, GPT-2 looks for the last token before it.
+        own = model_facts(self.folder).get("pad_token_id") if self.folder is not None else None
+        self.pad = examples.meta.pad if own is None else int(own)
         for split in ("train", "val"):
             if split not in examples.splits:
                 raise DataError(f"{examples.meta.name} has no {split} split ({examples.meta.source}); training needs both")
@@ -108,8 +115,10 @@ class ClassifierTask:
         model, meta = self.config.model, self.examples.meta
         if not is_new:
             return shaped_classifier(run / MODEL_CONFIG)
-        if model.source is not None:
-            built = pretrained_classifier(model_folder(model.source), num_labels=model.num_labels, seed=self.config.seed)
+        if self.folder is not None:
+            built = pretrained_classifier(
+                self.folder, num_labels=model.num_labels, pad=self.pad, dropout=model.dropout, seed=self.config.seed
+            )
         else:
             shape = BertShape(
                 vocab_size=meta.vocab_size,
@@ -119,12 +128,11 @@ class ClassifierTask:
                 num_heads=model.num_heads,
                 ff_dim=model.ff_dim,
                 num_labels=model.num_labels,
-                pad=meta.pad,
+                pad=self.pad,
             )
-            built = fresh_bert(shape, seed=self.config.seed)
+            built = fresh_bert(shape, dropout=model.dropout, seed=self.config.seed)
         built.config.id2label = dict(enumerate(meta.labels))  # type: ignore[union-attr]
         built.config.label2id = {label: number for number, label in enumerate(meta.labels)}  # type: ignore[union-attr]
-        built.config.pad_token_id = meta.pad  # type: ignore[union-attr]
         save_model_config(built, run / MODEL_CONFIG)
         return built
 
@@ -132,7 +140,7 @@ class ClassifierTask:
         split = self.examples.splits["train"]
         numbers = self.chosen[self.order.examples(step)]
         size = self.config.micro_batch_size
-        parts = [split.padded(numbers[start : start + size], self.examples.meta.pad) for start in range(0, len(numbers), size)]
+        parts = [split.padded(numbers[start : start + size], self.pad) for start in range(0, len(numbers), size)]
         tokens = int(sum(part.mask.sum() for part in parts))
         return ExampleBatch(numbers.tolist(), [_tensors(part, self.compute.device) for part in parts], tokens)
 
@@ -148,12 +156,10 @@ class ClassifierTask:
         self, model: nn.Module, stop: StopFlag, *, progress: Callable[[int, int], None]
     ) -> ClassifierEvaluation | None:
         split = self.examples.splits["val"]
-        return evaluate_split(model, split, pad=self.examples.meta.pad, compute=self.compute, stop=stop, progress=progress)
+        return evaluate_split(model, split, pad=self.pad, compute=self.compute, stop=stop, progress=progress)
 
     def estimate(self, device: str) -> Estimate:
-        with torch.device("meta"):
-            source = self.config.model.source
-            facts = model_facts(model_folder(source)) if source is not None else self.config.model.model_dump()
+        facts = model_facts(self.folder) if self.folder is not None else self.config.model.model_dump()
         return classifier_estimate(facts, self.config, self.examples.meta)
 
     def look_at_heads(self, model: nn.Module) -> dict[str, Any] | None:
@@ -184,11 +190,7 @@ def _tensors(part: PaddedExamples, device: str) -> dict[str, Tensor]:
 
 
 def _inputs(model: nn.Module, part: dict[str, Tensor]) -> dict[str, Tensor]:
-    wanted = ["input_ids", "attention_mask"]
-    # Models that tell two texts apart by position only have one type, or no such input at all.
-    if getattr(model.config, "type_vocab_size", 0) > 1:
-        wanted.append("token_type_ids")
-    return {name: part[name] for name in wanted}
+    return {name: part[name] for name in input_names(model)}
 
 
 def evaluate_split(
@@ -238,36 +240,50 @@ def _judged(
 
 
 def open_classifier_task(
-    config: FinetuneConfig, compute: Compute, *, progress: Progress
+    config: FinetuneConfig, compute: Compute, *, run: Path, progress: Progress
 ) -> tuple[FinetuneConfig, ClassifierTask]:
     """Encode a classifier's examples with its model's tokenizer, and fill in what only model and data can tell."""
     source = config.model.source
-    folder = model_folder(source) if source is not None else None
-    examples = prepare_task_examples(config.examples, folder, vocab_size=config.model.vocab_size, progress=progress)
+    folder, digest, tokenizer = _start(source, run) if source is not None else (None, "", None)
+    examples = prepare_task_examples(config.examples, tokenizer, vocab_size=config.model.vocab_size, progress=progress)
     labels = len(examples.meta.labels)
     if config.model.num_labels not in (0, labels):
         raise ConfigError(f"model.num_labels is {config.model.num_labels}, the task {examples.meta.name} has {labels} labels")
     if folder is not None:
         _check_fits_model(examples, model_facts(folder), folder)
-    digest = weights_sha256(folder) if folder is not None else ""
     if config.model.sha256 not in ("", digest):
         raise DataError(
             f"{source}: these weights (sha256 {digest[:12]}...) are not those of the config ({config.model.sha256[:12]}...)"
         )
     config = config.model_copy(update={"model": config.model.model_copy(update={"num_labels": labels, "sha256": digest})})
-    per_epoch = ClassifierTask(examples, config, compute).order.batches_per_epoch
+    per_epoch = ClassifierTask(examples, config, compute, folder=folder).order.batches_per_epoch
     config = _with_length(config, per_epoch)
-    return config, ClassifierTask(examples, config, compute)
+    return config, ClassifierTask(examples, config, compute, folder=folder)
 
 
-def prepare_task_examples(config: ExamplesConfig, folder: Path | None, *, vocab_size: int, progress: Progress) -> ExampleSet:
-    """Return the encoded examples that a config names, with the tokenizer of a model's folder, or one of their own."""
-    if folder is not None:
-        return prepare_examples(example_source(config), tokenizer=str(folder), max_length=config.max_length, progress=progress)
+def _start(source: str, run: Path) -> tuple[Path, str, Path]:
+    """Return a pretrained model's folder, its digest and its tokenizer; of a begun run whose model is gone, what it kept."""
+    try:
+        folder = model_folder(source)
+        return folder, weights_sha256(folder), folder
+    except CheckpointError:
+        if not any(run.glob("checkpoints/step-*")):
+            raise
+        held = read_any_config(run)
+        if not isinstance(held, FinetuneConfig) or held.model.source != source:
+            raise
+        return run / MODEL_CONFIG, held.model.sha256, run / "tokenizer.json"
+
+
+def prepare_task_examples(config: ExamplesConfig, tokenizer: Path | None, *, vocab_size: int, progress: Progress) -> ExampleSet:
+    """Return the encoded examples that a config names, with a tokenizer (a model's folder, or its file) or one of their own."""
+    source = example_source(config)
+    if tokenizer is not None:
+        return prepare_examples(source, tokenizer=str(tokenizer), max_length=config.max_length, progress=progress)
     if config.task != "stdlib":
         raise ConfigError(f"task {config.task!r} needs a model to read it with: --model FOLDER, or a hub id")
-    tokenizer = stdlib_tokenizer(vocab_size, progress)
-    return prepare_examples(stdlib_examples(), tokenizer=str(tokenizer), max_length=config.max_length, progress=progress)
+    own = stdlib_tokenizer(vocab_size, progress)
+    return prepare_examples(source, tokenizer=str(own), max_length=config.max_length, progress=progress)
 
 
 def example_source(config: ExamplesConfig) -> ExampleSource:
@@ -289,8 +305,17 @@ def example_source(config: ExamplesConfig) -> ExampleSource:
     return request.example_source()
 
 
+def _positions(facts: dict[str, Any]) -> int:
+    """Return how many tokens a model reads at most; 0 where it has no such limit."""
+    positions = int(facts.get("max_position_embeddings") or facts.get("n_positions") or 0)
+    # RoBERTa's kin count positions from behind the pad's.
+    is_kin = any(name in str(facts.get("model_type")) for name in _COUNTED_FROM_PAD)
+    offset = int(facts.get("pad_token_id") or 0) + 1 if is_kin else 0
+    return max(positions - offset, 0)
+
+
 def _check_fits_model(examples: ExampleSet, facts: dict[str, Any], folder: Path) -> None:
-    vocab, positions = int(facts.get("vocab_size", 0)), int(facts.get("max_position_embeddings", 0))
+    vocab, positions = int(facts.get("vocab_size", 0)), _positions(facts)
     largest = max(int(split.ids.max()) for split in examples.splits.values())
     if vocab and largest >= vocab:
         raise DataError(

@@ -81,6 +81,8 @@ class ClassifierConfig(Strict):
     source: str | None = None
     # Of the pretrained weights; filled in when a run begins.
     sha256: str = ""
+    # None keeps the model's own rates.
+    dropout: float | None = Field(default=None, ge=0, lt=1)
     # 0 follows the task.
     num_labels: int = Field(default=0, ge=0)
     vocab_size: int = Field(default=4096, gt=261)

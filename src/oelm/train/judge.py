@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from oelm.data.encoded import ExampleSet
 from oelm.data.tasks import prepare_examples
 from oelm.errors import ConfigError, DataError
@@ -23,20 +27,21 @@ def judge_run(
     wanted = examples or run.config.examples
     opened = prepare_examples(
         example_source(wanted),
-        tokenizer=str(run.path / "tokenizer.json"),
+        tokenizer=str(run.tokenizer_path()),
         max_length=run.config.examples.max_length,
         progress=watch.on_preparing,
     )
     if split not in opened.splits:
         raise ConfigError(f"{opened.meta.name} has no split '{split}'; it has: {', '.join(opened.splits)}")
     known = [name for _, name in sorted(run.model.config.id2label.items())]  # type: ignore[union-attr,operator]
-    if tuple(known) != opened.meta.labels:
+    if sorted(known) != sorted(opened.meta.labels):
         raise DataError(
             f"{opened.meta.name} has the labels {', '.join(opened.meta.labels)}, the run was trained to tell {', '.join(known)}"
         )
+    places = np.array([known.index(label) for label in opened.meta.labels], dtype=np.int64)
+    judged = replace(opened.splits[split], labels=places[opened.splits[split].labels])
+    pad = int(run.model.config.pad_token_id)  # type: ignore[union-attr,arg-type]
     compute = choose_compute(run.config.device, run.config.precision, look())
     run.model.to(compute.device)
-    evaluation = evaluate_split(
-        run.model, opened.splits[split], pad=opened.meta.pad, compute=compute, stop=stop, progress=watch.on_validating
-    )
+    evaluation = evaluate_split(run.model, judged, pad=pad, compute=compute, stop=stop, progress=watch.on_validating)
     return f"{opened.meta.name}, split {split}", opened, evaluation

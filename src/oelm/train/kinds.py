@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from oelm.data.prepare import Progress, prepare
 from oelm.data.tokens import TokenSet
 from oelm.errors import StoppedError
@@ -14,12 +16,12 @@ from oelm.train.watch import Watch
 
 
 def open_task(
-    config: RunConfig | FinetuneConfig, compute: Compute, *, stop: StopFlag, watch: Watch
+    config: RunConfig | FinetuneConfig, compute: Compute, *, run: Path, stop: StopFlag, watch: Watch
 ) -> tuple[RunConfig, LanguageModelTask] | tuple[FinetuneConfig, ClassifierTask]:
     """Prepare a run's data, and return its config with what only the data can tell, and its task."""
     progress = _progress(stop, watch)
     if isinstance(config, FinetuneConfig):
-        return open_classifier_task(config, compute, progress=progress)
+        return open_classifier_task(config, compute, run=run, progress=progress)
     tokens = prepare(config.data.source, tokenizer=config.data.tokenizer, progress=progress)
     config = resolve(config, tokens)
     return config, LanguageModelTask(tokens, config, compute)

@@ -41,9 +41,7 @@ class LoadedRun:
 
     def tokenizer(self) -> Tokenizer:
         """Read the run's tokenizer; raise CheckpointError when it is not the one that the weights were trained with."""
-        path, expected = self.path / "tokenizer.json", self.checkpoint.saved.tokenizer_sha256
-        if not path.is_file() or sha256_file(path) != expected:
-            raise CheckpointError(f"{path}: missing, or not the tokenizer these weights were trained with ({expected[:12]}...)")
+        _checked_tokenizer(self.path, self.checkpoint)
         return load_tokenizer(self.path)
 
 
@@ -60,11 +58,22 @@ class LoadedClassifier:
     def step(self) -> int:
         return self.checkpoint.saved.state.step
 
+    def tokenizer_path(self) -> Path:
+        """Return the run's tokenizer.json; raise CheckpointError when it is not the one the weights were trained with."""
+        return _checked_tokenizer(self.path, self.checkpoint)
+
     def folded(self) -> nn.Module:
         """Return a copy of the model whose learnt gains, if any, are folded into plain weights."""
         plain = copy.deepcopy(self.model)
         fold_gains(plain)
         return plain
+
+
+def _checked_tokenizer(run: Path, checkpoint: Checkpoint) -> Path:
+    path, expected = run / "tokenizer.json", checkpoint.saved.tokenizer_sha256
+    if not path.is_file() or sha256_file(path) != expected:
+        raise CheckpointError(f"{path}: missing, or not the tokenizer these weights were trained with ({expected[:12]}...)")
+    return path
 
 
 def load_any(path: Path, *, which: str = "best") -> LoadedRun | LoadedClassifier:

@@ -71,7 +71,7 @@ def train(
     """Bring the run in `out` to its end, from wherever it is; return early, resumable, when `stop` is set."""
     options = options or Options()
     compute = choose_compute(config.device, config.precision, look())
-    resolved, task = open_task(config, compute, stop=stop, watch=watch)
+    resolved, task = open_task(config, compute, run=out, stop=stop, watch=watch)
     with RunDir(out) as folder:
         resolved = folder.claim(resolved)
         if folder.is_done(resolved):

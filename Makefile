@@ -21,10 +21,11 @@ check: setup  ## lint, format, types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: setup  ## ratios against transformers' GPT-2, and frozen against baseline
+bench: setup  ## ratios against transformers, a plain tiktoken script, and frozen against baseline
 	@$(BIN)/python benchmarks/training_step.py
 	@$(BIN)/python benchmarks/generation.py
 	@$(BIN)/python benchmarks/preparation.py
+	@$(BIN)/python benchmarks/finetuning.py
 
 setup: $(STAMP)
 

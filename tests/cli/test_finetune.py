@@ -171,8 +171,20 @@ def test_eval_judges_another_table_with_the_same_labels(place: Path, tmp_path: P
 
 def test_eval_refuses_a_table_with_other_labels(place: Path, tmp_path: Path) -> None:
     table = other_table(tmp_path / "other.tsv", names={"neg": "bad", "pos": "good"})
-    message = "table-other has the labels bad, good, the run was trained to tell neg, pos"
-    assert message in oelm("eval", place / "run", "--task", table, code=3)
+    told = oelm("eval", place / "run", "--task", table, code=3)
+    assert "row 1: unknown label" in told and "known are 0 or 'neg', 1 or 'pos'" in told
+
+
+@pytest.mark.parametrize(
+    "options", [("--data", "stdlib"), ("--text", "x.txt"), ("--language", "de"), ("--from", "somewhere")], ids=lambda o: o[0]
+)
+def test_eval_refuses_what_has_no_meaning_for_a_classifier(place: Path, options: tuple[str, str]) -> None:
+    assert options[0] in oelm("eval", place / "run", *options, code=2)
+
+
+def test_part_of_a_preset_can_be_changed(place: Path, tmp_path: Path) -> None:
+    oelm(*command(place), "--method", "oelm_freeze", "--set", "method.scale=layer", "--out", tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["method"]["scale"] == "layer"
 
 
 def test_eval_refuses_a_split_that_is_not_there(place: Path) -> None:

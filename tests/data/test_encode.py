@@ -203,3 +203,8 @@ def test_three_hundred_documents_of_a_real_extract_have_tokenizers_ids(extract: 
     read, splits = EXTRACTS[extract.meta.name]
     texts = read(SHARED / extract.meta.name / splits["val"])[:300]
     assert ids_by_document(extract, "val")[:300] == [encoding.ids for encoding in tokenizers_gpt2.encode_batch(texts)]
+
+
+def test_a_million_blanks_are_encoded_too(gpt2: Tokenizer) -> None:
+    text = "a" + " " * 1_500_000 + "b"
+    assert encoder(gpt2)([text])[0].tolist() == gpt2.encode(text).ids

@@ -372,3 +372,10 @@ def test_wikitext_in_rows_has_the_articles_of_its_lines(tmp_path: Path) -> None:
     found = ["", " = One = \n", "", " Text . \n", "", " = Two = \n", " Text . \n"]
     path = parquet(tmp_path / "a.parquet", text=found)
     assert [piece.text for piece in read_wikitext_rows(path)] == [" = One = \n Text . \n", " = Two = \n Text . \n"]
+
+
+def test_an_unclosed_quote_in_a_csv_does_not_swallow_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "quote.csv"
+    path.write_text('label,text\n1,"never closed\n0,a\n1,b\n')
+    with pytest.raises(DataError, match="quote.csv"):
+        list(rows(path, columns=("label", "text")))

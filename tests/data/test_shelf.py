@@ -146,9 +146,25 @@ def test_tokens_are_found_by_name_and_tokenizer(cache: Path) -> None:
     assert find_tokens("tinystories", "bpe:300") == set_called(cache, "tinystories")
 
 
-@pytest.mark.parametrize(("name", "label"), [("tinystories", "gpt2"), ("openwebtext", "bpe:300"), ("mnli", "bpe:300")])
-def test_tokens_of_another_name_or_tokenizer_are_not_found(name: str, label: str, cache: Path) -> None:
-    assert find_tokens(name, label) is None
+@pytest.mark.parametrize("name", ["openwebtext", "mnli"])
+def test_tokens_of_another_name_are_not_found(name: str, cache: Path) -> None:
+    assert find_tokens(name, "bpe:300") is None
+
+
+def test_a_name_prepared_with_another_tokenizer_is_told_so(cache: Path) -> None:
+    with pytest.raises(DataError, match="with tokenizer bpe:300, not gpt2: say --tokenizer bpe:300"):
+        find_tokens("tinystories", "gpt2")
+
+
+def test_of_two_sets_of_a_name_a_run_finds_the_one_it_knows(cache: Path, tmp_path: Path) -> None:
+    first = set_called(cache, "tinystories")
+    files = write_stories(tmp_path / "stories")
+    second = Request(name="tinystories", folder=files, tokenizer="bpe:300", max_documents=5).prepare()
+    try:
+        for path in (first, second.path):
+            assert find_tokens("tinystories", "bpe:300", known=read_any_meta(path).fingerprint) == path
+    finally:
+        shutil.rmtree(second.path)
 
 
 def test_a_name_prepared_twice_is_refused_with_both_paths(cache: Path, tmp_path: Path) -> None:

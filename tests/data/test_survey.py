@@ -283,3 +283,11 @@ def test_the_survey_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None
     told: list[int] = []
     look = survey(corpus_of(made_part([made_text(10, seed=n) for n in range(30)])), tell=told.append)[1]
     assert len(told) > 5 and told == sorted(told) and told[-1] <= look.text_bytes
+
+
+def test_a_line_end_far_off_does_not_decide_the_cut_of_a_single_document(tmp_path: Path) -> None:
+    path = tmp_path / "title.txt"
+    path.write_text("Title\n" + "word " * 4000)
+    corpus, _ = survey(file_corpus(path), tell=lambda done: None)
+    sizes = {part.split: sum(len(piece.text) for piece in part.read()) for part in corpus.parts}
+    assert sizes["train"] > 10 * sizes["val"]

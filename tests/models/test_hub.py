@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import nn
 
@@ -344,3 +345,12 @@ def test_dropout_is_the_models_own_unless_it_is_given(bert: Path) -> None:
 
 def test_a_pad_that_is_given_replaces_the_models_own(bert: Path) -> None:
     assert pretrained_classifier(bert, num_labels=2, seed=0, pad=3).config.pad_token_id == 3  # type: ignore[union-attr]
+
+
+def test_weights_of_another_model_are_refused_instead_of_beginning_at_random(bert: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "renamed"
+    shutil.copytree(bert, folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"inner.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="begin at random"):
+        pretrained_classifier(folder, num_labels=2, seed=0)

@@ -27,7 +27,7 @@ def evaluate(
     ] = None,
     task: Annotated[str | None, typer.Option(help="A classifier: another task with the same labels, or a table.")] = None,
     folder: Annotated[Path | None, typer.Option("--from", help="Local copies of that task.")] = None,
-    language: Annotated[str, typer.Option(help="Which language of xnli.")] = "en",
+    language: Annotated[str | None, typer.Option(help="Which language of xnli.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Windows at a time; changes speed only.")] = 16,
 ) -> None:
     """Print a language model's loss, perplexity and bits per byte, or a classifier's accuracy, over a whole split."""
@@ -39,6 +39,14 @@ def evaluate(
     if data is not None and text is not None:
         raise ConfigError("--data and --text both name what to score on; give one of them")
     loaded = load_any(run, which=checkpoint)
+    is_model = isinstance(loaded, LoadedRun)
+    unfit = {"--task": task, "--from": folder, "--language": language} if is_model else {"--data": data, "--text": text}
+    for option, value in unfit.items():
+        if value is not None:
+            kind = "a language model's" if is_model else "a classifier's"
+            raise ConfigError(f"{option} has no meaning for {kind} run; leave it out")
+    if task is None and (folder is not None or language is not None):
+        raise ConfigError("--from and --language say more about --task; give that too")
     evaluation: Evaluation | ClassifierEvaluation | None
     with StopFlag() as stop, TerminalWatch() as watch:
         if isinstance(loaded, LoadedRun):
@@ -49,10 +57,18 @@ def evaluate(
             from oelm.train.config import ExamplesConfig
             from oelm.train.judge import judge_run
 
-            local = str(folder.absolute()) if folder else None
-            # A table is judged whole: it is its own dev split.
-            dev = str(Path(task).absolute()) if task and Path(task).is_file() else None
-            examples = ExamplesConfig(task=dev or task, folder=local, dev=dev, language=language) if task else None
+            examples = None
+            if task is not None:
+                # A table is judged whole: it is its own dev split, and reads as the run's own did.
+                dev = str(Path(task).absolute()) if Path(task).is_file() else None
+                examples = ExamplesConfig(
+                    task=dev or task,
+                    folder=str(folder.absolute()) if folder else None,
+                    dev=dev,
+                    columns=loaded.config.examples.columns if dev else None,
+                    labels=",".join(loaded.labels()) if dev else None,
+                    language=language or "en",
+                )
             name, _, evaluation = judge_run(loaded, examples, split=split, stop=stop, watch=watch)
     if evaluation is None:
         raise StoppedError("stopped before the end, so there is no figure; repeat the same command")

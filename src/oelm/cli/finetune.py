@@ -53,8 +53,8 @@ def finetune(
         if epochs is not None and steps is not None:
             raise ConfigError("--epochs and --steps both say how long to train; give one of them")
         chosen: dict[str, Any] = {
-            "method": method,
-            "examples.task": _whole_path(task),
+            "method": _method(method),
+            "examples.task": _task(task),
             "examples.folder": str(folder.absolute()) if folder else None,
             "examples.dev": str(dev.absolute()) if dev else None,
             "examples.columns": columns,
@@ -74,6 +74,20 @@ def finetune(
             options = Options(strict=strict, preflight=not no_preflight)
             result = train(run_config, path, stop=stop, watch=watch, options=options)
     _print_result(result)
+
+
+def _method(name: str | None) -> dict[str, Any] | None:
+    from oelm.method.method import resolve_method
+
+    # As data, so that --set method.KEY=VALUE can change a part of it.
+    return None if name is None else resolve_method(name).model_dump(mode="json")
+
+
+def _task(task: str | None) -> str | None:
+    from oelm.data.sets import TASKS
+
+    # A name stays one, even beside a folder of that name.
+    return task if task in ("stdlib", *TASKS) else _whole_path(task)
 
 
 def _whole_path(source: str | None) -> str | None:

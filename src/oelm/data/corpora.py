@@ -155,7 +155,8 @@ def _text_files(folder: Path, files: list[Path]) -> list[Path]:
     kept = [file for file in files if file.suffix in _TABLES or _starts_as_text(file)]
     if not kept:
         raise DataError(f"{folder}: no text in it ({len(files)} files looked at); give UTF-8 text that is not empty")
-    left_out = [file.name for file in files if file not in set(kept) and file.stat().st_size]
+    taken = set(kept)
+    left_out = [file.name for file in files if file not in taken and file.stat().st_size]
     if left_out:
         names = ", ".join(left_out[:5]) + (", ..." if len(left_out) > 5 else "")
         log.warning("%s: left out %d of %d files, which are not UTF-8 text (%s)", folder, len(left_out), len(files), names)

@@ -39,16 +39,17 @@ def no_progress(what: str, done: int, total: int, tokens: int) -> None:
     """Show nothing."""
 
 
-def prepare(data: str, *, tokenizer: str, progress: Progress = no_progress) -> TokenSet:
+def prepare(data: str, *, tokenizer: str, known: str = "", progress: Progress = no_progress) -> TokenSet:
     """Return the token set of `data`: a named corpus, a file or folder of text, or a folder that holds a token set.
 
     What is not there yet is made and kept under the cache folder, named by the content of text and tokenizer. A named
-    corpus that was prepared before, from whatever source, is found by its name.
+    corpus that was prepared before, from whatever source, is found by its name; of several, the one whose fingerprint
+    a run knows.
     """
     path = Path(data)
     if (path / "meta.json").is_file() and any(path.glob("*.bin")):
         return open_tokens(path)
-    if data in CORPORA and (found := find_tokens(data, tokenizer_recipe(tokenizer).label)) is not None:
+    if data in CORPORA and (found := find_tokens(data, tokenizer_recipe(tokenizer).label, known=known)) is not None:
         return open_tokens(found)
     return prepare_corpus(corpus_of(data), tokenizer=tokenizer, progress=progress)
 

@@ -181,7 +181,7 @@ def _table_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Row
     lines = (line for _, line in text_lines(path))
     # TSV of the public sets is plain: a quote is a character like any other. CSV follows its own rules.
     is_plain = path.suffix.lower() == ".tsv"
-    table = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if is_plain else csv.reader(lines)
+    table = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if is_plain else csv.reader(lines, strict=True)
     csv.field_size_limit(_MAX_LINE_BYTES)
     records = _records(table, path)
     header = [name.strip().removeprefix("\ufeff") for name in next(records)]

@@ -63,14 +63,25 @@ def _named(name: str) -> list[Path]:
     return sorted(exact + alike)
 
 
-def find_tokens(name: str, label: str) -> Path | None:
-    """Return the token set prepared under this name with this tokenizer; DataError when there are several."""
-    found = [
-        path for path, meta in prepared_sets() if isinstance(meta, TokenMeta) and meta.name == name and meta.tokenizer == label
-    ]
+def find_tokens(name: str, label: str, *, known: str = "") -> Path | None:
+    """Return the token set prepared under this name with this tokenizer.
+
+    Of several, the one with the fingerprint `known`; DataError when that does not tell, or when the name was prepared
+    with other tokenizers only.
+    """
+    sets = [(path, meta) for path, meta in prepared_sets() if isinstance(meta, TokenMeta) and meta.name == name]
+    found = [(path, meta) for path, meta in sets if meta.tokenizer == label]
+    if sets and not found:
+        others = ", ".join(sorted({meta.tokenizer for _, meta in sets}))
+        raise DataError(
+            f"{name} is prepared here with tokenizer {others}, not {label}: say --tokenizer {others}, or prepare it with "
+            f"this one too: oelm data prepare {name} --tokenizer {label}"
+        )
+    if len(found) > 1:
+        found = [(path, meta) for path, meta in found if meta.fingerprint == known] or found
     if len(found) > 1:
         raise DataError(
             f"{name} was prepared {len(found)} times with tokenizer {label}, from different sources or to different limits: "
-            f"say which with --data PATH: {', '.join(map(str, found))} (`oelm data info PATH` tells them apart)"
+            f"say which with --data PATH: {', '.join(str(path) for path, _ in found)} (`oelm data info PATH` tells them apart)"
         )
-    return found[0] if found else None
+    return found[0][0] if found else None

@@ -101,7 +101,8 @@ def _tail(part: Part, at: int) -> Iterator[Piece]:
 
 
 def _line_start(text: str, at: int) -> int:
-    return text.rfind("\n", 0, at) + 1 or at
+    """Return where to cut: behind the last line end before `at`, unless that is far off."""
+    return text.rfind("\n", max(0, at - max(200, at // 10)), at) + 1 or at
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from oelm.errors import CheckpointError, ConfigError, MissingExtraError
 from oelm.files import publish_dir, read_json, sha256_file
 from oelm.seeds import stream_seed
 
+# What a classifier adds to a pretrained model, by the names of the usual architectures.
+_NEW_LAYERS = re.compile(r"^(classifier|pre_classifier|score|classification_head)\.|(^|\.)pooler\.")
 # What classifiers of the usual architectures call the weight of their last layer.
 _HEADS = ("classifier.weight", "classifier.out_proj.weight", "score.weight", "classification_head.out_proj.weight")
 
@@ -74,14 +77,32 @@ def pretrained_classifier(
             config = transformers.AutoConfig.from_pretrained(str(folder), num_labels=num_labels, local_files_only=True)
             config.pad_token_id = config.pad_token_id if pad is None else pad
             _set_dropout(config, dropout)
-            model: nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
-                str(folder), config=config, use_safetensors=True, dtype=torch.float32, local_files_only=True
+            model: nn.Module
+            model, loaded = transformers.AutoModelForSequenceClassification.from_pretrained(
+                str(folder),
+                config=config,
+                use_safetensors=True,
+                dtype=torch.float32,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
             )
         except (ValueError, KeyError, OSError, RuntimeError, SafetensorError) as problem:
             reason = str(problem).strip().splitlines()[0][:200]
             raise CheckpointError(f"{folder}: cannot be loaded as a classifier ({reason})") from problem
+    _check_loaded(folder, loaded["missing_keys"])
     # The library hands out pretrained models with dropout off, new ones (a resumed run's) with it on.
     return model.train()
+
+
+def _check_loaded(folder: Path, missing: Iterable[str]) -> None:
+    """Raise CheckpointError when more than the new last layers began at random: the library only warns of that."""
+    odd = sorted(name for name in missing if not _NEW_LAYERS.search(name))
+    if odd:
+        raise CheckpointError(
+            f"{folder}: its weights lack {len(odd)} tensors of the model that its config.json describes (first: {odd[0]}): "
+            "they would begin at random: these weights are another model's"
+        )
 
 
 def shaped_classifier(folder: Path) -> nn.Module:
@@ -173,8 +194,15 @@ def input_names(model: nn.Module) -> list[str]:
 def _special_tokens(tokenizer_json: Path) -> dict[str, str]:
     """Return the names under which the library wants to know a BERT's marks, for those that the tokenizer has."""
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
-    marks = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
-    return {name: mark for name, mark in marks.items() if tokenizer.token_to_id(mark) is not None}
+    marks = {
+        "pad_token": ("[PAD]", "<pad>", "<|endoftext|>"),
+        "unk_token": ("[UNK]", "<unk>"),
+        "cls_token": ("[CLS]", "<s>"),
+        "sep_token": ("[SEP]", "</s>"),
+        "mask_token": ("[MASK]", "<mask>"),
+    }
+    found = {name: [mark for mark in spellings if tokenizer.token_to_id(mark) is not None] for name, spellings in marks.items()}
+    return {name: spellings[0] for name, spellings in found.items() if spellings}
 
 
 def _check_head(folder: Path, num_labels: int) -> None:

@@ -36,6 +36,8 @@ class OelmCallback(TrainerCallback):
         model: nn.Module = given["model"]
         if record_of(model) is None:
             raise MethodError("nothing is frozen in this model: call oelm.freeze(model, method) before Trainer(...)")
+        if self.thaw_at is not None and args.world_size > 1:
+            raise MethodError("thaw_at under several processes: gradients of thawed weights would not be summed; leave it out")
         assert_unmoved(model)
         log.info("%s", audit(model))
 
@@ -47,10 +49,11 @@ class OelmCallback(TrainerCallback):
         # Fused weights stay apart: joined again, they would be new tensors that the optimizer does not know.
         names = thaw(model, keep_split=True)
         parameters = dict(model.named_parameters())
-        thawed = [parameters[name] for name in names]
-        # Into a group that is there already: a new one would not follow the Trainer's schedule.
-        given["optimizer"].param_groups[0]["params"].extend(thawed)
-        log.info("step %d: thawed %d tensors", state.global_step, len(thawed))
+        # Into groups that are there already: a new one would not follow the Trainer's schedule. Its first decays, its last not.
+        groups = given["optimizer"].param_groups
+        for name in names:
+            groups[-1 if name.endswith("bias") else 0]["params"].append(parameters[name])
+        log.info("step %d: thawed %d tensors", state.global_step, len(names))
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if record_of(given["model"]) is not None:

@@ -87,7 +87,7 @@ class ClassifierTask:
         self.folder = model_folder(source) if folder is None and source is not None else folder
         # The model's own where it has one: RoBERTa counts positions from it, GPT-2 looks for the last token before it.
         own = model_facts(self.folder).get("pad_token_id") if self.folder is not None else None
-        self.pad = examples.meta.pad if own is None else int(own)
+        self.pad = examples.meta.pad if own is None or int(own) < 0 else int(own)
         for split in ("train", "val"):
             if split not in examples.splits:
                 raise DataError(f"{examples.meta.name} has no {split} split ({examples.meta.source}); training needs both")

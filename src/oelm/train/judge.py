@@ -33,7 +33,7 @@ def judge_run(
     )
     if split not in opened.splits:
         raise ConfigError(f"{opened.meta.name} has no split '{split}'; it has: {', '.join(opened.splits)}")
-    known = [name for _, name in sorted(run.model.config.id2label.items())]  # type: ignore[union-attr,operator]
+    known = run.labels()
     if sorted(known) != sorted(opened.meta.labels):
         raise DataError(
             f"{opened.meta.name} has the labels {', '.join(opened.meta.labels)}, the run was trained to tell {', '.join(known)}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from oelm.data.prepare import Progress, prepare
 from oelm.data.tokens import TokenSet
 from oelm.errors import StoppedError
+from oelm.files import read_json
 from oelm.train.classify import ClassifierTask, open_classifier_task
 from oelm.train.config import FinetuneConfig, RunConfig
 from oelm.train.device import Compute
@@ -22,7 +24,7 @@ def open_task(
     progress = _progress(stop, watch)
     if isinstance(config, FinetuneConfig):
         return open_classifier_task(config, compute, run=run, progress=progress)
-    tokens = prepare(config.data.source, tokenizer=config.data.tokenizer, progress=progress)
+    tokens = prepare(config.data.source, tokenizer=config.data.tokenizer, known=_known(run), progress=progress)
     config = resolve(config, tokens)
     return config, LanguageModelTask(tokens, config, compute)
 
@@ -33,6 +35,13 @@ def resolve(config: RunConfig, tokens: TokenSet) -> RunConfig:
         return config
     model = config.model.model_copy(update={"vocab_size": tokens.meta.vocab_size})
     return config.model_copy(update={"model": model})
+
+
+def _known(run: Path) -> str:
+    """Return the fingerprint of the data that a run began with, if it began."""
+    path = run / "manifest.json"
+    # os.path, which takes a name that no file can have for one that is not there; who claims the folder tells the user.
+    return str(read_json(path).get("data", {}).get("fingerprint", "")) if os.path.isfile(path) else ""
 
 
 def _progress(stop: StopFlag, watch: Watch) -> Progress:

@@ -58,6 +58,11 @@ class LoadedClassifier:
     def step(self) -> int:
         return self.checkpoint.saved.state.step
 
+    def labels(self) -> tuple[str, ...]:
+        """Return the names of the labels, in the order of the model's outputs."""
+        by_number: dict[int, str] = self.model.config.id2label  # type: ignore[assignment,union-attr]
+        return tuple(by_number[number] for number in sorted(by_number))
+
     def tokenizer_path(self) -> Path:
         """Return the run's tokenizer.json; raise CheckpointError when it is not the one the weights were trained with."""
         return _checked_tokenizer(self.path, self.checkpoint)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from oelm.errors import STOPPED, DataError, OelmError, OutOfMemoryError, RunDirError
-from oelm.files import dump_json, read_json, sha256_file, write_json, write_text
+from oelm.files import dump_json, read_json, sha256_file, write_bytes, write_json, write_text
 from oelm.method.audit import audit
 from oelm.train.checkpoint import MODEL, open_checkpoint
 from oelm.train.config import FinetuneConfig, InitFrom, RunConfig, TrainConfig
@@ -137,7 +137,7 @@ def _announce(session: Session, needs: Estimate) -> None:
     write_json(session.folder.path / "audit.json", report.as_dict())
     # A copy, so that a run can be read from, scored and exported without the data it was trained on.
     data = session.task.data
-    write_text(session.folder.path / "tokenizer.json", data.tokenizer_path.read_text(encoding="utf-8"))
+    write_bytes(session.folder.path / "tokenizer.json", data.tokenizer_path.read_bytes())
     session.folder.write_manifest(_manifest(session))
     session.watch.on_remark(data.summary)
     session.watch.on_remark(str(report))

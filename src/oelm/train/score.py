@@ -9,6 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from oelm.data.corpora import documents, file_corpus
+from oelm.data.encode import encoder
 from oelm.data.prepare import prepare
 from oelm.data.tokenizer import end_of_text_id
 from oelm.data.tokens import Tokens, TokenSet
@@ -29,7 +30,7 @@ def score_run(
         name, tokens, text_bytes = f"all of '{text.name}'", *_encode_all(text, tokenizer)
     else:
         source = run.config.data.source if data is None else data
-        opened = prepare(source, tokenizer=run.config.data.tokenizer, progress=watch.on_preparing)
+        opened = _prepared(run, source, watch)
         check_tokenizer_fits(opened, run)
         if split not in opened.meta.splits:
             raise DataError(f"{opened.meta.name} has no split '{split}'; it has: {', '.join(opened.meta.splits)}")
@@ -52,6 +53,11 @@ def score_run(
     return name, evaluation
 
 
+def _prepared(run: LoadedRun, source: str, watch: Watch) -> TokenSet:
+    known = run.checkpoint.saved.data_fingerprint
+    return prepare(source, tokenizer=run.config.data.tokenizer, known=known, progress=watch.on_preparing)
+
+
 def check_tokenizer_fits(tokens: TokenSet, run: LoadedRun) -> None:
     """Raise DataError unless a token set was made with the very tokenizer the run was trained with."""
     theirs = run.checkpoint.saved.tokenizer_sha256
@@ -66,13 +72,13 @@ def check_tokenizer_fits(tokens: TokenSet, run: LoadedRun) -> None:
 def _encode_all(path: Path, tokenizer: Tokenizer) -> tuple[Tokens, int]:
     end = end_of_text_id(tokenizer)
     texts = list(documents(file_corpus(path)))
-    ids = [token for encoding in tokenizer.encode_batch(texts, add_special_tokens=False) for token in (*encoding.ids, end)]
-    return np.array(ids, dtype=np.uint32), sum(len(text.encode()) for text in texts)
+    ids = [part for encoded in encoder(tokenizer)(texts) for part in (encoded, [end])]
+    return np.concatenate(ids).astype(np.uint32), sum(len(text.encode()) for text in texts)
 
 
 def probe_windows(run: LoadedRun, *, watch: Watch, most: int = 8) -> torch.Tensor:
     """Return the first windows of the run's validation split, to look at its heads with: (B, T)."""
-    tokens = prepare(run.config.data.source, tokenizer=run.config.data.tokenizer, progress=watch.on_preparing)
+    tokens = _prepared(run, run.config.data.source, watch)
     check_tokenizer_fits(tokens, run)
     return first_windows(tokens, run.config.model.seq_len, most=most)
 

@@ -78,7 +78,7 @@ def write_documents(path: Path, *, copies: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--copies", type=int, default=8, help="how often the standard library's text is taken")
+    parser.add_argument("--copies", type=int, default=16, help="how often the standard library's text is taken")
     parser.add_argument("--tokenizer", type=Path, help="a folder with GPT-2's files, where they are not cached yet")
     parser.add_argument("--one", nargs=3, type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -58,7 +58,7 @@ def model(examples: ExampleSet) -> Any:
 
 
 def our_seconds(examples: ExampleSet, built: Any, *, first: int, steps: int) -> list[float]:
-    task = ClassifierTask(examples, config(), Compute("cpu", "float32", "benchmark"))
+    task = ClassifierTask(examples, config(), Compute("cpu", "float32", "benchmark"), folder=None)
     optimizer = build_optimizer(built, config().optim, device="cpu")
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     seconds = []

@@ -7,7 +7,6 @@ import json
 import logging
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -27,17 +26,6 @@ TOKENIZER = "bpe:300"
 TINY = ["--budget", "smoke", "--tokenizer", TOKENIZER, "--steps", "4"]
 for setting in ("model.seq_len=16", "batch_size=4", "micro_batch_size=2", "eval_every=2", "save_every=2"):
     TINY += ["--set", setting]
-
-
-@pytest.fixture(autouse=True)
-def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep a CI's colours and a narrow window out of the text, and a command's log handlers out of the next test."""
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "100")
-    before = list(logging.getLogger("oelm").handlers)
-    yield
-    logging.getLogger("oelm").handlers[:] = before
 
 
 def oelm(*arguments: str | Path) -> Result:

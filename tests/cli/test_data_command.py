@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,17 +19,6 @@ from tests.data.test_tasks import write_vocabulary
 TINY = ["--budget", "smoke", "--tokenizer", "bpe:300", "--steps", "2"]
 for setting in ("model.seq_len=16", "batch_size=4", "micro_batch_size=2", "eval_every=2", "save_every=2"):
     TINY += ["--set", setting]
-
-
-@pytest.fixture(autouse=True)
-def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep a CI's colours and a narrow window out of the text, and a command's log handlers out of the next test."""
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "140")
-    before = list(logging.getLogger("oelm").handlers)
-    yield
-    logging.getLogger("oelm").handlers[:] = before
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +15,6 @@ from tests.models.test_hub import write_model
 from tests.train.finetuning import made_rows, write_table, write_tables
 
 TINY = ["--budget", "smoke", "--steps", "6", "--max-length", "16", "--columns", "text=sentence,label=label"]
-
-
-@pytest.fixture(autouse=True)
-def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Keep colours and a narrow window out of the text, and a command's log handlers out of the next test."""
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "100")
-    before = list(logging.getLogger("oelm").handlers)
-    yield
-    logging.getLogger("oelm").handlers[:] = before
 
 
 def oelm(*arguments: object, code: int = 0) -> str:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oelm.data.corpora import VALIDATION_SHARE, Corpus, documents, file_corpus, stdlib_corpus, validation_groups
-from oelm.data.tokenizer import END_OF_TEXT
+from oelm.data.vocabularies import END_OF_TEXT
 from oelm.errors import DataError
 from tests.conftest import made_text
 

@@ -22,9 +22,9 @@ from oelm.data.corpora import folder_corpus
 from oelm.data.encode import encoder, in_order, num_cores
 from oelm.data.prepare import prepare_corpus
 from oelm.data.sets import CORPORA
-from oelm.data.tokenizer import END_OF_TEXT, end_of_text_id, train_bpe
+from oelm.data.tokenizer import end_of_text_id, train_bpe
 from oelm.data.tokens import TokenSet
-from oelm.data.vocabularies import folder_tokenizer
+from oelm.data.vocabularies import END_OF_TEXT, folder_tokenizer
 from tests.conftest import made_text
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"

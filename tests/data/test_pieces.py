@@ -16,8 +16,8 @@ from oelm.data import pieces as pieces_module
 from oelm.data.encode import Encode, encoder
 from oelm.data.pieces import PIECE_CHARS, Piece, articles, fraction, pieces, separated
 from oelm.data.readers import read_wikitext
-from oelm.data.tokenizer import END_OF_TEXT, train_bpe
-from oelm.data.vocabularies import folder_tokenizer
+from oelm.data.tokenizer import train_bpe
+from oelm.data.vocabularies import END_OF_TEXT, folder_tokenizer
 from tests.conftest import made_text
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"

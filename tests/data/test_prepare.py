@@ -22,8 +22,9 @@ from oelm.data.pieces import Piece, pieces
 from oelm.data.prepare import prepare, prepare_corpus
 from oelm.data.sets import CORPORA
 from oelm.data.shards import NO_LIMITS, Limits
-from oelm.data.tokenizer import END_OF_TEXT, load_tokenizer, train_bpe
+from oelm.data.tokenizer import load_tokenizer, train_bpe
 from oelm.data.tokens import SPLITS, Split
+from oelm.data.vocabularies import END_OF_TEXT
 from oelm.errors import ConfigError, DataError, DiskFullError
 from tests.conftest import made_text
 

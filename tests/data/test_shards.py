@@ -25,8 +25,8 @@ from oelm.data.pieces import Piece
 from oelm.data.prepare import prepare, prepare_corpus
 from oelm.data.shards import JOURNAL, NO_LIMITS, Journal, Limits, ShardWriter, read_journal
 from oelm.data.survey import Item
-from oelm.data.tokenizer import END_OF_TEXT
 from oelm.data.tokens import Split
+from oelm.data.vocabularies import END_OF_TEXT
 from oelm.files import dump_json
 from tests.conftest import made_text
 

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 import tests.faults.harness  # noqa: F401  its forkserver is ours: it loads the libraries once for all children
-from oelm.data.tokenizer import END_OF_TEXT, train_bpe
+from oelm.data.tokenizer import train_bpe
 from oelm.data.tokens import open_tokens
+from oelm.data.vocabularies import END_OF_TEXT
 from oelm.errors import OelmError
 from tests.conftest import made_text
 

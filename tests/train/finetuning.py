@@ -83,7 +83,7 @@ def task_of(config: FinetuneConfig) -> ClassifierTask:
     source = config.model.source
     folder = Path(source) if source is not None else None
     examples = prepare_task_examples(config.examples, folder, vocab_size=config.model.vocab_size, progress=no_progress)
-    return ClassifierTask(examples, config, CPU)
+    return ClassifierTask(examples, config, CPU, folder=folder)
 
 
 def session_of(config: FinetuneConfig, out: Path) -> Session:

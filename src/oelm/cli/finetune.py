@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oelm.cli.shell import TerminalWatch, duration, out, reported, shown_warnings
-from oelm.errors import STOPPED, ConfigError
+from oelm.cli.shell import TerminalWatch, out, print_result, reported, shown_warnings
+from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
     from oelm.train.config import FinetuneConfig
-    from oelm.train.run import Result
 
 
 @reported
@@ -73,7 +72,7 @@ def finetune(
         with TerminalWatch() as watch:
             options = Options(strict=strict, preflight=not no_preflight)
             result = train(run_config, path, stop=stop, watch=watch, options=options)
-    _print_result(result)
+    print_result(result, _accuracies)
 
 
 def _method(name: str | None) -> dict[str, Any] | None:
@@ -109,16 +108,6 @@ def _config(
     )
 
 
-def _print_result(result: Result) -> None:
-    if result.status == "stopped":
-        out.print(f"stopped at step {result.step}, saved; repeat the same command to go on")
-        raise typer.Exit(STOPPED)
-    assert result.figures is not None
-    figures = result.figures
-    word = "already done" if result.status == "found done" else "done"
-    out.print(
-        f"{word}: accuracy {100 * figures['final_accuracy']:.2f}% at the end, best {100 * figures['best_accuracy']:.2f}% "
-        f"at step {figures['best_step']}, {figures['step_s'].get('median', 0.0) * 1000:.0f} ms a step, "
-        f"{duration(figures['wall_s']['total'])} in all",
-        soft_wrap=True,
-    )
+def _accuracies(figures: dict[str, Any]) -> str:
+    final, best = 100 * figures["final_accuracy"], 100 * figures["best_accuracy"]
+    return f"accuracy {final:.2f}% at the end, best {best:.2f}% at step {figures['best_step']}"

@@ -19,6 +19,7 @@ from oelm.errors import STOPPED, OelmError
 
 if TYPE_CHECKING:
     from oelm.train.evaluate import Judged
+    from oelm.train.run import Result
     from oelm.train.watch import StepReport
 
 # No markup: paths, names and values of users may hold brackets.
@@ -71,6 +72,18 @@ def duration(seconds: float | None) -> str:
         return "-:--"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def print_result(result: Result, headline: Callable[[dict[str, Any]], str]) -> None:
+    """Say how a run ended, with what `headline` makes of its figures; leave with the exit code of a stop where it was one."""
+    if result.status == "stopped":
+        out.print(f"stopped at step {result.step}, saved; repeat the same command to go on")
+        raise typer.Exit(STOPPED)
+    assert result.figures is not None
+    word = "already done" if result.status == "found done" else "done"
+    pace = f"{result.figures['step_s'].get('median', 0.0) * 1000:.0f} ms a step"
+    total = duration(result.figures["wall_s"]["total"])
+    out.print(f"{word}: {headline(result.figures)}, {pace}, {total} in all", soft_wrap=True)
 
 
 class TerminalWatch:

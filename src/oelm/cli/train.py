@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oelm.cli.shell import TerminalWatch, duration, out, reported, shown_warnings
-from oelm.errors import STOPPED, ConfigError
+from oelm.cli.shell import TerminalWatch, out, print_result, reported, shown_warnings
+from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
     from oelm.train.config import RunConfig
-    from oelm.train.run import Result
 
 # What the earlier study's script called its methods.
 _OLD_NAMES = {"baseline": "baseline", "oelm_v2": "oelm_freeze", "oelm_random": "oelm_random"}
@@ -77,7 +76,7 @@ def train(
         options = Options(strict=strict, exact_step=exact_step, preflight=not no_preflight)
         with TerminalWatch() as watch:
             result = run_training(run_config, path, stop=stop, watch=watch, options=options)
-    _print_result(result)
+    print_result(result, lambda figures: f"best PPL {figures['best_ppl']:.2f} at step {figures['best_step']}")
 
 
 def _from_old_name(model_type: str | None) -> str | None:
@@ -119,17 +118,3 @@ def _config(file: Path | None, budget: str, chosen: dict[str, Any], overrides: l
         chosen["data.tokenizer"] = chosen["data.tokenizer"] or str(Path(start.checkpoint).parents[1] / "tokenizer.json")
     changes = {key: value for key, value in chosen.items() if value is not None} | dict(map(parse_override, overrides))
     return parse_config(with_overrides(settings, changes), where=f"{where} with your options" if changes else where)
-
-
-def _print_result(result: Result) -> None:
-    if result.status == "stopped":
-        out.print(f"stopped at step {result.step}, saved; repeat the same command to go on")
-        raise typer.Exit(STOPPED)
-    assert result.figures is not None
-    figures = result.figures
-    word = "already done" if result.status == "found done" else "done"
-    out.print(
-        f"{word}: best PPL {figures['best_ppl']:.2f} at step {figures['best_step']}, "
-        f"{figures['step_s'].get('median', 0.0) * 1000:.0f} ms a step, {duration(figures['wall_s']['total'])} in all",
-        soft_wrap=True,
-    )

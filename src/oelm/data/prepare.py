@@ -54,14 +54,14 @@ def prepare(data: str, *, tokenizer: str, known: str = "", progress: Progress = 
     return prepare_corpus(corpus_of(data), tokenizer=tokenizer, progress=progress)
 
 
-def corpus_of(data: str, *, column: str = "text") -> Corpus:
+def corpus_of(data: str) -> Corpus:
     """Return the corpus that a name or a path stands for."""
     if data == "stdlib":
         return stdlib_corpus()
     if data in CORPORA:
         return hub_corpus(CORPORA[data])
     if Path(data).exists() or "/" in data:
-        return file_corpus(Path(data), column=column)
+        return file_corpus(Path(data))
     raise unknown_set(data)
 
 

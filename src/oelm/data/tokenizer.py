@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from oelm.data.vocabularies import END_OF_TEXT, GPT2, GPT2_VOCAB, find_gpt2, folder_tokenizer, is_gpt2
 from oelm.errors import ConfigError, DataError
 
-__all__ = ["END_OF_TEXT"]
 _BPE = re.compile(r"bpe:([1-9][0-9]{0,6})")
 _SMALLEST_VOCAB = 257  # 256 bytes and the end-of-text mark
 

@@ -50,6 +50,10 @@ def model_folder(source: str) -> Path:
 
 def weights_sha256(folder: Path) -> str:
     """Return a digest of a model's weights; raise CheckpointError when there are none that can be read safely."""
+    return hashlib.sha256("".join(map(sha256_file, _weight_files(folder))).encode()).hexdigest()
+
+
+def _weight_files(folder: Path) -> list[Path]:
     model_facts(folder)
     files = sorted(folder.glob("*.safetensors"))
     if not files and (pickles := sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.ckpt")])):
@@ -59,7 +63,7 @@ def weights_sha256(folder: Path) -> str:
         )
     if not files:
         raise CheckpointError(f"{folder}: no weights in it (model.safetensors)")
-    return hashlib.sha256("".join(sha256_file(path) for path in files).encode()).hexdigest()
+    return files
 
 
 def pretrained_classifier(
@@ -70,8 +74,7 @@ def pretrained_classifier(
     `pad` and `dropout` replace the model's own where they are given.
     """
     transformers = _transformers()
-    weights_sha256(folder)
-    _check_head(folder, num_labels)
+    _check_head(_weight_files(folder), num_labels)
     with _quiet(transformers), _seeded(seed):
         try:
             config = transformers.AutoConfig.from_pretrained(str(folder), num_labels=num_labels, local_files_only=True)
@@ -205,9 +208,9 @@ def _special_tokens(tokenizer_json: Path) -> dict[str, str]:
     return {name: spellings[0] for name, spellings in found.items() if spellings}
 
 
-def _check_head(folder: Path, num_labels: int) -> None:
+def _check_head(files: list[Path], num_labels: int) -> None:
     """Raise ConfigError when the model was trained to tell another number of labels apart."""
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in files:
         try:
             with safe_open(str(path), framework="pt") as file:
                 for name in set(file.keys()) & set(_HEADS):

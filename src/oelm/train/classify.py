@@ -79,12 +79,10 @@ class ExampleBatch:
 
 
 class ClassifierTask:
-    """Tell the labels of an example set apart."""
+    """Tell the labels of an example set apart; `folder` is the pretrained model's, None for a fresh one."""
 
-    def __init__(self, examples: ExampleSet, config: FinetuneConfig, compute: Compute, *, folder: Path | None = None) -> None:
-        self.examples, self.config, self.compute = examples, config, compute
-        source = config.model.source
-        self.folder = model_folder(source) if folder is None and source is not None else folder
+    def __init__(self, examples: ExampleSet, config: FinetuneConfig, compute: Compute, *, folder: Path | None) -> None:
+        self.examples, self.config, self.compute, self.folder = examples, config, compute, folder
         # The model's own where it has one: RoBERTa counts positions from it, GPT-2 looks for the last token before it.
         own = model_facts(self.folder).get("pad_token_id") if self.folder is not None else None
         self.pad = examples.meta.pad if own is None or int(own) < 0 else int(own)
@@ -100,16 +98,9 @@ class ClassifierTask:
         counts = ", ".join(f"{split.examples:,} {name}" for name, split in meta.splits.items())
         cut = sum(split.cut for split in meta.splits.values())
         taken = f", {len(self.chosen):,} of them taken" if len(self.chosen) < meta.splits["train"].examples else ""
-        return DataFacts(
-            name=meta.name,
-            source=meta.source,
-            fingerprint=meta.fingerprint,
-            tokenizer=meta.tokenizer,
-            tokenizer_sha256=meta.tokenizer_sha256,
-            tokenizer_path=self.examples.path / "tokenizer.json",
-            summary=f"{meta.name}: examples {counts}{taken}, labels {', '.join(meta.labels)}; "
-            f"{cut:,} cut to {meta.max_length} tokens",
-        )
+        labels = ", ".join(meta.labels)
+        summary = f"{meta.name}: examples {counts}{taken}, labels {labels}; {cut:,} cut to {meta.max_length} tokens"
+        return DataFacts.of(self.examples, summary)
 
     def build_model(self, run: Path, *, is_new: bool) -> nn.Module:
         model, meta = self.config.model, self.examples.meta

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from oelm.data.encoded import ExampleSet
 from oelm.data.order import WindowOrder
 from oelm.data.tokens import TokenSet
 from oelm.errors import CheckpointError, DataError
@@ -41,6 +42,20 @@ class DataFacts:
     tokenizer_sha256: str
     tokenizer_path: Path
     summary: str
+
+    @classmethod
+    def of(cls, data: TokenSet | ExampleSet, summary: str) -> DataFacts:
+        """Return what a run remembers of a prepared set."""
+        meta = data.meta
+        return cls(
+            name=meta.name,
+            source=meta.source,
+            fingerprint=meta.fingerprint,
+            tokenizer=meta.tokenizer,
+            tokenizer_sha256=meta.tokenizer_sha256,
+            tokenizer_path=data.path / "tokenizer.json",
+            summary=summary,
+        )
 
 
 class Batch(Protocol):
@@ -115,15 +130,8 @@ class LanguageModelTask:
     def data(self) -> DataFacts:
         meta = self.tokens.meta
         counts = ", ".join(f"{split.tokens:,} tokens {name}" for name, split in meta.splits.items())
-        return DataFacts(
-            name=meta.name,
-            source=meta.source,
-            fingerprint=meta.fingerprint,
-            tokenizer=meta.tokenizer,
-            tokenizer_sha256=meta.tokenizer_sha256,
-            tokenizer_path=self.tokens.path / "tokenizer.json",
-            summary=f"{meta.name}{' (an extract)' if meta.is_extract else ''}: {counts}, vocabulary {meta.vocab_size:,}",
-        )
+        extract = " (an extract)" if meta.is_extract else ""
+        return DataFacts.of(self.tokens, f"{meta.name}{extract}: {counts}, vocabulary {meta.vocab_size:,}")
 
     def build_model(self, run: Path, *, is_new: bool) -> GPT:
         model = build_gpt(self.config.model, seed=self.config.seed)

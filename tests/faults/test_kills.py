@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from oelm.train.rundir import read_status
+from oelm.train.status import read_status
 from tests.conftest import tiny_settings
 from tests.faults.harness import SAVE_POINTS, evidence, finish, leftovers, start
 

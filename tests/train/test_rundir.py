@@ -14,14 +14,15 @@ from oelm.method.audit import audit
 from oelm.method.method import PRESETS
 from oelm.models.gpt import build_gpt
 from oelm.train.preflight import Estimate, check_fits, estimate, is_out_of_memory, parameter_counts, what_to_lower
-from oelm.train.rundir import HEARTBEAT_S, RunDir, read_status
+from oelm.train.rundir import RunDir
+from oelm.train.status import HEARTBEAT_S, Progress, read_status
 from tests.conftest import tiny_config
 
 
 def test_second_holder_is_refused_and_the_lock_ends_with_the_first(tmp_path: Path, text_file: Path) -> None:
     with RunDir(tmp_path / "run") as first:
         first.claim(tiny_config(text_file))
-        first.set_status("running", step=1, steps=9)
+        first.set_status("running", Progress(step=1, steps=9))
         with pytest.raises(RunDirError, match=r"in use by process \d+ on .* since 20\d\d-"), RunDir(tmp_path / "run"):
             pass
     with RunDir(tmp_path / "run"):
@@ -102,8 +103,8 @@ def test_status_of_nothing_or_damage_is_none(tmp_path: Path) -> None:
 
 def test_heartbeat_is_rare(tmp_path: Path) -> None:
     with RunDir(tmp_path / "run") as folder:
-        folder.set_status("running", step=0, steps=9)
-        folder.heartbeat(step=1, steps=9, eta_s=2.0)
+        folder.set_status("running", Progress(step=0, steps=9))
+        folder.heartbeat(lambda: Progress(step=1, steps=9, eta_s=2.0))
     status = read_status(tmp_path / "run")
     assert HEARTBEAT_S > 1 and status is not None and status.step == 0
 

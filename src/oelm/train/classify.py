@@ -38,6 +38,7 @@ from oelm.seeds import stream_seed
 from oelm.train.config import ExamplesConfig, FinetuneConfig, read_any_config
 from oelm.train.device import Compute
 from oelm.train.preflight import Estimate, classifier_estimate
+from oelm.train.status import Metric
 from oelm.train.stop import StopFlag
 from oelm.train.task import DataFacts
 
@@ -155,6 +156,9 @@ class ClassifierTask:
 
     def look_at_heads(self, model: nn.Module) -> dict[str, Any] | None:
         return None
+
+    def reading(self, criterion: float) -> tuple[Metric, float]:
+        return "accuracy", 1.0 - criterion
 
     def figures(self, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
         last = evaluations[-1]

@@ -81,6 +81,12 @@ def synchronize(device: str) -> None:
         torch.mps.synchronize()
 
 
+def device_name(device: str) -> str:
+    """Return the device as the machine counts it: a launcher shows its run one GPU only, which is 0 to torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return f"cuda:{visible.split(',')[0] or 0}" if device == "cuda" else device
+
+
 def apply_determinism(*, deterministic: bool) -> None:
     """Make a GPU repeat itself to the bit where asked for; a CPU does so anyway."""
     if deterministic:

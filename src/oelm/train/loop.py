@@ -71,16 +71,17 @@ def tell(run: Session, outcome: Outcome, *, lr: float, seconds: float, tokens: i
         tokens_per_s=tokens / seconds,
         step_s=seconds,
     )
-    eta_s = run.eta_s()
-    run.folder.heartbeat(step=step, steps=steps, eta_s=eta_s)
-    run.watch.on_step(StepReport(step, steps, outcome.loss, lr, tokens / seconds, eta_s))
+    run.last_loss = outcome.loss
+    run.recent_s.append(seconds)
+    run.folder.heartbeat(run.progress)
+    run.watch.on_step(StepReport(step, steps, outcome.loss, lr, tokens / seconds, run.eta_s()))
 
 
 def evaluate(run: Session) -> None:
     """Evaluate the whole validation split at this step, unless a stop comes first."""
 
     def progress(done: int, total: int) -> None:
-        run.folder.heartbeat(step=run.state.step, steps=run.config.steps, eta_s=run.eta_s())
+        run.folder.heartbeat(run.progress)
         run.watch.on_validating(done, total)
 
     with run.clock.phase("validation"):

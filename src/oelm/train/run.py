@@ -24,10 +24,11 @@ from oelm.train.load import find_checkpoint
 from oelm.train.loop import run_loop
 from oelm.train.metrics import read_metrics
 from oelm.train.preflight import Estimate, check_fits, gibibytes, is_out_of_memory, what_to_lower
-from oelm.train.rundir import RunDir, StatusName
+from oelm.train.rundir import RunDir
 from oelm.train.session import Session, build_session, resume
 from oelm.train.source import source_revision
 from oelm.train.state import environment
+from oelm.train.status import Progress, StatusName, read_status
 from oelm.train.stop import StopFlag
 from oelm.train.task import Task
 from oelm.train.timing import step_statistics
@@ -79,7 +80,7 @@ def train(
                 raise RunDirError(f"{out} is finished, so there is nothing to resume from step {options.exact_step}")
             _check_data_unchanged(out, task)
             return Result("found done", resolved.steps, out, read_json(out / "timing_stats.json"))
-        folder.set_status("running", step=0, steps=resolved.steps, message="starting")
+        folder.set_status("running", Progress(step=0, steps=resolved.steps), message="starting")
         with _failure_noted(folder, resolved):
             needs = task.estimate(compute.device)
             if options.preflight:
@@ -91,11 +92,11 @@ def train(
                 run_loop(session)
             # A stop may come during the last evaluation: the run is done only after that.
             if session.state.evaluated_step < resolved.steps:
-                folder.set_status("stopped", step=session.state.step, steps=resolved.steps, message=stop.reason or "")
+                folder.set_status("stopped", session.progress(), message=stop.reason or "")
                 log.info("stopped by %s at step %d", stop.reason, session.state.step)
                 return Result("stopped", session.state.step, out, None)
             figures = finish(session)
-            folder.set_status("done", step=resolved.steps, steps=resolved.steps)
+            folder.set_status("done", session.progress())
             log.info("done at step %d", resolved.steps)
             return Result("done", resolved.steps, out, figures)
 
@@ -125,11 +126,17 @@ def _failure_noted(folder: RunDir, config: TrainConfig) -> Iterator[None]:
         log.error("%s: %s", type(problem).__name__, problem)
         # What went wrong counts, not what goes wrong in noting it.
         with contextlib.suppress(OelmError):
-            latest = folder.path / "latest.json"
-            step = int(read_json(latest)["step"]) if latest.is_file() else 0
             name: StatusName = "stopped" if resumable else "failed"
-            folder.set_status(name, step=step, steps=config.steps, message=f"{type(problem).__name__}: {problem}")
+            folder.set_status(name, _last_progress(folder, config), message=f"{type(problem).__name__}: {problem}")
         raise
+
+
+def _last_progress(folder: RunDir, config: TrainConfig) -> Progress:
+    """Return how far a run is that ended by an exception: at its newest checkpoint."""
+    latest, said = folder.path / "latest.json", read_status(folder.path)
+    step = int(read_json(latest)["step"]) if latest.is_file() else 0
+    known = said.model_dump(include={"loss", "best", "metric", "step_s", "device"}) if said is not None else {}
+    return Progress(step=step, steps=config.steps, **known)
 
 
 def _announce(session: Session, needs: Estimate) -> None:

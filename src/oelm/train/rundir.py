@@ -2,52 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
-import os
 import platform
-import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from filelock import FileLock, Timeout
-from pydantic import ValidationError
 
 from oelm.errors import ConfigError, RunDirError
 from oelm.files import STAGING_PREFIX, dump_json, read_json, room_checked, sweep_staging, write_json
-from oelm.train.config import Config, Strict, TrainConfig, differences, read_any_config
+from oelm.train.config import Config, TrainConfig, differences, read_any_config
 from oelm.train.metrics import read_metrics
-
-StatusName = Literal["queued", "running", "stopped", "failed", "done"]
-HEARTBEAT_S = 5.0
-
-
-class Status(Strict):
-    """`status.json`: what a run is doing. Host and pid are for messages only and are stripped on export."""
-
-    status: StatusName
-    step: int
-    steps: int
-    heartbeat: str
-    eta_s: float | None
-    pid: int
-    host: str
-    started: str
-    message: str = ""
-
-
-def read_status(run: Path) -> Status | None:
-    """Return a run's status, or None where there is none to read."""
-    try:
-        return Status.model_validate_json((run / "status.json").read_bytes())
-    except (OSError, ValidationError):
-        return None
-
-
-def now_text() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+from oelm.train.status import HEARTBEAT_S, STATUS, Progress, StatusName, now_text, read_status, status_now
 
 
 class RunDir:
@@ -152,26 +121,16 @@ class RunDir:
         status = read_status(self.path)
         return status is not None and status.status == "done" and status.step >= config.steps
 
-    def set_status(self, status: StatusName, *, step: int, steps: int, eta_s: float | None = None, message: str = "") -> None:
+    def set_status(self, status: StatusName, progress: Progress, *, message: str = "") -> None:
         """Replace status.json."""
         self._last_heartbeat = time.monotonic()
-        row = Status(
-            status=status,
-            step=step,
-            steps=steps,
-            heartbeat=now_text(),
-            eta_s=eta_s,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            started=self._started,
-            message=message,
-        )
-        write_json(self.path / "status.json", row.model_dump(mode="json"), durable=status != "running")
+        row = status_now(status, progress, started=self._started, message=message)
+        write_json(self.path / STATUS, row.model_dump(mode="json"), durable=status != "running")
 
-    def heartbeat(self, *, step: int, steps: int, eta_s: float | None) -> None:
+    def heartbeat(self, progress: Callable[[], Progress]) -> None:
         """Say that the run is alive, at most once per HEARTBEAT_S."""
         if time.monotonic() - self._last_heartbeat >= HEARTBEAT_S:
-            self.set_status("running", step=step, steps=steps, eta_s=eta_s)
+            self.set_status("running", progress())
 
     def write_manifest(self, facts: dict[str, Any]) -> None:
         """Write manifest.json; a run continued in another setting keeps the earlier ones beside it."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 import torch
@@ -14,12 +16,13 @@ from oelm.method.apply import freeze
 from oelm.method.record import record_of
 from oelm.train.checkpoint import Checkpoint, Checkpoints, load_model, load_optimizer
 from oelm.train.config import TrainConfig
-from oelm.train.device import Compute, apply_determinism
+from oelm.train.device import Compute, apply_determinism, device_name
 from oelm.train.evaluate import Judged
 from oelm.train.metrics import Metrics
 from oelm.train.optim import build_optimizer
 from oelm.train.rundir import RunDir
 from oelm.train.state import SavedState, TrainState, environment
+from oelm.train.status import Metric, Progress
 from oelm.train.stop import StopFlag
 from oelm.train.task import Task
 from oelm.train.timing import Clock
@@ -49,6 +52,8 @@ class Session:
     clock: Clock = field(default_factory=lambda: Clock({}))
     started_at: tuple[float, int] = (0.0, 0)
     last_evaluation: Judged | None = None
+    last_loss: float | None = None
+    recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=20))
 
     def save(self) -> None:
         """Publish a checkpoint of the present state; metrics up to here are durable before it appears."""
@@ -58,7 +63,7 @@ class Session:
         with self.clock.phase("checkpoint"):
             self.checkpoints.publish(self.snapshot(), self.model, self.optimizer)
         self.saved = self.state
-        self.folder.set_status("running", step=self.state.step, steps=self.config.steps, eta_s=self.eta_s())
+        self.folder.set_status("running", self.progress())
 
     def snapshot(self) -> SavedState:
         record = record_of(self.model)
@@ -76,6 +81,23 @@ class Session:
         since, first = self.started_at
         done = self.state.step - first
         return (time.perf_counter() - since) / done * (self.config.steps - self.state.step) if done else None
+
+    def progress(self) -> Progress:
+        """Return how far the run is, for status.json."""
+        metric: Metric = ""
+        best: float | None = None
+        if self.state.best_value is not None:
+            metric, best = self.task.reading(self.state.best_value)
+        return Progress(
+            step=self.state.step,
+            steps=self.config.steps,
+            eta_s=self.eta_s(),
+            loss=self.last_loss,
+            best=best,
+            metric=metric,
+            step_s=statistics.median(self.recent_s) if self.recent_s else None,
+            device=device_name(self.compute.device),
+        )
 
 
 def build_session(

@@ -26,6 +26,7 @@ from oelm.train.evaluate import Evaluation, Judged, evaluate_tokens
 from oelm.train.loss import mean_cross_entropy
 from oelm.train.preflight import Estimate, estimate
 from oelm.train.score import first_windows
+from oelm.train.status import Metric
 from oelm.train.stop import StopFlag
 
 _PROBED_WINDOWS = 8
@@ -94,6 +95,9 @@ class Task(Protocol):
 
     def look_at_heads(self, model: nn.Module) -> dict[str, Any] | None:
         """Return what attention.json holds beside the step, where heads of this kind of model can be looked at."""
+
+    def reading(self, criterion: float) -> tuple[Metric, float]:
+        """Return what people read in place of the criterion that the best checkpoint has least of."""
 
     def figures(self, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the final and best figures from the evaluations' rows in metrics.jsonl."""
@@ -174,6 +178,9 @@ class LanguageModelTask:
         assert isinstance(model, GPT)
         windows = first_windows(self.tokens, self.config.model.seq_len, most=_PROBED_WINDOWS).to(self.compute.device)
         return {"tokens": windows.numel(), "heads": [summary.as_dict() for summary in summarize_heads(model, windows)]}
+
+    def reading(self, criterion: float) -> tuple[Metric, float]:
+        return "ppl", math.exp(min(criterion, 700.0))
 
     def figures(self, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
         best, last = min(row["val_loss"] for row in evaluations), evaluations[-1]

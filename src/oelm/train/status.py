@@ -1,0 +1,67 @@
+"""status.json: what a run is doing, written by whoever holds it and read by anyone, without loading torch."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+StatusName = Literal["queued", "running", "stopped", "failed", "done"]
+Metric = Literal["", "ppl", "accuracy"]
+STATUS = "status.json"
+HEARTBEAT_S = 5.0
+
+
+class Progress(BaseModel):
+    """How far a run is. `best` is the best evaluation so far, read as `metric`; `step_s` the pace of the last steps."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    step: int
+    steps: int
+    eta_s: float | None = None
+    loss: float | None = None
+    best: float | None = None
+    metric: Metric = ""
+    step_s: float | None = None
+    device: str = ""
+
+
+class Status(Progress):
+    """`status.json`. Host and pid are for messages only and are stripped on export."""
+
+    status: StatusName
+    heartbeat: str
+    pid: int
+    host: str
+    started: str
+    message: str = ""
+
+
+def status_now(name: StatusName, progress: Progress, *, started: str, message: str = "") -> Status:
+    """Return the status of a run that this process holds, as of now."""
+    return Status(
+        **progress.model_dump(),
+        status=name,
+        heartbeat=now_text(),
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        started=started,
+        message=message,
+    )
+
+
+def read_status(run: Path) -> Status | None:
+    """Return a run's status, or None where there is none to read."""
+    try:
+        return Status.model_validate_json((run / STATUS).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def now_text() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -26,7 +26,7 @@ from oelm.data.sets import TASKS
 from oelm.data.stdlib_task import stdlib_examples, stdlib_tokenizer
 from oelm.data.tasks import prepare_examples
 from oelm.intervals import mean_ratio
-from oelm.models.hub import BertShape, fresh_bert
+from oelm.models.hub import ClassifierShape, fresh_classifier
 from oelm.train.classify import ClassifierTask
 from oelm.train.config import FinetuneConfig, parse_as
 from oelm.train.device import Compute
@@ -53,8 +53,8 @@ def config() -> FinetuneConfig:
 def model(examples: ExampleSet) -> Any:
     meta = examples.meta
     # The shape of a small pretrained encoder: 6 layers, 384 wide.
-    shape = BertShape(max(meta.vocab_size, 30522), 512, 384, 6, 12, 1536, len(meta.labels), meta.pad)
-    return fresh_bert(shape, dropout=None, seed=0)
+    shape = ClassifierShape(max(meta.vocab_size, 30522), 512, 384, 6, 12, 1536, len(meta.labels), meta.pad, end=None)
+    return fresh_classifier("bert", shape, dropout=None, seed=0)
 
 
 def our_seconds(examples: ExampleSet, built: Any, *, first: int, steps: int) -> list[float]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from oelm.bench.ab import interleave
-from oelm.bench.flops import step_work
+from oelm.models.flops import step_work
 from oelm.bench.peak import PeakMeter
 from oelm.intervals import mean_ratio
 from oelm.method.apply import freeze

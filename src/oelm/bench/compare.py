@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from oelm.bench.ab import interleave
-from oelm.bench.flops import step_work
 from oelm.errors import OelmError
 from oelm.files import dump_json
 from oelm.intervals import Ratio, mean_ratio
 from oelm.method.apply import freeze
 from oelm.method.audit import Audit, audit
+from oelm.models.flops import step_work
 from oelm.models.gpt import build_gpt
 from oelm.train.config import RunConfig
 from oelm.train.device import choose_compute, look, synchronize

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from oelm.data.hub import hub_rows
-from oelm.data.local import find_splits
+from oelm.data.local import find_splits, set_folder
 from oelm.data.pieces import Piece, articles, pieces
 from oelm.data.readers import check_file, read_column, read_text, read_wikitext, read_wikitext_rows
 from oelm.data.sets import CorpusEntry, split_of
@@ -173,7 +173,8 @@ def _starts_as_text(path: Path) -> bool:
 
 
 def folder_corpus(entry: CorpusEntry, folder: Path) -> Corpus:
-    """Return a named corpus from local copies of its files."""
+    """Return a named corpus from local copies of its files, in this folder or in one of its name inside."""
+    folder = set_folder(entry.name, folder)
     found = find_splits(folder, wanted=("train", "val", "test"))
     if not found.get("train"):
         raise DataError(

@@ -81,6 +81,10 @@ class ExampleSplit:
     def lengths(self) -> NDArray[np.int64]:
         return np.diff(self.ends, prepend=0)
 
+    def counts(self, token: int) -> NDArray[np.int64]:
+        """Return how often a token is in each example."""
+        return np.diff(np.concatenate(([0], np.cumsum(self.ids == token)))[self.ends], prepend=0)
+
     def padded(self, numbers: NDArray[np.int64], pad: int) -> PaddedExamples:
         """Return some examples as one rectangle, as wide as the longest of them."""
         lengths = self.lengths[numbers]

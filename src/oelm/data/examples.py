@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.data.hub import hub_label_names, hub_rows
-from oelm.data.local import find_splits
+from oelm.data.local import find_splits, folders_of_sets, set_folder
 from oelm.data.pieces import fraction
 from oelm.data.readers import Row, column_names, parquet_label_names, rows
 from oelm.data.sets import USUAL_COLUMNS, TaskEntry
@@ -68,10 +68,16 @@ class ExampleSource:
 
 
 def folder_examples(entry: TaskEntry, folder: Path, *, language: str, labels: tuple[str, ...] | None) -> ExampleSource:
-    """Return a named task from local copies of its files; `labels` overrides the order of integer labels."""
+    """Return a named task from local copies of its files, in this folder or in one of its name inside.
+
+    `labels` overrides the order of integer labels.
+    """
     # The public tests carry no labels, but XNLI's does.
     known = ("train", *entry.dev_splits, *(("test",) if entry.languages else ()))
-    found = find_splits(folder, wanted=known, only=language if entry.languages else "")
+    own = set_folder(entry.name, folder)
+    found = find_splits(own, wanted=known, only=language if entry.languages else "")
+    if "train" not in found and entry.trains_on and language == "en":
+        found |= _training_files(entry.trains_on, folder)
     wanted = [split for split in known if split in found]
     if not wanted:
         raise DataError(
@@ -86,8 +92,16 @@ def folder_examples(entry: TaskEntry, folder: Path, *, language: str, labels: tu
             meaning = _integers(entry, path, columns["label"], labels)
             integers[path.name] = ", ".join(f"{number}={name}" for number, name in enumerate(meaning))
         splits[split] = partial(_all_files, found[split], entry, labels, language)
-    names = ", ".join(path.name for split in wanted for path in found[split])
+    # A file of another set's is told by its folder.
+    paths = [path for split in wanted for path in found[split]]
+    names = ", ".join(path.name if path.is_relative_to(own) else f"{path.parent.name}/{path.name}" for path in paths)
     return ExampleSource(_name(entry, language), f"{entry.name}: local copies ({names})", entry.labels, splits, None, integers)
+
+
+def _training_files(name: str, folder: Path) -> dict[str, list[Path]]:
+    """Return the training files of another set whose folder lies in this one, if it does."""
+    beside = folders_of_sets(folder).get(name, [])
+    return find_splits(beside[0], wanted=("train",)) if len(beside) == 1 else {}
 
 
 def _name(entry: TaskEntry, language: str) -> str:

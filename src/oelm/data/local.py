@@ -1,10 +1,11 @@
-"""Local copies of public data sets: which file of a folder is which split."""
+"""Local copies of public data sets: which folder is whose, and which file of a folder is which split."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from oelm.data.sets import SPELLINGS, set_called
 from oelm.errors import DataError
 
 SUFFIXES = (".txt", ".tokens", ".raw", ".jsonl", ".json", ".parquet", ".tsv", ".csv")
@@ -26,14 +27,56 @@ def split_in_name(name: str) -> str | None:
     return None
 
 
+def set_folder(name: str, folder: Path) -> Path:
+    """Return where a named set's files are: the folder given, or one inside it that is called as the set usually is.
+
+    Raises DataError when it holds folders of other sets and none, or more than one, of this one.
+    """
+    _check_is_folder(folder)
+    # By the name it was given under, or, of '.' and the like, its own.
+    called = {set_called(folder.name), set_called(folder.resolve().name)}
+    if name in called or any(_is_split(path) for path in folder.iterdir()):
+        return folder
+    inside = folders_of_sets(folder)
+    if len(own := inside.get(name, [])) == 1:
+        return own[0]
+    if own:
+        names = ", ".join(path.name for path in own)
+        raise DataError(f"--from {folder}: more than one folder is called as {name} is ({names}); give the one that is meant")
+    if inside:
+        looked_for = " or ".join(map(repr, SPELLINGS[name]))
+        raise DataError(
+            f"--from {folder}: it holds folders of {', '.join(sorted(inside))} and none of {name} (looked for {looked_for}, "
+            "whatever its capitals, dots and hyphens): bring the files there, or give their own folder"
+        )
+    return folder
+
+
+def folders_of_sets(folder: Path) -> dict[str, list[Path]]:
+    """Return the folders inside this one that are called as named sets usually are, by the set's name."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and (name := set_called(path.name)):
+            found.setdefault(name, []).append(path)
+    return found
+
+
+def _is_split(path: Path) -> bool:
+    return path.is_file() and path.suffix.lower() in SUFFIXES and split_in_name(path.name) is not None
+
+
+def _check_is_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise DataError(f"--from {folder}: no such folder; give the folder that holds the files of the data set")
+
+
 def find_splits(folder: Path, *, wanted: tuple[str, ...], only: str = "") -> dict[str, list[Path]]:
     """Return the files of each wanted split under a folder; several only where they are numbered parts of one.
 
     `only` keeps to files whose name holds this word (a language, say) where any does. Raises DataError when there is no
     training file, or when two files claim to be the same split.
     """
-    if not folder.is_dir():
-        raise DataError(f"--from {folder}: no such folder; give the folder that holds the files of the data set")
+    _check_is_folder(folder)
     files = sorted(
         path for path in folder.rglob("*") if path.is_file() and path.suffix.lower() in SUFFIXES and not _hidden(path, folder)
     )

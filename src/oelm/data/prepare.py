@@ -39,19 +39,31 @@ def no_progress(what: str, done: int, total: int, tokens: int) -> None:
     """Show nothing."""
 
 
-def prepare(data: str, *, tokenizer: str, known: str = "", progress: Progress = no_progress) -> TokenSet:
+def prepare(
+    data: str, *, tokenizer: str, max_tokens: int | None = None, known: str = "", progress: Progress = no_progress
+) -> TokenSet:
     """Return the token set of `data`: a named corpus, a file or folder of text, or a folder that holds a token set.
 
     What is not there yet is made and kept under the cache folder, named by the content of text and tokenizer. A named
     corpus that was prepared before, from whatever source, is found by its name; of several, the one whose fingerprint
-    a run knows.
+    a run knows. With `max_tokens` it is an extract, prepared to that limit and found only where it was; without, a set
+    prepared to any limit is taken.
     """
     path = Path(data)
     if (path / "meta.json").is_file() and any(path.glob("*.bin")):
-        return open_tokens(path)
-    if data in CORPORA and (found := find_tokens(data, tokenizer_recipe(tokenizer).label, known=known)) is not None:
+        return _checked_limit(open_tokens(path), max_tokens)
+    if data in CORPORA and (found := find_tokens(data, tokenizer, max_tokens=max_tokens, known=known)) is not None:
         return open_tokens(found)
-    return prepare_corpus(corpus_of(data), tokenizer=tokenizer, progress=progress)
+    return prepare_corpus(corpus_of(data), tokenizer=tokenizer, limits=Limits(None, max_tokens), progress=progress)
+
+
+def _checked_limit(tokens: TokenSet, max_tokens: int | None) -> TokenSet:
+    if max_tokens not in (None, tokens.meta.max_tokens):
+        raise DataError(
+            f"{tokens.path} was prepared with a limit of {tokens.meta.max_tokens} tokens, the config says data.max_tokens "
+            f"{max_tokens}: leave that out, or give a set prepared so (oelm data prepare ... --max-tokens {max_tokens})"
+        )
+    return tokens
 
 
 def corpus_of(data: str) -> Corpus:

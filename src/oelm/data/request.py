@@ -128,6 +128,27 @@ class Request:
         return hub_examples(entry, language=self.language)
 
 
+def prepare_named(
+    name: str,
+    folder: Path,
+    *,
+    tokenizer: str,
+    max_tokens: int | None = None,
+    max_length: int | None = None,
+    language: str = "en",
+    progress: Progress = no_progress,
+) -> TokenSet | ExampleSet:
+    """Prepare a named corpus or task from local copies: `folder` is the set's own, or one that holds it under its name.
+
+    `max_tokens` has a meaning for a corpus only, `max_length` and `language` for a task. Raises DataError when the folder
+    holds nothing of this name.
+    """
+    request = Request(
+        name=name, folder=folder, tokenizer=tokenizer, max_tokens=max_tokens, max_length=max_length, language=language
+    )
+    return request.prepare(progress)
+
+
 def _columns(text: str | None) -> dict[str, str] | None:
     if text is None:
         return None

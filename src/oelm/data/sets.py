@@ -32,6 +32,8 @@ class CorpusEntry:
     hub: HubSource
     text_bytes: int
     layout: Literal["documents", "wikitext"] = "documents"
+    # What else its folder may be called.
+    spellings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class TaskEntry:
     dev_splits: tuple[str, ...] = ("val",)
     aliases: dict[str, str] = field(default_factory=dict)
     languages: tuple[str, ...] = ()
+    spellings: tuple[str, ...] = ()
+    # Whose training examples are its own in English, so that its own release may come without.
+    trains_on: str = ""
 
 
 _WIKITEXT = "b08601e04326c79dfdd32d625aee71d232d685c3"
@@ -78,6 +83,7 @@ CORPORA = {
             "packaging CC0, texts of third parties",
             HubSource("Skylion007/openwebtext", "79d93d786212f7344586290adb811d4ae6a1762c", "plain_text", {"train": "train"}),
             39_800_000_000,
+            spellings=("owt",),
         ),
         CorpusEntry(
             "wikitext103",
@@ -86,6 +92,7 @@ CORPORA = {
             HubSource("Salesforce/wikitext", _WIKITEXT, "wikitext-103-v1", {**_LM_SPLITS, "test": "test"}),
             540_000_000,
             layout="wikitext",
+            spellings=("wikitext103v1",),
         ),
         CorpusEntry(
             "wikitext2",
@@ -94,6 +101,7 @@ CORPORA = {
             HubSource("Salesforce/wikitext", _WIKITEXT, "wikitext-2-v1", {**_LM_SPLITS, "test": "test"}),
             11_000_000,
             layout="wikitext",
+            spellings=("wikitext2v1",),
         ),
     )
 }
@@ -121,6 +129,7 @@ TASKS = {
             labels=NLI_LABELS,
             columns=_NLI_COLUMNS,
             dev_splits=("val", "val_mismatched"),
+            spellings=("multinli", "multinli10"),
         ),
         TaskEntry(
             "xnli",
@@ -136,9 +145,21 @@ TASKS = {
             columns=_NLI_COLUMNS,
             aliases={"contradictory": "contradiction"},
             languages=XNLI_LANGUAGES,
+            trains_on="mnli",
         ),
     )
 }
+
+
+# What the folder of a set is usually called, in small letters and digits.
+SPELLINGS = {name: (name, *entry.spellings) for name, entry in CORPORA.items()}
+SPELLINGS |= {name: (name, *entry.spellings) for name, entry in TASKS.items()}
+
+
+def set_called(folder_name: str) -> str:
+    """Return the set whose folder is usually called so, "" for none: 'SST-2' and 'sst2' are one."""
+    plain = "".join(c for c in folder_name.lower() if c.isalnum())
+    return next((name for name, spellings in SPELLINGS.items() if plain in spellings), "")
 
 
 def unknown_set(name: str) -> DataError:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oelm.data.encoded import ExampleMeta, ExampleSet, open_examples, read_example_meta
+from oelm.data.tokenizer import tokenizer_label, tokenizer_sha256
 from oelm.data.tokens import TokenMeta, TokenSet, open_tokens, read_meta
 from oelm.errors import DataError
 from oelm.files import cache_root, read_json
@@ -63,25 +64,82 @@ def _named(name: str) -> list[Path]:
     return sorted(exact + alike)
 
 
-def find_tokens(name: str, label: str, *, known: str = "") -> Path | None:
-    """Return the token set prepared under this name with this tokenizer.
+def find_tokens(name: str, tokenizer: str, *, max_tokens: int | None = None, known: str = "") -> Path | None:
+    """Return the token set prepared under this name with this tokenizer, and to this limit where one is given.
 
     Of several, the one with the fingerprint `known`; DataError when that does not tell, or when the name was prepared
-    with other tokenizers only.
+    with other tokenizers or to other limits only.
     """
+    label = tokenizer_label(tokenizer)
     sets = [(path, meta) for path, meta in prepared_sets() if isinstance(meta, TokenMeta) and meta.name == name]
-    found = [(path, meta) for path, meta in sets if meta.tokenizer == label]
+    found = [(path, meta) for path, meta in sets if meta.tokenizer == label and _is_to_limit(meta, max_tokens)]
     if sets and not found:
-        others = ", ".join(sorted({meta.tokenizer for _, meta in sets}))
+        raise _prepared_otherwise(name, f"--tokenizer {tokenizer}{_limits(None, max_tokens)}", [meta for _, meta in sets])
+    alike = _told_apart([(path, meta.fingerprint, meta.fingerprint) for path, meta in found], known)
+    if len(alike) > 1:
         raise DataError(
-            f"{name} is prepared here with tokenizer {others}, not {label}: say --tokenizer {others}, or prepare it with "
-            f"this one too: oelm data prepare {name} --tokenizer {label}"
+            f"{name} was prepared {len(alike)} times with tokenizer {label}, from different sources or to different limits: "
+            f"say which with --data PATH: {', '.join(map(str, alike))} (`oelm data info PATH` tells them apart)"
         )
-    if len(found) > 1:
-        found = [(path, meta) for path, meta in found if meta.fingerprint == known] or found
-    if len(found) > 1:
+    return alike[0] if alike else None
+
+
+def _is_to_limit(meta: TokenMeta, max_tokens: int | None) -> bool:
+    return max_tokens is None or (meta.max_tokens == max_tokens and meta.max_documents is None)
+
+
+def _prepared_otherwise(name: str, asked: str, there: list[TokenMeta]) -> DataError:
+    others = sorted({f"--tokenizer {meta.tokenizer}{_limits(meta.max_documents, meta.max_tokens)}" for meta in there})
+    return DataError(
+        f"{name} is prepared here with {' and with '.join(others)}, not with {asked}: say what there is (--tokenizer T, "
+        f"--set data.max_tokens=N), or prepare this too: oelm data prepare {name} {asked}"
+    )
+
+
+def _limits(max_documents: int | None, max_tokens: int | None) -> str:
+    limits = (("--max-documents", max_documents), ("--max-tokens", max_tokens))
+    return "".join(f" {option} {limit}" for option, limit in limits if limit is not None)
+
+
+def find_examples(
+    name: str, tokenizer: str, *, max_length: int, labels: tuple[str, ...], splits: tuple[str, ...], known: str = ""
+) -> Path | None:
+    """Return the example set prepared under this name with this tokenizer, cut at this length, that has these splits.
+
+    Of several, the one with the fingerprint `known`; DataError when that does not tell and these splits differ.
+    """
+    digest = tokenizer_sha256(tokenizer)
+    found = [
+        (path, meta.fingerprint, str([meta.splits[split] for split in splits]))
+        for path, meta in prepared_sets()
+        if isinstance(meta, ExampleMeta)
+        and (meta.name, meta.tokenizer_sha256, meta.max_length, meta.labels) == (name, digest, max_length, labels)
+        and all(split in meta.splits for split in splits)
+    ]
+    alike = _told_apart(found, known)
+    if len(alike) > 1:
         raise DataError(
-            f"{name} was prepared {len(found)} times with tokenizer {label}, from different sources or to different limits: "
-            f"say which with --data PATH: {', '.join(str(path) for path, _ in found)} (`oelm data info PATH` tells them apart)"
+            f"{name} was prepared {len(alike)} times for this model, from different sources: say which with --from FOLDER, or "
+            f"delete all but one: {', '.join(map(str, alike))} (`oelm data info PATH` tells them apart)"
         )
-    return found[0][0] if found else None
+    return alike[0] if alike else None
+
+
+def examples_there(name: str, tokenizer: str) -> str:
+    """Say how the example sets prepared under this name were cut and for which tokenizer; "" when there is none."""
+    digest = tokenizer_sha256(tokenizer)
+    sets = [meta for _, meta in prepared_sets() if isinstance(meta, ExampleMeta) and meta.name == name]
+    whose = {True: "this tokenizer", False: "another tokenizer"}
+    told = {f"{', '.join(m.splits)} with {whose[m.tokenizer_sha256 == digest]}, cut at {m.max_length} tokens" for m in sets}
+    return "; ".join(sorted(told))
+
+
+def _told_apart(found: list[tuple[Path, str, str]], known: str) -> list[Path]:
+    """Return the one path whose fingerprint (the second) is known, else one for each different content (the third)."""
+    for path, fingerprint, _ in found:
+        if fingerprint == known:
+            return [path]
+    first: dict[str, Path] = {}
+    for path, _, content in found:
+        first.setdefault(content, path)
+    return list(first.values())

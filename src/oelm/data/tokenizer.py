@@ -48,6 +48,17 @@ def vocab_size_of(spec: str) -> int:
     return GPT2_VOCAB if spec == GPT2 else tokenizer_recipe(spec).vocab_size
 
 
+def tokenizer_label(spec: str) -> str:
+    """Return what a tokenizer is called in records, without its files where that is known."""
+    return GPT2 if spec == GPT2 else tokenizer_recipe(spec).label
+
+
+def tokenizer_sha256(spec: str) -> str:
+    """Return the digest of the tokenizer.json that a spec asks for; "" for one that is yet to be trained."""
+    text = tokenizer_recipe(spec).text
+    return "" if text is None else hashlib.sha256(text.encode()).hexdigest()
+
+
 def _given(tokenizer: Tokenizer, *, text: str | None = None) -> TokenizerRecipe:
     text = text or tokenizer.to_str()
     label = GPT2 if is_gpt2(tokenizer) else f"file-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,6 +19,7 @@ from oelm.errors import CheckpointError, ConfigError, MissingExtraError
 from oelm.files import publish_dir, read_json, sha256_file
 from oelm.seeds import stream_seed
 
+Architecture = Literal["bert", "t5", "bart"]
 # What a classifier adds to a pretrained model, by the names of the usual architectures.
 _NEW_LAYERS = re.compile(r"^(classifier|pre_classifier|score|classification_head)\.|(^|\.)pooler\.")
 # What classifiers of the usual architectures call the weight of their last layer.
@@ -79,6 +80,9 @@ def pretrained_classifier(
         try:
             config = transformers.AutoConfig.from_pretrained(str(folder), num_labels=num_labels, local_files_only=True)
             config.pad_token_id = config.pad_token_id if pad is None else pad
+            if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+                # T5 starts with its pad; configs that the library writes today need not say so.
+                config.decoder_start_token_id = config.pad_token_id
             _set_dropout(config, dropout)
             model: nn.Module
             model, loaded = transformers.AutoModelForSequenceClassification.from_pretrained(
@@ -123,8 +127,11 @@ def shaped_classifier(folder: Path) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class BertShape:
-    """The sizes of a small BERT classifier."""
+class ClassifierShape:
+    """The sizes of a small classifier; an encoder-decoder has `num_layers` in each half.
+
+    `end` is the mark that ends every example, where an encoder-decoder classifies; None for a BERT, which looks at the first.
+    """
 
     vocab_size: int
     seq_len: int
@@ -134,27 +141,74 @@ class BertShape:
     ff_dim: int
     num_labels: int
     pad: int
+    end: int | None
 
 
-def fresh_bert(shape: BertShape, *, seed: int, dropout: float | None = None) -> nn.Module:
-    """Return a BERT classifier of this shape with fresh weights that follow `seed`."""
+def fresh_classifier(
+    architecture: Architecture, shape: ClassifierShape, *, seed: int, dropout: float | None = None
+) -> nn.Module:
+    """Return a classifier of this architecture and shape with fresh weights that follow `seed`."""
     transformers = _transformers()
     if shape.model_dim % shape.num_heads:
         raise ConfigError(f"model.model_dim {shape.model_dim} does not split into {shape.num_heads} heads")
-    config = transformers.BertConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.model_dim,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_heads,
-        intermediate_size=shape.ff_dim,
-        max_position_embeddings=shape.seq_len,
-        num_labels=shape.num_labels,
-        pad_token_id=shape.pad,
+    family, settings = _FRESH[architecture]
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=shape.vocab_size, num_labels=shape.num_labels, pad_token_id=shape.pad, **settings(shape)
     )
     _set_dropout(config, dropout)
     with _quiet(transformers), _seeded(seed):
-        model: nn.Module = transformers.BertForSequenceClassification(config)
+        model: nn.Module = getattr(transformers, f"{family}ForSequenceClassification")(config)
     return model
+
+
+def _bert_settings(shape: ClassifierShape) -> dict[str, Any]:
+    return {
+        "hidden_size": shape.model_dim,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "intermediate_size": shape.ff_dim,
+        "max_position_embeddings": shape.seq_len,
+    }
+
+
+def _t5_settings(shape: ClassifierShape) -> dict[str, Any]:
+    assert shape.end is not None
+    return {
+        "d_model": shape.model_dim,
+        "d_kv": shape.model_dim // shape.num_heads,
+        "d_ff": shape.ff_dim,
+        "num_layers": shape.num_layers,
+        "num_decoder_layers": shape.num_layers,
+        "num_heads": shape.num_heads,
+        "eos_token_id": shape.end,
+        # As the pretrained ones have it.
+        "decoder_start_token_id": shape.pad,
+    }
+
+
+def _bart_settings(shape: ClassifierShape) -> dict[str, Any]:
+    assert shape.end is not None
+    halves = ("encoder", "decoder")
+    return {
+        "d_model": shape.model_dim,
+        **{f"{half}_layers": shape.num_layers for half in halves},
+        **{f"{half}_attention_heads": shape.num_heads for half in halves},
+        **{f"{half}_ffn_dim": shape.ff_dim for half in halves},
+        "max_position_embeddings": shape.seq_len,
+        "eos_token_id": shape.end,
+        # As the pretrained ones have it.
+        "decoder_start_token_id": shape.end,
+        # Only for writing text; the library's own defaults are ids of another vocabulary.
+        "bos_token_id": None,
+        "forced_eos_token_id": None,
+    }
+
+
+_FRESH: dict[Architecture, tuple[str, Callable[[ClassifierShape], dict[str, Any]]]] = {
+    "bert": ("Bert", _bert_settings),
+    "t5": ("T5", _t5_settings),
+    "bart": ("Bart", _bart_settings),
+}
 
 
 def _set_dropout(config: Any, rate: float | None) -> None:
@@ -180,7 +234,7 @@ def export_classifier(model: nn.Module, tokenizer_json: Path, target: Path) -> N
         tokenizer = transformers.PreTrainedTokenizerFast(
             tokenizer_object=Tokenizer.from_file(str(tokenizer_json)),
             model_input_names=input_names(model),
-            **_special_tokens(tokenizer_json),
+            **_special_tokens(tokenizer_json, model),
         )
         tokenizer.save_pretrained(str(staging))
 
@@ -194,8 +248,13 @@ def input_names(model: nn.Module) -> list[str]:
     return names
 
 
-def _special_tokens(tokenizer_json: Path) -> dict[str, str]:
-    """Return the names under which the library wants to know a BERT's marks, for those that the tokenizer has."""
+def is_encoder_decoder(model: nn.Module) -> bool:
+    """Whether a classifier looks for the mark that ends every example, instead of at one place."""
+    return bool(model.config.is_encoder_decoder)  # type: ignore[union-attr]
+
+
+def _special_tokens(tokenizer_json: Path, model: nn.Module) -> dict[str, str]:
+    """Return the names under which the library wants to know a model's marks, for those that the tokenizer has."""
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
     marks = {
         "pad_token": ("[PAD]", "<pad>", "<|endoftext|>"),
@@ -205,7 +264,10 @@ def _special_tokens(tokenizer_json: Path) -> dict[str, str]:
         "mask_token": ("[MASK]", "<mask>"),
     }
     found = {name: [mark for mark in spellings if tokenizer.token_to_id(mark) is not None] for name, spellings in marks.items()}
-    return {name: spellings[0] for name, spellings in found.items() if spellings}
+    named = {name: spellings[0] for name, spellings in found.items() if spellings}
+    if is_encoder_decoder(model):
+        named["eos_token"] = str(tokenizer.id_to_token(model.config.eos_token_id))  # type: ignore[union-attr,arg-type]
+    return named
 
 
 def _check_head(files: list[Path], num_labels: int) -> None:

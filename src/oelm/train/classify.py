@@ -15,17 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.data.encoded import ExampleSet, ExampleSplit, PaddedExamples
-from oelm.data.examples import ExampleSource
 from oelm.data.order import BucketOrder, permuted
 from oelm.data.prepare import Progress
-from oelm.data.request import Request
-from oelm.data.sets import TASKS
-from oelm.data.stdlib_task import stdlib_examples, stdlib_tokenizer
-from oelm.data.tasks import prepare_examples
 from oelm.errors import CheckpointError, ConfigError, DataError
 from oelm.models.hub import (
-    BertShape,
-    fresh_bert,
+    ClassifierShape,
+    fresh_classifier,
     input_names,
     model_facts,
     model_folder,
@@ -35,15 +30,15 @@ from oelm.models.hub import (
     weights_sha256,
 )
 from oelm.seeds import stream_seed
-from oelm.train.config import ExamplesConfig, FinetuneConfig, read_any_config
+from oelm.train.config import FinetuneConfig, read_any_config
 from oelm.train.device import Compute
 from oelm.train.preflight import Estimate, classifier_estimate
 from oelm.train.status import Metric
 from oelm.train.stop import StopFlag
 from oelm.train.task import DataFacts
+from oelm.train.task_examples import check_fits_model, check_marks, closing_mark, prepare_task_examples
 
 _EVALUATED_AT_ONCE = 64
-_COUNTED_FROM_PAD = ("roberta", "camembert", "mpnet", "longformer", "xmod")
 MODEL_CONFIG = "model"
 
 
@@ -112,21 +107,26 @@ class ClassifierTask:
                 self.folder, num_labels=model.num_labels, pad=self.pad, dropout=model.dropout, seed=self.config.seed
             )
         else:
-            shape = BertShape(
-                vocab_size=meta.vocab_size,
-                seq_len=meta.max_length,
-                model_dim=model.model_dim,
-                num_layers=model.num_layers,
-                num_heads=model.num_heads,
-                ff_dim=model.ff_dim,
-                num_labels=model.num_labels,
-                pad=self.pad,
-            )
-            built = fresh_bert(shape, dropout=model.dropout, seed=self.config.seed)
+            built = fresh_classifier(model.architecture, self._shape(), dropout=model.dropout, seed=self.config.seed)
+        check_marks(self.examples, built, pad=self.pad)
         built.config.id2label = dict(enumerate(meta.labels))  # type: ignore[union-attr]
         built.config.label2id = {label: number for number, label in enumerate(meta.labels)}  # type: ignore[union-attr]
         save_model_config(built, run / MODEL_CONFIG)
         return built
+
+    def _shape(self) -> ClassifierShape:
+        model, meta = self.config.model, self.examples.meta
+        return ClassifierShape(
+            vocab_size=meta.vocab_size,
+            seq_len=meta.max_length,
+            model_dim=model.model_dim,
+            num_layers=model.num_layers,
+            num_heads=model.num_heads,
+            ff_dim=model.ff_dim,
+            num_labels=model.num_labels,
+            pad=self.pad,
+            end=None if model.architecture == "bert" else closing_mark(self.examples),
+        )
 
     def batch(self, step: int) -> ExampleBatch:
         split = self.examples.splits["train"]
@@ -151,7 +151,9 @@ class ClassifierTask:
         return evaluate_split(model, split, pad=self.pad, compute=self.compute, stop=stop, progress=progress)
 
     def estimate(self, device: str) -> Estimate:
-        facts = model_facts(self.folder) if self.folder is not None else self.config.model.model_dump()
+        model = self.config.model
+        fresh = {**model.model_dump(), "is_encoder_decoder": model.architecture != "bert"}
+        facts = model_facts(self.folder) if self.folder is not None else fresh
         return classifier_estimate(facts, self.config, self.examples.meta)
 
     def look_at_heads(self, model: nn.Module) -> dict[str, Any] | None:
@@ -235,17 +237,21 @@ def _judged(
 
 
 def open_classifier_task(
-    config: FinetuneConfig, compute: Compute, *, run: Path, progress: Progress
+    config: FinetuneConfig, compute: Compute, *, run: Path, known: str, progress: Progress
 ) -> tuple[FinetuneConfig, ClassifierTask]:
-    """Encode a classifier's examples with its model's tokenizer, and fill in what only model and data can tell."""
+    """Encode a classifier's examples with its model's tokenizer, and fill in what only model and data can tell.
+
+    `known` is the fingerprint of the examples that the run began with, if it began.
+    """
     source = config.model.source
     folder, digest, tokenizer = _start(source, run) if source is not None else (None, "", None)
-    examples = prepare_task_examples(config.examples, tokenizer, vocab_size=config.model.vocab_size, progress=progress)
+    vocab_size = config.model.vocab_size
+    examples = prepare_task_examples(config.examples, tokenizer, vocab_size=vocab_size, known=known, progress=progress)
     labels = len(examples.meta.labels)
     if config.model.num_labels not in (0, labels):
         raise ConfigError(f"model.num_labels is {config.model.num_labels}, the task {examples.meta.name} has {labels} labels")
     if folder is not None:
-        _check_fits_model(examples, model_facts(folder), folder)
+        check_fits_model(examples, model_facts(folder), folder)
     if config.model.sha256 not in ("", digest):
         raise DataError(
             f"{source}: these weights (sha256 {digest[:12]}...) are not those of the config ({config.model.sha256[:12]}...)"
@@ -268,59 +274,6 @@ def _start(source: str, run: Path) -> tuple[Path, str, Path]:
         if not isinstance(held, FinetuneConfig) or held.model.source != source:
             raise
         return run / MODEL_CONFIG, held.model.sha256, run / "tokenizer.json"
-
-
-def prepare_task_examples(config: ExamplesConfig, tokenizer: Path | None, *, vocab_size: int, progress: Progress) -> ExampleSet:
-    """Return the encoded examples that a config names, with a tokenizer (a model's folder, or its file) or one of their own."""
-    source = example_source(config)
-    if tokenizer is not None:
-        return prepare_examples(source, tokenizer=str(tokenizer), max_length=config.max_length, progress=progress)
-    if config.task != "stdlib":
-        raise ConfigError(f"task {config.task!r} needs a model to read it with: --model FOLDER, or a hub id")
-    own = stdlib_tokenizer(vocab_size, progress)
-    return prepare_examples(source, tokenizer=str(own), max_length=config.max_length, progress=progress)
-
-
-def example_source(config: ExamplesConfig) -> ExampleSource:
-    """Return the examples that a config names."""
-    if config.task == "stdlib":
-        return stdlib_examples()
-    named = config.task in TASKS
-    if not named and not Path(config.task).exists() and "/" not in config.task:
-        raise ConfigError(f"no task called {config.task!r}: there are stdlib, {', '.join(TASKS)}; or give the path of a table")
-    request = Request(
-        name=config.task if named else None,
-        examples=None if named else Path(config.task),
-        folder=Path(config.folder) if config.folder else None,
-        dev=Path(config.dev) if config.dev else None,
-        columns=config.columns,
-        labels=config.labels,
-        language=config.language,
-    )
-    return request.example_source()
-
-
-def _positions(facts: dict[str, Any]) -> int:
-    """Return how many tokens a model reads at most; 0 where it has no such limit."""
-    positions = int(facts.get("max_position_embeddings") or facts.get("n_positions") or 0)
-    # RoBERTa's kin count positions from behind the pad's.
-    is_kin = any(name in str(facts.get("model_type")) for name in _COUNTED_FROM_PAD)
-    offset = int(facts.get("pad_token_id") or 0) + 1 if is_kin else 0
-    return max(positions - offset, 0)
-
-
-def _check_fits_model(examples: ExampleSet, facts: dict[str, Any], folder: Path) -> None:
-    vocab, positions = int(facts.get("vocab_size", 0)), _positions(facts)
-    largest = max(int(split.ids.max()) for split in examples.splits.values())
-    if vocab and largest >= vocab:
-        raise DataError(
-            f"{folder}: its tokenizer gives ids up to {largest}, the model's vocabulary has {vocab}: the tokenizer's files are "
-            "another model's; give the model with its own"
-        )
-    if positions and examples.meta.max_length > positions:
-        raise ConfigError(
-            f"examples.max_length {examples.meta.max_length}: {folder} reads {positions} tokens at most; lower it"
-        )
 
 
 def _with_length(config: FinetuneConfig, per_epoch: int) -> FinetuneConfig:

@@ -15,6 +15,7 @@ from oelm.errors import ConfigError
 from oelm.files import dump_json, read_json
 from oelm.method.method import Method, method_name, resolve_method
 from oelm.models.gpt import GPTConfig
+from oelm.models.hub import Architecture
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 Precision = Literal["auto", "float32", "bf16", "fp16"]
@@ -34,6 +35,8 @@ class DataConfig(Strict):
 
     source: str = Field(min_length=1)
     tokenizer: str = "bpe:4096"
+    # An extract: of each split, no document is begun after so many tokens. None takes all, or whatever extract a name has.
+    max_tokens: int | None = Field(default=None, gt=0)
 
 
 class OptimConfig(Strict):
@@ -64,7 +67,7 @@ class ExamplesConfig(Strict):
     """What a classifier learns: 'stdlib', a named task, or a table of the user's own; docs/classifiers.md tells the rest."""
 
     task: str = Field(min_length=1)
-    # Where local copies of a named task lie; without it the hub is asked.
+    # Where local copies of a named task lie; without it, what was prepared under the name is taken, else the hub is asked.
     folder: str | None = None
     dev: str | None = None
     columns: str | None = None
@@ -76,9 +79,11 @@ class ExamplesConfig(Strict):
 
 
 class ClassifierConfig(Strict):
-    """A pretrained model (a folder, or an id of the hub), or, without a source, a fresh small BERT of this shape."""
+    """A pretrained model (a folder, or an id of the hub), or, without a source, a fresh small one of this shape."""
 
     source: str | None = None
+    # Of a fresh model; an encoder-decoder (t5, bart) has num_layers in each half.
+    architecture: Architecture = "bert"
     # Of the pretrained weights; filled in when a run begins.
     sha256: str = ""
     # None keeps the model's own rates.
@@ -90,6 +95,15 @@ class ClassifierConfig(Strict):
     num_layers: int = Field(default=2, gt=0)
     num_heads: int = Field(default=2, gt=0)
     ff_dim: int = Field(default=512, gt=0)
+
+    @model_validator(mode="after")
+    def _one_thing_says_the_architecture(self) -> Self:
+        if self.source is not None and self.architecture != "bert":
+            raise ValueError(
+                f"architecture {self.architecture!r} is for fresh models; the folder of source {self.source} says its own: "
+                "leave one of the two out"
+            )
+        return self
 
 
 class TrainConfig(Strict):
@@ -234,10 +248,14 @@ def _known_keys(model: type[BaseModel], path: list[Any]) -> list[str]:
 def read_any_config(path: Path) -> RunConfig | FinetuneConfig:
     """Read the config that a run of either kind left behind, from the file or the run's directory."""
     path = path / "config.json" if path.is_dir() else path
-    data = read_json(path, error=ConfigError)
+    return parse_any(read_json(path, error=ConfigError), where=str(path))
+
+
+def parse_any(data: Any, *, where: str) -> RunConfig | FinetuneConfig:
+    """Return the config of either kind that plain data describes, or raise as `parse_as` does."""
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: must be an object of settings, found {type(data).__name__}")
-    return parse_as(FinetuneConfig, data, where=str(path)) if "examples" in data else parse_config(data, where=str(path))
+        raise ConfigError(f"{where}: must be an object of settings, found {type(data).__name__}")
+    return parse_as(FinetuneConfig, data, where=where) if "examples" in data else parse_config(data, where=where)
 
 
 def read_config(path: Path) -> RunConfig:

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from oelm.data.encoded import ExampleSet
-from oelm.data.tasks import prepare_examples
 from oelm.errors import ConfigError, DataError
-from oelm.train.classify import ClassifierEvaluation, evaluate_split, example_source
+from oelm.train.classify import ClassifierEvaluation, evaluate_split
 from oelm.train.config import ExamplesConfig
 from oelm.train.device import choose_compute, look
 from oelm.train.load import LoadedClassifier
 from oelm.train.stop import StopFlag
+from oelm.train.task_examples import check_marks, open_or_prepare
 from oelm.train.watch import Watch
 
 
@@ -24,13 +24,9 @@ def judge_run(
 
     Without `examples`, the run's own task. Labels are matched by name: another order of the same ones is mapped.
     """
-    wanted = examples or run.config.examples
-    opened = prepare_examples(
-        example_source(wanted),
-        tokenizer=str(run.tokenizer_path()),
-        max_length=run.config.examples.max_length,
-        progress=watch.on_preparing,
-    )
+    wanted = (examples or run.config.examples).model_copy(update={"max_length": run.config.examples.max_length})
+    fingerprint = run.checkpoint.saved.data_fingerprint
+    opened = open_or_prepare(wanted, run.tokenizer_path(), splits=(split,), known=fingerprint, progress=watch.on_preparing)
     if split not in opened.splits:
         raise ConfigError(f"{opened.meta.name} has no split '{split}'; it has: {', '.join(opened.splits)}")
     known = run.labels()
@@ -41,6 +37,7 @@ def judge_run(
     places = np.array([known.index(label) for label in opened.meta.labels], dtype=np.int64)
     judged = replace(opened.splits[split], labels=places[opened.splits[split].labels])
     pad = int(run.model.config.pad_token_id)  # type: ignore[union-attr,arg-type]
+    check_marks(opened, run.model, pad=pad)
     compute = choose_compute(run.config.device, run.config.precision, look())
     run.model.to(compute.device)
     evaluation = evaluate_split(run.model, judged, pad=pad, compute=compute, stop=stop, progress=watch.on_validating)

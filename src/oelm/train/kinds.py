@@ -21,10 +21,11 @@ def open_task(
     config: RunConfig | FinetuneConfig, compute: Compute, *, run: Path, stop: StopFlag, watch: Watch
 ) -> tuple[RunConfig, LanguageModelTask] | tuple[FinetuneConfig, ClassifierTask]:
     """Prepare a run's data, and return its config with what only the data can tell, and its task."""
-    progress = _progress(stop, watch)
+    progress = seen_progress(stop, watch)
     if isinstance(config, FinetuneConfig):
-        return open_classifier_task(config, compute, run=run, progress=progress)
-    tokens = prepare(config.data.source, tokenizer=config.data.tokenizer, known=_known(run), progress=progress)
+        return open_classifier_task(config, compute, run=run, known=_known(run), progress=progress)
+    data = config.data
+    tokens = prepare(data.source, tokenizer=data.tokenizer, max_tokens=data.max_tokens, known=_known(run), progress=progress)
     config = resolve(config, tokens)
     return config, LanguageModelTask(tokens, config, compute)
 
@@ -44,7 +45,9 @@ def _known(run: Path) -> str:
     return str(read_json(path).get("data", {}).get("fingerprint", "")) if os.path.isfile(path) else ""
 
 
-def _progress(stop: StopFlag, watch: Watch) -> Progress:
+def seen_progress(stop: StopFlag, watch: Watch) -> Progress:
+    """Return a progress that tells the watch, and raises StoppedError once a stop was asked for."""
+
     def progress(what: str, done: int, total: int, tokens: int) -> None:
         watch.on_preparing(what, done, total, tokens)
         if stop.requested():

@@ -54,8 +54,10 @@ def score_run(
 
 
 def _prepared(run: LoadedRun, source: str, watch: Watch) -> TokenSet:
-    known = run.checkpoint.saved.data_fingerprint
-    return prepare(source, tokenizer=run.config.data.tokenizer, known=known, progress=watch.on_preparing)
+    known, data = run.checkpoint.saved.data_fingerprint, run.config.data
+    # The limit is the run's own data's; other text is taken as it is.
+    most = data.max_tokens if source == data.source else None
+    return prepare(source, tokenizer=data.tokenizer, max_tokens=most, known=known, progress=watch.on_preparing)
 
 
 def check_tokenizer_fits(tokens: TokenSet, run: LoadedRun) -> None:

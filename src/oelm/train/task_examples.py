@@ -1,0 +1,143 @@
+"""The encoded examples that a classifier's config names, and whether a model can read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from oelm.data.encoded import ExampleSet, open_examples
+from oelm.data.examples import ExampleSource
+from oelm.data.prepare import Progress
+from oelm.data.request import Request
+from oelm.data.sets import TASKS
+from oelm.data.shelf import examples_there, find_examples
+from oelm.data.stdlib_task import stdlib_examples, stdlib_tokenizer
+from oelm.data.tasks import prepare_examples
+from oelm.errors import ConfigError, DataError
+from oelm.models.hub import is_encoder_decoder
+from oelm.train.config import ExamplesConfig
+
+_COUNTED_FROM_PAD = ("roberta", "camembert", "mpnet", "longformer", "xmod")
+
+
+def prepare_task_examples(
+    config: ExamplesConfig, tokenizer: Path | None, *, vocab_size: int, progress: Progress, known: str = ""
+) -> ExampleSet:
+    """Return the encoded examples that a config names, with a tokenizer (a model's folder, or its file) or one of their own."""
+    if tokenizer is not None:
+        return open_or_prepare(config, tokenizer, splits=("train", "val"), known=known, progress=progress)
+    source = example_source(config)
+    if config.task != "stdlib":
+        raise ConfigError(f"task {config.task!r} needs a model to read it with: --model FOLDER, or a hub id")
+    own = stdlib_tokenizer(vocab_size, progress)
+    return prepare_examples(source, tokenizer=str(own), max_length=config.max_length, progress=progress)
+
+
+def open_or_prepare(
+    config: ExamplesConfig, tokenizer: Path, *, splits: tuple[str, ...], known: str, progress: Progress
+) -> ExampleSet:
+    """Return the examples that a config names in a tokenizer's ids.
+
+    A named task is found on the shelf, from wherever it was prepared, where it has these splits; of several, the one with
+    the fingerprint `known`. Else its local copies are read, or the hub is asked.
+    """
+    source, length = example_source(config), config.max_length
+    is_shelved = config.task in TASKS and config.folder is None
+    if is_shelved:
+        fits: dict[str, Any] = {"max_length": length, "labels": source.names, "splits": splits}
+        if (found := find_examples(source.name, str(tokenizer), **fits, known=known)) is not None:
+            return open_examples(found)
+    try:
+        return prepare_examples(source, tokenizer=str(tokenizer), max_length=length, progress=progress)
+    except DataError as problem:
+        if is_shelved and (there := examples_there(source.name, str(tokenizer))):
+            language = f" --language {config.language}" if TASKS[config.task].languages else ""
+            raise DataError(
+                f"{problem}. Prepared as {source.name} is here: {there}. This run asks for: oelm data prepare {config.task}"
+                f"{language} --tokenizer {tokenizer} --max-length {length} --from FOLDER"
+            ) from problem
+        raise
+
+
+def example_source(config: ExamplesConfig) -> ExampleSource:
+    """Return the examples that a config names."""
+    if config.task == "stdlib":
+        return stdlib_examples()
+    named = config.task in TASKS
+    if not named and not Path(config.task).exists() and "/" not in config.task:
+        raise ConfigError(f"no task called {config.task!r}: there are stdlib, {', '.join(TASKS)}; or give the path of a table")
+    request = Request(
+        name=config.task if named else None,
+        examples=None if named else Path(config.task),
+        folder=Path(config.folder) if config.folder else None,
+        dev=Path(config.dev) if config.dev else None,
+        columns=config.columns,
+        labels=config.labels,
+        language=config.language,
+    )
+    return request.example_source()
+
+
+def num_positions(facts: dict[str, Any]) -> int:
+    """Return how many tokens a model reads at most; 0 where it has no such limit."""
+    # T5 sees distances only, whatever its config.json says.
+    if "t5" in str(facts.get("model_type")):
+        return 0
+    positions = int(facts.get("max_position_embeddings") or facts.get("n_positions") or 0)
+    # RoBERTa's kin count positions from behind the pad's.
+    is_kin = any(name in str(facts.get("model_type")) for name in _COUNTED_FROM_PAD)
+    offset = int(facts.get("pad_token_id") or 0) + 1 if is_kin else 0
+    return max(positions - offset, 0)
+
+
+def check_fits_model(examples: ExampleSet, facts: dict[str, Any], folder: Path) -> None:
+    """Raise when a pretrained model has fewer words or fewer places than the examples need."""
+    vocab, positions = int(facts.get("vocab_size", 0)), num_positions(facts)
+    largest = max(int(split.ids.max()) for split in examples.splits.values())
+    if vocab and largest >= vocab:
+        raise DataError(
+            f"{folder}: its tokenizer gives ids up to {largest}, the model's vocabulary has {vocab}: the tokenizer's files are "
+            "another model's; give the model with its own"
+        )
+    if positions and examples.meta.max_length > positions:
+        raise ConfigError(
+            f"examples.max_length {examples.meta.max_length}: {folder} reads {positions} tokens at most; lower it"
+        )
+
+
+def closing_mark(examples: ExampleSet) -> int:
+    """Return the id that ends every example; DataError when they do not all end alike."""
+    last = np.unique(np.concatenate([split.ids[split.ends - 1] for split in examples.splits.values()]))
+    if len(last) != 1:
+        raise DataError(
+            f"{examples.meta.name}: its examples end with {len(last):,} different tokens, and an encoder-decoder classifies at "
+            "the mark that ends each: take architecture bert, or a tokenizer that closes every text"
+        )
+    return int(last[0])
+
+
+def check_marks(examples: ExampleSet, model: nn.Module, *, pad: int) -> None:
+    """Raise DataError unless an encoder-decoder finds as many end marks in one example as in any other.
+
+    It classifies at the last of them, and the library gives up in the middle of training where their number differs.
+    """
+    if not is_encoder_decoder(model):
+        return
+    end = model.config.eos_token_id  # type: ignore[union-attr]
+    if not isinstance(end, int) or pad == end:
+        raise DataError(
+            f"{examples.meta.name}: the model's end mark is {end}, short texts are filled up with {pad}: it classifies at the "
+            "mark, which must be one token and not the filling; mend eos_token_id and pad_token_id in its config.json"
+        )
+    counts = {name: split.counts(end) for name, split in examples.splits.items()}
+    usual = max(1, int(np.median(np.concatenate(list(counts.values())))))
+    for name, found in counts.items():
+        for number in np.flatnonzero(found != usual)[:1]:
+            raise DataError(
+                f"{examples.meta.name}: example {number + 1} of {name} has the end mark (id {end}) {found[number]} times, not "
+                f"{usual}: the model classifies at the last one and wants as many in each. Take the mark out of the text; "
+                "where no example has it, the tokenizer is another model's"
+            )

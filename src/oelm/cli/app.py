@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from oelm.cli.bench import bench
+from oelm.cli.catalog import list_experiments, show
 from oelm.cli.data import data_app
 from oelm.cli.demo import demo
 from oelm.cli.doctor import doctor
@@ -16,6 +17,7 @@ from oelm.cli.export import export
 from oelm.cli.finetune import finetune
 from oelm.cli.generate import generate
 from oelm.cli.inspect import inspect
+from oelm.cli.run import run, sweep, work
 from oelm.cli.train import train
 
 app = typer.Typer(
@@ -44,6 +46,11 @@ def _root(
 
 
 app.command()(demo)
+app.command("list")(list_experiments)
+app.command()(show)
+app.command()(run)
+app.command()(sweep)
+app.command(hidden=True)(work)
 app.command()(train)
 app.command()(finetune)
 app.add_typer(data_app)

@@ -40,12 +40,14 @@ def finetune(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to resume in a setting that changes the bits.")] = False,
     no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Skip the check of memory and disk.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write the curves for TensorBoard, too.")] = False,
 ) -> None:
     """Train a classifier, or continue or find finished the run that the same command started."""
     from oelm.train.stop import StopFlag
 
     with StopFlag() as stop, shown_warnings():
         from oelm.train.run import Options, train
+        from oelm.train.tensorboard import with_tensorboard
 
         if config is not None and (budget is not None or model is not None):
             raise ConfigError("--config already says model and size; leave out --budget and --model")
@@ -69,7 +71,7 @@ def finetune(
         size = (budget or "laptop") if config is None else "custom"
         path = out_dir or Path("outputs") / "finetune" / size / run_config.variant / f"seed-{run_config.seed}"
         out.print(f"run directory: {path}", soft_wrap=True)
-        with TerminalWatch() as watch:
+        with TerminalWatch() as terminal, with_tensorboard(terminal, path, wanted=tensorboard) as watch:
             options = Options(strict=strict, preflight=not no_preflight)
             result = train(run_config, path, stop=stop, watch=watch, options=options)
     print_result(result, _accuracies)

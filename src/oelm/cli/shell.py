@@ -74,6 +74,16 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
+def roughly(seconds: float | None) -> str:
+    """Return seconds in the unit that an estimate deserves."""
+    if seconds is None:
+        return "unknown"
+    for unit, size in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size or (unit == "min" and seconds >= size):
+            return f"{seconds / size:.0f} {unit}" if seconds >= 10 * size else f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def print_result(result: Result, headline: Callable[[dict[str, Any]], str]) -> None:
     """Say how a run ended, with what `headline` makes of its figures; leave with the exit code of a stop where it was one."""
     if result.status == "stopped":

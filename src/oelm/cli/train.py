@@ -44,6 +44,7 @@ def train(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to resume in a setting that changes the bits.")] = False,
     exact_step: Annotated[int | None, typer.Option(help="Resume from this step's checkpoint or not at all.")] = None,
     no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Skip the check of memory and disk.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write the curves for TensorBoard, too.")] = False,
     model_type: Annotated[
         str | None, typer.Option("--model_type", help="The old script's flag: baseline, oelm_v2, oelm_random; budget paper.")
     ] = None,
@@ -55,9 +56,10 @@ def train(
     with StopFlag() as stop, shown_warnings():
         from oelm.train.run import Options
         from oelm.train.run import train as run_training
+        from oelm.train.tensorboard import with_tensorboard
 
         chosen: dict[str, Any] = {
-            "method": method or _from_old_name(model_type),
+            "method": _method_name(method, model_type),
             "data.source": _source(data, text),
             "data.tokenizer": tokenizer,
             "optim.lr": lr,
@@ -66,22 +68,22 @@ def train(
         }
         if config is not None and budget is not None:
             raise ConfigError("--config and --budget both set the size of it all; give one of them")
-        if method is not None and model_type is not None:
-            raise ConfigError("--method and --model_type both name the method; give one of them")
         budget = budget or ("paper" if model_type else "laptop")
         run_config = _config(config, budget, chosen, overrides or [], init_from)
         size = budget if config is None else "custom"
         path = out_dir or Path("outputs") / "train" / size / run_config.variant / f"seed-{run_config.seed}"
         out.print(f"run directory: {path}", soft_wrap=True)
         options = Options(strict=strict, exact_step=exact_step, preflight=not no_preflight)
-        with TerminalWatch() as watch:
+        with TerminalWatch() as terminal, with_tensorboard(terminal, path, wanted=tensorboard) as watch:
             result = run_training(run_config, path, stop=stop, watch=watch, options=options)
     print_result(result, lambda figures: f"best PPL {figures['best_ppl']:.2f} at step {figures['best_step']}")
 
 
-def _from_old_name(model_type: str | None) -> str | None:
+def _method_name(method: str | None, model_type: str | None) -> str | None:
     if model_type is None:
-        return None
+        return method
+    if method is not None:
+        raise ConfigError("--method and --model_type both name the method; give one of them")
     if model_type not in _OLD_NAMES:
         raise ConfigError(f"--model_type {model_type!r}: the old script knew {', '.join(_OLD_NAMES)}; or use --method")
     return _OLD_NAMES[model_type]

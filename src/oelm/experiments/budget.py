@@ -102,6 +102,9 @@ _CLASSIFIER_BUDGETS: dict[str, dict[str, Any]] = {
         "save_every": 10,
     },
 }
+# How much of each split an experiment reads: at laptop more than a run learns from and no more than minutes to prepare, at
+# smoke what is validated in a second.
+EXTRACT_TOKENS: dict[str, int | None] = {"paper": None, "laptop": 8_000_000, "smoke": 50_000}
 # Pretrained weights are tuned, not taught: rates that teach a fresh model ruin them.
 _PRETRAINED_LR = 5e-5
 

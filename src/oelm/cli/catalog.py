@@ -1,0 +1,141 @@
+"""`oelm list` and `oelm show`: what the catalog has, and what one experiment is in full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from oelm.cli.run import Budget, CatalogFile, Overrides
+from oelm.cli.shell import out, printable, reported, roughly
+
+if TYPE_CHECKING:
+    from oelm.experiments.plan import PlannedRun
+    from oelm.experiments.registry import Catalog, Experiment
+
+
+@reported
+def list_experiments(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids or groups; default: all.")] = None,
+    catalog: CatalogFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
+) -> None:
+    """List the experiments of the catalog."""
+    from oelm.experiments.registry import load_catalog
+    from oelm.files import dump_json
+
+    found = load_catalog(catalog)
+    chosen = found.select(names) if names else list(found)
+    if as_json:
+        out.print(dump_json([experiment.model_dump(mode="json") for experiment in chosen]), soft_wrap=True)
+        return
+    _print_list(chosen, found)
+
+
+def _print_list(chosen: list[Experiment], catalog: Catalog) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("id", "data", "baseline", "reported", "what"):
+        table.add_column(name, no_wrap=name != "what", overflow="fold")
+    for experiment in chosen:
+        baseline, what = experiment.baseline or "", printable(experiment.title)
+        table.add_row(experiment.id, printable(experiment.data), baseline, _reported(experiment), what)
+    out.print(table)
+    groups = ", ".join(f"{name} ({len(ids)})" for name, ids in catalog.groups().items())
+    out.print(f"groups: {groups}; `oelm show ID` for one of them, `oelm run ID --budget smoke` to try it", soft_wrap=True)
+
+
+def _reported(experiment: Experiment) -> str:
+    figures = experiment.reported.figures if experiment.reported else {}
+    if "best_ppl" in figures:
+        return f"PPL {figures['best_ppl']:g}"
+    return f"{100 * figures['best_accuracy']:.2f}%" if "best_accuracy" in figures else ""
+
+
+@reported
+def show(
+    name: Annotated[str, typer.Argument(metavar="ID", help="An experiment of `oelm list`.")],
+    budget: Budget = "laptop",
+    overrides: Overrides = None,
+    catalog: CatalogFile = None,
+    root: Annotated[Path, typer.Option("--out", help="Where runs are, for measured times.")] = Path("outputs"),
+) -> None:
+    """Show one experiment: its whole recipe at a budget, parameters, what was reported, and what it will take here."""
+    from oelm.experiments.plan import plan_runs, variant_name
+    from oelm.experiments.registry import load_catalog
+    from oelm.train.config import parse_override
+
+    found = load_catalog(catalog)
+    experiment = found.get(name)
+    changes = dict(map(parse_override, overrides or []))
+    arms = [experiment] + ([found.get(experiment.baseline)] if experiment.baseline else [])
+    runs = plan_runs(
+        arms,
+        budget=budget,
+        seeds=[0],
+        root=root,
+        changes={arm.id: changes for arm in arms},
+        variant=variant_name(changes),
+    )
+    own = next(run for run in runs if run.experiment.id == experiment.id)
+    _print_facts(own, [run for run in runs if run is not own], root)
+    out.print("\nrecipe:", style="bold")
+    for key, value in _dotted(own.config.as_dict()).items():
+        out.print(f"  {key}: {printable(str(value))}", soft_wrap=True)
+    command = f"oelm run {experiment.id} --budget {budget}" + "".join(f" --set {text}" for text in overrides or [])
+    out.print(f"\nrun it: {command}", soft_wrap=True)
+
+
+def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> None:
+    from oelm.data.encode import num_cores
+    from oelm.experiments.forecast import Forecaster, count_parameters
+    from oelm.experiments.plan import confounds
+    from oelm.train.preflight import gibibytes
+
+    experiment = run.experiment
+    counted = count_parameters(run.config)
+    threads = max(1, num_cores() // min(num_cores(), 8)) if run.budget != "paper" else num_cores()
+    forecast = Forecaster(root, threads=threads).forecast(run)
+    unknown = "the model is not known here; fetch it, or give its folder with --set model.source=FOLDER"
+    facts = {
+        "what": f"{experiment.title} ({experiment.kind.replace('_', ' ')})",
+        "budget": run.budget,
+        "baseline": experiment.baseline or "none: it is one",
+        "success": str(experiment.criterion) if experiment.criterion else "no criterion",
+        "seeds planned": str(experiment.seeds),
+        "parameters": str(counted).removeprefix("parameters: ") if counted is not None else unknown,
+        "one run here": f"about {roughly(forecast.seconds)} on the CPU ({forecast.basis}, threads: {threads})",
+        "memory, disk": f"about {gibibytes(forecast.needs.memory)} and {gibibytes(forecast.needs.disk)}",
+    }
+    if experiment.reported is not None:
+        figures = ", ".join(f"{name} {value:g}" for name, value in experiment.reported.figures.items())
+        facts["reported"] = f"{figures} ({experiment.reported.source}; not a result of ours)"
+    facts |= _imported(experiment.id, root)
+    if experiment.note:
+        facts["note"] = experiment.note
+    if baseline and (apart := confounds(run.config, baseline[0].config)):
+        facts["CONFOUNDED"] = f"differs from its baseline in {'; '.join(apart)}: a gap between them proves nothing"
+    out.print(experiment.id, style="bold")
+    width = max(map(len, facts))
+    for name, text in facts.items():
+        out.print(f"  {name:{width}}  {printable(text)}", soft_wrap=True)
+
+
+def _imported(name: str, root: Path) -> dict[str, str]:
+    """Return what was imported from the earlier study's own files, beside what the catalog says."""
+    from oelm.experiments.earlier import load_reported
+
+    row = load_reported(root).get(name)
+    if row is None:
+        return {}
+    figures = ", ".join(f"{key} {value:g}" for key, value in row.figures.items())
+    return {"imported": f"{figures} ({row.label})"}
+
+
+def _dotted(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,118 @@
+"""How a queue of runs looks while it works: bars on a terminal, a line for each event elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.live import Live
+from rich.text import Text
+
+from oelm.cli.shell import duration, out, printable
+
+if TYPE_CHECKING:
+    from oelm.experiments.runner import Job
+
+_EVERY_S = 1.0
+_PLAIN_EVERY_S = 30.0
+_BAR = 24
+
+
+class QueueView:
+    """A `RunnerWatch` for people. `expected` is how long each run will take, by its path, where that is known."""
+
+    def __init__(self, total: int, slots: int, expected: dict[str, float]) -> None:
+        self._total, self._slots, self._expected = total, max(1, slots), expected
+        self._live: Live | None = None
+        self._shown = time.monotonic() - _EVERY_S
+        self._ended = 0
+        self._lengths: list[float] = []
+
+    def __enter__(self) -> QueueView:
+        if out.is_terminal:
+            self._live = Live(console=out, transient=True, auto_refresh=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def on_start(self, job: Job) -> None:
+        if not out.is_terminal:
+            out.print(f"started {job.run.name} on {job.slot.name if job.slot else 'another process'}", soft_wrap=True)
+
+    def on_end(self, job: Job) -> None:
+        self._ended += 1
+        if job.state == "done":
+            self._lengths.append(job.seconds)
+        if job.state == "found done":
+            return
+        self._line(f"[{self._ended}/{self._total}] {job.run.name}: {_outcome(job)}", failed=job.state in ("failed", "killed"))
+
+    def _line(self, text: str, *, failed: bool) -> None:
+        out.print(printable(text), style="bold red" if failed else None, soft_wrap=True)
+
+    def on_tick(self, jobs: Sequence[Job]) -> None:
+        now = time.monotonic()
+        if now - self._shown < (_EVERY_S if self._live is not None else _PLAIN_EVERY_S):
+            return
+        self._shown = now
+        lines = [_progress(job) for job in jobs if job.state in ("running", "elsewhere")]
+        counts = f"{self._ended} of {self._total} runs done, {len(lines)} running, ETA {duration(self._eta_s(jobs))}"
+        if self._live is not None:
+            self._live.update(Text("\n".join([*lines, counts])), refresh=True)
+        else:
+            out.print("; ".join([counts, *lines]), soft_wrap=True)
+
+    def _eta_s(self, jobs: Sequence[Job]) -> float | None:
+        """Return the seconds that are left, by what runs say of themselves and by how long earlier ones took."""
+        left = 0.0
+        typical = sum(self._lengths) / len(self._lengths) if self._lengths else None
+        for job in jobs:
+            if job.has_ended:
+                continue
+            whole = typical or self._expected.get(str(job.run.path))
+            own = _status_eta(job)
+            if own is None and whole is None:
+                return None
+            left += own if own is not None else whole or 0.0
+        return left / self._slots
+
+
+def _status_eta(job: Job) -> float | None:
+    from oelm.train.status import read_status
+
+    status = read_status(job.run.path) if job.state in ("running", "elsewhere") else None
+    return status.eta_s if status is not None and status.status == "running" else None
+
+
+def _progress(job: Job) -> str:
+    from oelm.experiments.summary import figure_text
+    from oelm.train.status import read_status
+
+    status = read_status(job.run.path)
+    if status is None or status.status != "running":
+        return f"{job.run.name}: {'starting' if job.state == 'running' else 'in another process'}"
+    filled = round(_BAR * status.step / max(1, status.steps))
+    loss = "" if status.loss is None else f"  loss {status.loss:.3f}"
+    best = "" if status.best is None else f"  best {figure_text(status.metric, status.best)}"
+    bar = "#" * filled + "-" * (_BAR - filled)
+    where = "" if job.state == "running" else " (another process)"
+    return f"{job.run.name}{where} {bar} {status.step}/{status.steps}{loss}{best}  ETA {duration(status.eta_s)}"
+
+
+def _outcome(job: Job) -> str:
+    from oelm.experiments.summary import figure_text
+    from oelm.train.status import read_status
+
+    status = read_status(job.run.path)
+    if job.state == "done" and status is not None:
+        name = "PPL" if status.metric == "ppl" else "accuracy"
+        return f"best {name} {figure_text(status.metric, status.best)}, {duration(job.seconds)}"
+    if job.state == "failed":
+        return f"failed: {job.message}"
+    if job.state == "killed":
+        return f"{job.message}; repeat the command, it goes on from its last checkpoint"
+    return f"stopped{f' at step {status.step}' if status else ''} ({job.message})" if job.message else "stopped"

@@ -1,0 +1,281 @@
+"""`oelm run` and `oelm sweep`: experiments of the catalog as a queue of runs; `oelm work` is one of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from oelm.cli.queue import QueueView
+from oelm.cli.shell import TerminalWatch, err, out, reported, roughly, shown_warnings
+from oelm.errors import DONE, REFUSED, STOPPED, ConfigError
+
+if TYPE_CHECKING:
+    from oelm.experiments.plan import PlannedRun
+    from oelm.experiments.runner import Job, Slots
+    from oelm.experiments.study import Study
+    from oelm.experiments.sweep import SweepRecord
+    from oelm.train.stop import StopFlag
+
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="Experiments or groups of `oelm list`.")]
+Budget = Annotated[str, typer.Option(help="Size of it all: paper, laptop or smoke.")]
+Gpus = Annotated[str | None, typer.Option(help="'2,3', 'auto' (those really free) or 'none'; default: auto if there are any.")]
+Jobs = Annotated[int | None, typer.Option(help="Runs at once on the CPU; its threads are divided among them.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting by dotted path, for every arm.")
+]
+From = Annotated[Path | None, typer.Option("--from", help="Folder with local copies of the data sets, instead of the hub.")]
+Model = Annotated[Path | None, typer.Option(help="Folder with the pretrained classifier, instead of the hub.")]
+CatalogFile = Annotated[Path | None, typer.Option("--catalog", help="Your own experiments; default: experiments.yaml here.")]
+Out = Annotated[Path, typer.Option("--out", help="Where runs go.")]
+Retry = Annotated[bool, typer.Option("--retry", help="Take up runs again that failed before.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan with times, and start nothing.")]
+NoPreflight = Annotated[bool, typer.Option("--no-preflight", help="Skip the checks of memory and disk.")]
+
+
+@reported
+def run(
+    ids: Ids = None,
+    budget: Budget = "laptop",
+    seeds: Annotated[
+        str | None, typer.Option(help="How many (5: 0 to 4), a range (5-9) or a list; default: as the catalog plans.")
+    ] = None,
+    gpus: Gpus = None,
+    jobs: Jobs = None,
+    overrides: Overrides = None,
+    folder: From = None,
+    model: Model = None,
+    catalog: CatalogFile = None,
+    root: Out = Path("outputs"),
+    tuned: Annotated[bool, typer.Option("--tuned", help="Each arm with the best of its `oelm sweep`.")] = False,
+    no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Only what is named, not its baseline.")] = False,
+    retry: Retry = False,
+    dry_run: DryRun = False,
+    no_preflight: NoPreflight = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard's files.")] = False,
+) -> None:
+    """Run experiments of the catalog with their baselines; repeat the command to continue, finished runs are skipped."""
+    from oelm.train.stop import StopFlag
+
+    with StopFlag() as stop, shown_warnings():
+        from oelm.experiments.plan import parse_seeds
+        from oelm.experiments.registry import load_catalog
+        from oelm.experiments.slots import choose_slots
+        from oelm.experiments.study import Study
+        from oelm.train.config import parse_override
+
+        study = Study(
+            names=tuple(ids or ()),
+            budget=budget,
+            root=root,
+            seeds=parse_seeds(seeds) if seeds is not None else None,
+            changes=dict(map(parse_override, overrides or [])),
+            model=model,
+            tuned=tuned,
+            baselines=not no_baseline,
+        )
+        runs = study.plan(load_catalog(catalog))
+        slots = choose_slots(gpus, jobs, budget=budget)
+        if dry_run:
+            _print_plan(runs, slots, root)
+            return
+        options = (("--tensorboard",) if tensorboard else ()) + (("--no-preflight",) if no_preflight else ())
+        ended = _run_all(study, runs, slots, folder=folder, retry=retry, stop=stop, options=options)
+    _print_summary(runs, budget)
+    _leave(ended)
+
+
+def _run_all(
+    study: Study,
+    runs: Sequence[PlannedRun],
+    slots: Slots,
+    *,
+    folder: Path | None,
+    retry: bool,
+    stop: StopFlag,
+    options: tuple[str, ...],
+) -> list[Job]:
+    from oelm.experiments.runner import Runner
+    from oelm.experiments.study import prepare_study, unfinished
+
+    left = len(unfinished(runs))
+    out.print(
+        f"{len(runs)} runs at budget {study.budget}, {len(runs) - left} of them done; {slots}; in {study.root}", soft_wrap=True
+    )
+    with TerminalWatch() as watch:
+        prepare_study(runs, folder=folder, stop=stop, watch=watch, preflight="--no-preflight" not in options)
+    with QueueView(len(runs), _count(slots), {}) as view:
+        return Runner(runs, study.root, slots, stop=stop, watch=view, retry=retry, options=options).run()
+
+
+def _count(slots: Slots) -> int:
+    return int(getattr(slots, "count", 1))
+
+
+def _print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
+    from rich.table import Table
+
+    from oelm.experiments.forecast import Forecaster, queue_seconds
+    from oelm.experiments.study import unfinished
+    from oelm.train.preflight import gibibytes
+
+    forecaster = Forecaster(root, threads=int(getattr(slots, "threads", 1)))
+    left = unfinished(runs)
+    arms: dict[tuple[str, str], list[PlannedRun]] = {}
+    for run in runs:
+        arms.setdefault((run.experiment.id, run.variant), []).append(run)
+    forecasts = {arm: forecaster.forecast(planned[0]) for arm, planned in arms.items()}
+    table = Table(box=None, pad_edge=False)
+    for name in ("experiment", "variant", "seeds", "done", "each about", "memory", "disk", "time from"):
+        table.add_column(name, justify="left" if name in ("experiment", "variant", "time from") else "right")
+    for (name, variant), planned in arms.items():
+        forecast, todo = forecasts[name, variant], sum(run in left for run in planned)
+        needs = gibibytes(forecast.needs.memory), gibibytes(forecast.needs.disk)
+        table.add_row(
+            name, variant, _seeds(planned), str(len(planned) - todo), roughly(forecast.seconds), *needs, forecast.basis
+        )
+    out.print(table)
+    seconds = [forecasts[run.experiment.id, run.variant].seconds for run in left]
+    whole = queue_seconds([length for length in seconds if length is not None], _count(slots))
+    unknown = sum(length is None for length in seconds)
+    rest = f", and {unknown} runs of unknown length" if unknown else ""
+    out.print(f"{len(left)} runs at budget {runs[0].budget}: about {roughly(whole)} in all{rest}; {slots}", soft_wrap=True)
+    if any(forecast.basis == "arithmetic" for forecast in forecasts.values()):
+        out.print("arithmetic: from the operations of a step and this machine's speed, within a factor of two")
+
+
+def _seeds(runs: Sequence[PlannedRun]) -> str:
+    seeds = [run.seed for run in runs]
+    is_range = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]}-{seeds[-1]}" if is_range else ",".join(map(str, seeds))
+
+
+def _print_summary(runs: Sequence[PlannedRun], budget: str) -> None:
+    from rich.table import Table
+
+    from oelm.experiments.summary import figure_text, gap_text, summarize
+
+    rows = summarize(runs)
+    if not rows:
+        return
+    notes = ["proves the path, is never a result" if budget == "smoke" else "best on validation, mean over seeds"]
+    counts = {row.gap.count for row in rows if row.gap is not None}
+    notes += ["95% intervals, paired by seed"] if max(counts, default=0) > 1 else []
+    notes += ["a gap without an interval has one seed: no verdict"] if 1 in counts else []
+    out.print(f"\nbudget {budget}: {'; '.join(notes)}", style="bold yellow", soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for name in ("experiment", "seeds", "best", "against its baseline", ""):
+        table.add_column(name, justify="left" if name in ("experiment", "") else "right", no_wrap=name != "")
+    for row in rows:
+        remark = f"CONFOUNDED: {'; '.join(row.confounded)}" if row.confounded else ""
+        against = f"{gap_text(row.gap)} {row.experiment.baseline}" if row.gap is not None else ""
+        table.add_row(row.experiment.id, str(len(row.best)), figure_text(row.metric, row.mean), against, remark)
+    out.print(table)
+
+
+def _leave(jobs: Sequence[Job]) -> None:
+    """Leave with the exit code that tells how the queue ended."""
+    failed = [job for job in jobs if job.state == "failed"]
+    open_ = [job for job in jobs if job.state in ("stopped", "killed")]
+    if open_:
+        err.print(f"{len(open_)} of {len(jobs)} runs are not finished; repeat the same command to go on", style="bold yellow")
+    if failed:
+        err.print(
+            f"{len(failed)} of {len(jobs)} runs failed (`oelm logs ID` tells why); mend the cause and repeat with --retry",
+            style="bold red",
+        )
+    code = REFUSED if failed else STOPPED if open_ else DONE
+    if code:
+        raise typer.Exit(code)
+
+
+@reported
+def sweep(
+    ids: Ids = None,
+    grid: Annotated[
+        list[str] | None, typer.Option("--grid", metavar="KEY=A,B,...", help="A setting and its values; may be repeated.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each point, apart from those of `oelm run`.")] = 1,
+    budget: Budget = "laptop",
+    gpus: Gpus = None,
+    jobs: Jobs = None,
+    overrides: Overrides = None,
+    folder: From = None,
+    model: Model = None,
+    catalog: CatalogFile = None,
+    root: Out = Path("outputs"),
+    retry: Retry = False,
+    dry_run: DryRun = False,
+    no_preflight: NoPreflight = False,
+) -> None:
+    """Try the same grid on every arm (experiments and their baselines), and mark the best of each by validation."""
+    from oelm.train.stop import StopFlag
+
+    with StopFlag() as stop, shown_warnings():
+        from oelm.experiments.registry import load_catalog
+        from oelm.experiments.slots import choose_slots
+        from oelm.experiments.study import Study
+        from oelm.experiments.sweep import conclude_sweep, parse_grid
+        from oelm.train.config import parse_override
+
+        changes = dict(map(parse_override, overrides or []))
+        study = Study(names=tuple(ids or ()), budget=budget, root=root, changes=changes, model=model)
+        plan = study.plan_sweep(load_catalog(catalog), parse_grid(grid or []), num_seeds=seeds)
+        slots = choose_slots(gpus, jobs, budget=budget)
+        if dry_run:
+            _print_plan(plan.runs, slots, root)
+            return
+        options = ("--no-preflight",) if no_preflight else ()
+        ended = _run_all(study, plan.runs, slots, folder=folder, retry=retry, stop=stop, options=options)
+        for record in conclude_sweep(plan):
+            _print_sweep(record)
+    _leave(ended)
+
+
+def _print_sweep(record: SweepRecord) -> None:
+    from rich.table import Table
+
+    title = f"{record.experiment} at {record.budget}, {len(record.points[0].seeds)} seeds a point"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in (*record.grid, "score (less is better)", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for number, point in enumerate(record.points):
+        score = "unfinished" if point.score is None else f"{point.score:.4f}"
+        table.add_row(*map(str, point.values.values()), score, "best" if number == record.best else "")
+    out.print(table)
+    for key in record.at_edge:
+        err.print(
+            f"warning: {record.experiment}: the best {key} lies at the edge of the grid: try values beyond it",
+            style="bold yellow",
+            soft_wrap=True,
+        )
+
+
+@reported
+def work(
+    path: Annotated[Path, typer.Argument(help="The run's folder; its config is read from standard input.")],
+    no_preflight: NoPreflight = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard")] = False,
+) -> None:
+    """Bring one run to its end: what `oelm run` starts, once for each."""
+    from oelm.train.stop import StopFlag
+
+    with StopFlag() as stop, shown_warnings():
+        import json
+
+        from oelm.train.config import parse_any
+        from oelm.train.run import Options, train
+        from oelm.train.tensorboard import with_tensorboard
+
+        try:
+            data = json.loads(sys.stdin.buffer.read())
+        except ValueError as problem:
+            raise ConfigError(f"standard input: must be a run's config as JSON ({problem}); use `oelm run`") from None
+        config = parse_any(data, where="standard input")
+        with TerminalWatch() as terminal, with_tensorboard(terminal, path, wanted=tensorboard) as watch:
+            result = train(config, path, stop=stop, watch=watch, options=Options(preflight=not no_preflight))
+    if result.status == "stopped":
+        raise typer.Exit(STOPPED)

@@ -1,0 +1,270 @@
+"""The earlier study's own output folders, read as reported values: figures with a source, never results of ours."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from oelm.errors import DataError
+from oelm.files import MAX_JSON_BYTES, read_json, sha256_file, write_json
+
+TIMING = "timing_stats.json"
+REPORTED = "reported"
+_MAX_LOG_BYTES = 256 * 2**20
+_MAX_EVALUATIONS = 100_000
+_CHUNK_BYTES = 2**20
+# An evaluation line is shorter than half of this, so one that lies across two chunks is still seen whole.
+_OVERLAP_BYTES = 2048
+_ID = r"[A-Z0-9][A-Z0-9-]{0,59}-[0-9]{2}"
+_FOLDER = re.compile(rf"({_ID})(_.*)?")
+_NUMBER = rb"([0-9]{1,320}(?:\.[0-9]{1,20})?(?:e[+-]?[0-9]{1,3})?)"
+# Progress bars stand before and behind it on the same line: it is searched for, not matched.
+_EVALUATION = re.compile(rb"\[Step ([0-9]{1,15})\] Validation - Loss: " + _NUMBER + rb", PPL: " + _NUMBER)
+_METHODS = {"baseline": "baseline", "oelm_v2": "oelm_freeze", "oelm_random": "oelm_random"}
+# A larger share of the wall time than this that neither steps nor validation took is worth a remark.
+_MAX_UNACCOUNTED = 0.05
+# Losses were computed in single precision.
+_FLOAT32 = 1e-6
+
+Word = Annotated[str, Field(max_length=64, pattern=r"^[ -~]*$")]
+Figure = Annotated[float, Field(ge=0)]
+
+
+class Evaluation(NamedTuple):
+    """One evaluation line of a log."""
+
+    step: int
+    val_loss: float
+    val_ppl: float
+
+
+class Reported(BaseModel):
+    """What the earlier study reported of one experiment, under our names; `source` has the sha256 of every file read."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    id: str = Field(pattern=rf"^{_ID}$")
+    label: Literal["reported by the earlier study, one seed"] = "reported by the earlier study, one seed"
+    method: Word
+    dataset: Word
+    figures: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], Figure]
+    curve: tuple[Evaluation, ...] = ()
+    source: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
+
+
+class _Timing(BaseModel):
+    """Their timing_stats.json: our names, with theirs as aliases. Keys that are not here stay out."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    method: Word = Field(alias="model_type")
+    dataset: Word = ""
+    wall_s: Figure = Field(alias="total_wall_time")
+    # They computed it from the best validation loss, whatever the word says.
+    best_ppl: Figure | None = Field(default=None, alias="final_perplexity")
+    best_val_loss: Figure | None = None
+    measured_steps: Figure | None = Field(default=None, alias="num_steps_measured")
+    warmup_steps: Figure | None = None
+    step_s: Figure | None = Field(default=None, alias="mean_step_time")
+    step_s_std: Figure | None = Field(default=None, alias="std_step_time")
+    step_s_min: Figure | None = Field(default=None, alias="min_step_time")
+    step_s_median: Figure | None = Field(default=None, alias="median_step_time")
+    step_s_p95: Figure | None = Field(default=None, alias="p95_step_time")
+    step_s_p99: Figure | None = Field(default=None, alias="p99_step_time")
+    step_s_max: Figure | None = Field(default=None, alias="max_step_time")
+    validation_s: Figure | None = Field(default=None, alias="total_validation_time")
+    validation_s_mean: Figure | None = Field(default=None, alias="mean_validation_time")
+    validations: Figure | None = Field(default=None, alias="num_validations")
+
+
+def read_earlier(folder: Path) -> list[Reported]:
+    """Return what the earlier study reports in a folder: one experiment's own, or the one that holds them all.
+
+    Raises DataError, with the file and the reason, where a file is absent, damaged or too large.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; give the one that holds the earlier study's outputs")
+    if _FOLDER.fullmatch(folder.resolve().name):
+        return [_read_experiment(folder)]
+    found = sorted(path for path in folder.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name))
+    if not found:
+        raise DataError(f"{folder}: no folder in it begins with an experiment's id, as GPT-01_baseline does")
+    rows: dict[str, Reported] = {}
+    for path in found:
+        row = _read_experiment(path)
+        if row.id in rows:
+            raise DataError(f"{path}: {row.id} is there twice; move one of the two folders aside")
+        rows[row.id] = row
+    return list(rows.values())
+
+
+def _read_experiment(folder: Path) -> Reported:
+    name = _FOLDER.fullmatch(folder.resolve().name)
+    assert name is not None
+    if not (folder / TIMING).is_file():
+        raise DataError(f"{folder / TIMING}: missing; bring it back, or move the folder aside")
+    timing = _parse_timing(folder / TIMING)
+    logs = [path for path in sorted([*folder.glob("*.log"), *folder.glob("*.txt")]) if path.is_file()]
+    for path in logs:
+        if not path.name.isprintable():
+            raise DataError(f"{folder}: the name of the log {path.name!r} cannot be printed; rename it")
+    curve = sorted({evaluation for path in logs for evaluation in _evaluations(path)})
+    if len(curve) > _MAX_EVALUATIONS:
+        raise DataError(f"{folder}: {len(curve):,} evaluation lines in its logs; more than {_MAX_EVALUATIONS:,} are no run's")
+    return Reported(
+        id=name[1],
+        method=_METHODS.get(timing.method, timing.method),
+        dataset=timing.dataset,
+        figures=timing.model_dump(exclude={"method", "dataset"}, exclude_none=True),
+        curve=tuple(curve),
+        source={path.name: sha256_file(path) for path in (folder / TIMING, *logs)},
+    )
+
+
+def _parse_timing(path: Path) -> _Timing:
+    try:
+        return _Timing.model_validate(read_json(path))
+    except ValidationError as problem:
+        error = problem.errors()[0]
+        field = ".".join(str(part) for part in error["loc"]) or "the whole"
+        raise DataError(f"{path}: {field}: {error['msg']}; null stands for a figure that is not there") from None
+
+
+def _evaluations(path: Path) -> Iterator[Evaluation]:
+    """Yield the evaluation lines of a log, some of them twice; lines whose numbers are not finite are left out."""
+    try:
+        if path.stat().st_size > _MAX_LOG_BYTES:
+            raise DataError(
+                f"{path}: {path.stat().st_size:,} bytes, over the limit of {_MAX_LOG_BYTES:,}; cut it or move it aside"
+            )
+        with path.open("rb") as file:
+            tail = b""
+            while chunk := file.read(_CHUNK_BYTES):
+                text = tail + chunk
+                # A number may go on in the next chunk: what ends near the end is left to the next round.
+                yield from _matches(text, end=len(text) - _OVERLAP_BYTES // 2)
+                tail = text[-_OVERLAP_BYTES:]
+            yield from _matches(tail, end=len(tail))
+    except OSError as problem:
+        raise DataError(f"{path}: cannot be read ({problem})") from problem
+
+
+def _matches(text: bytes, *, end: int) -> Iterator[Evaluation]:
+    for found in _EVALUATION.finditer(text):
+        evaluation = Evaluation(int(found[1]), float(found[2]), float(found[3]))
+        if found.end() <= end and math.isfinite(evaluation.val_loss) and math.isfinite(evaluation.val_ppl):
+            yield evaluation
+
+
+def write_reported(rows: Iterable[Reported], root: Path) -> list[Path]:
+    """Write each row to `<root>/reported/<ID>.json`, in place of an older one; return the paths."""
+    folder = root / REPORTED
+    if folder.is_symlink():
+        raise DataError(f"{folder}: is a link; nothing is written through links, so replace it by a folder")
+    paths = []
+    for row in rows:
+        paths.append(folder / f"{row.id}.json")
+        write_json(paths[-1], row.model_dump(mode="json"))
+    return paths
+
+
+def load_reported(root: Path) -> dict[str, Reported]:
+    """Return what was imported under a root, by id; nothing where nothing was."""
+    rows: dict[str, Reported] = {}
+    for path in sorted((root / REPORTED).glob("*.json")):
+        try:
+            if path.stat().st_size > MAX_JSON_BYTES:
+                raise DataError(f"{path}: {path.stat().st_size:,} bytes, too large to be a file of ours; remove it")
+            row = Reported.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as problem:
+            reason = problem.errors()[0]["msg"] if isinstance(problem, ValidationError) else problem
+            raise DataError(f"{path}: cannot be read ({reason}); import the study again, or remove the file") from None
+        if row.id != path.stem:
+            raise DataError(f"{path}: holds {row.id}; import the study again, or remove the file")
+        rows[row.id] = row
+    return rows
+
+
+def inconsistencies(reported: Reported) -> list[str]:
+    """Return, each with its arithmetic, what in a reported row does not agree with the rest of it beyond rounding."""
+    return [*_figures_apart(reported.figures), *_clock_apart(reported.figures), *_curve_apart(reported)]
+
+
+def _figures_apart(figures: dict[str, float]) -> Iterator[str]:
+    loss, ppl = figures.get("best_val_loss"), figures.get("best_ppl")
+    if loss is not None and ppl is not None and not _is_exp(loss, ppl):
+        yield f"PPL {ppl:g} is not exp(best validation loss {loss:g}) = {_exp(loss):.4g}"
+    names = [name for name in ("step_s_min", "step_s_median", "step_s_p95", "step_s_p99", "step_s_max") if name in figures]
+    for low, high in pairwise(names):
+        if figures[low] > figures[high]:
+            yield f"{low} {figures[low]:g} s is more than {high} {figures[high]:g} s"
+    mean, least, most = (figures.get(name) for name in ("step_s", "step_s_min", "step_s_max"))
+    if mean is not None and least is not None and most is not None and not least <= mean <= most:
+        yield f"the mean step of {mean:g} s is outside of the steps' range, {least:g} to {most:g} s"
+
+
+def _clock_apart(figures: dict[str, float]) -> Iterator[str]:
+    validation, wall = figures.get("validation_s", 0.0), figures.get("wall_s", 0.0)
+    count, each = figures.get("validations"), figures.get("validation_s_mean")
+    # Beyond rounding: a mean is given to three digits at least.
+    if count is not None and each is not None and validation and abs(count * each - validation) > 0.005 * validation:
+        yield f"{count:g} validations x {each:.4g} s = {count * each:,.1f} s, but {validation:,.1f} s are reported for them all"
+    if "measured_steps" not in figures or "step_s" not in figures or not wall:
+        return
+    steps = figures["measured_steps"] + figures.get("warmup_steps", 0.0)
+    spent = steps * figures["step_s"] + validation
+    sum_text = f"{steps:,.0f} steps x {figures['step_s']:.4g} s + {validation:,.0f} s of validation = {_clock(spent)}"
+    if spent > wall * (1 + _MAX_UNACCOUNTED):
+        yield f"{sum_text}, {spent / wall - 1:.1%} more than the wall time of {_clock(wall)}"
+    elif spent < wall * (1 - _MAX_UNACCOUNTED):
+        yield f"{sum_text} of {_clock(wall)} wall time: {1 - spent / wall:.1%} of it is unaccounted for"
+
+
+def _curve_apart(reported: Reported) -> Iterator[str]:
+    curve, best = reported.curve, reported.figures.get("best_val_loss")
+    odd = [line for line in curve if not _is_exp(line.val_loss, line.val_ppl)]
+    if odd:
+        first = odd[0]
+        more = f" (and {len(odd) - 1:,} more such lines)" if len(odd) > 1 else ""
+        yield f"step {first.step:,}: PPL {first.val_ppl:g} is not exp({first.val_loss:g}) = {_exp(first.val_loss):.4g}{more}"
+    for one, other in pairwise(curve):
+        if one.step == other.step:
+            losses = f"{one.val_loss:g} and {other.val_loss:g}"
+            yield f"step {one.step:,} was evaluated twice, with losses {losses}: two runs in one log?"
+            break
+    if not curve or best is None:
+        return
+    least = min(curve, key=lambda line: line.val_loss)
+    if abs(least.val_loss - best) > _half_unit(least.val_loss, decimals=3) + _half_unit(best, decimals=3):
+        side = "below" if least.val_loss < best else "above"
+        yield f"the best evaluation line (loss {least.val_loss:g} at step {least.step:,}) is {side} the best reported, {best:g}"
+
+
+def _is_exp(loss: float, ppl: float) -> bool:
+    """Whether some number that rounds to `ppl` is exp of some number that rounds to `loss`."""
+    loss_unit, ppl_unit = _half_unit(loss, decimals=3), _half_unit(ppl, decimals=2)
+    low, high = _exp(loss - loss_unit) * (1 - _FLOAT32), _exp(loss + loss_unit) * (1 + _FLOAT32)
+    return ppl + ppl_unit >= low and ppl - ppl_unit <= high
+
+
+def _half_unit(value: float, *, decimals: int) -> float:
+    """Return half a unit of the last decimal that a number shows; at least `decimals` count, for zeros are not shown."""
+    exponent = Decimal(repr(value)).as_tuple().exponent
+    assert isinstance(exponent, int)
+    return 0.5 * 10.0 ** -max(-exponent, decimals)
+
+
+def _exp(loss: float) -> float:
+    return math.exp(min(loss, 700.0))
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}h{minutes % 60:02d}m{rest:02d}s"

@@ -1,0 +1,184 @@
+"""What an experiment will take on this machine: exact parameter counts, and about how much time, memory and disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from oelm.data.sets import TASKS
+from oelm.data.stdlib_task import NUM_LABELS
+from oelm.data.tokenizer import vocab_size_of
+from oelm.errors import DataError
+from oelm.experiments.plan import PlannedRun
+from oelm.files import read_json
+from oelm.method.apply import freeze
+from oelm.method.audit import Audit, audit
+from oelm.models.flops import step_work
+from oelm.models.gpt import GPT
+from oelm.models.hub import ClassifierShape, fresh_classifier
+from oelm.models.shapes import classifier_skeleton
+from oelm.train.config import FinetuneConfig, RunConfig
+from oelm.train.preflight import Estimate, estimate
+
+# Of the speed of a bare matrix product: what a whole training step reaches on a CPU, norms, copies and optimizer included.
+# Measured on 2 cores: 0.3 for the small models of `laptop`, 0.6 for Medium-512.
+_EFFICIENCY = 0.45
+_PROBE = 384
+_PROBE_S = 0.15
+# Evaluations, checkpoints and starting up, as a share of the steps' time.
+_OVERHEAD = 1.15
+# Of the longest example: how long examples are on the whole; and of how many there are, where nobody knows yet.
+_MEAN_LENGTH, _TRAIN_EXAMPLES = 0.3, {"sst2": 67_349, "mnli": 392_702, "xnli": 392_702}
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """About what one run takes. `basis` says where the seconds come from."""
+
+    seconds: float | None
+    basis: str
+    needs: Estimate
+
+
+class Forecaster:
+    """Foretells runs: from finished ones of the same recipe, else from arithmetic and the speed of this machine."""
+
+    def __init__(self, root: Path, *, threads: int) -> None:
+        self._root, self._threads = root, threads
+        self._speed: float | None = None
+
+    def forecast(self, run: PlannedRun) -> Forecast:
+        counted = count_parameters(run.config)
+        needs = _needs(run.config, counted)
+        if (measured := self._measured(run)) is not None:
+            return Forecast(measured, "measured", needs)
+        work = step_operations(run.config, counted)
+        if work is None:
+            return Forecast(None, "unknown here", needs)
+        steps = run.config.steps or _steps(run.config)
+        return Forecast(_OVERHEAD * steps * work / (_EFFICIENCY * self._rate()), "arithmetic", needs)
+
+    def _measured(self, run: PlannedRun) -> float | None:
+        """Return the wall time of a finished run of this recipe, whatever its seed, or else of its baseline's."""
+        for experiment in (run.experiment.id, run.experiment.baseline):
+            if experiment is None:
+                continue
+            folder = self._root / experiment / run.budget / run.variant
+            for path in sorted(folder.glob("seed-*/timing_stats.json")):
+                try:
+                    return float(read_json(path)["wall_s"]["total"])
+                except (DataError, KeyError, TypeError, ValueError):
+                    continue
+        return None
+
+    def _rate(self) -> float:
+        if self._speed is None:
+            self._speed = _matmul_rate(self._threads)
+        return self._speed
+
+
+def _matmul_rate(threads: int) -> float:
+    """Return operations a second of a float32 matrix product with this many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        left = torch.ones(_PROBE, _PROBE)
+        _ = left @ left
+        started, count = time.perf_counter(), 0
+        while time.perf_counter() - started < _PROBE_S:
+            _ = left @ left
+            count += 1
+        return 2.0 * _PROBE**3 * count / (time.perf_counter() - started)
+    finally:
+        torch.set_num_threads(before)
+
+
+def count_parameters(config: RunConfig | FinetuneConfig) -> Audit | None:
+    """Count a run's parameters exactly, without making their numbers; None where the model is not known here."""
+    model = _skeleton(config)
+    if model is None:
+        return None
+    freeze(model, config.method, seed=config.seed)
+    return audit(model)
+
+
+def _skeleton(config: RunConfig | FinetuneConfig) -> nn.Module | None:
+    if isinstance(config, RunConfig):
+        shape = config.model.model_copy(update={"vocab_size": _vocabulary(config)})
+        with torch.device("meta"):
+            return GPT(shape)
+    model = config.model
+    labels = model.num_labels or num_labels(config)
+    if model.source is not None:
+        return classifier_skeleton(model.source, num_labels=labels)
+    with torch.device("meta"):
+        return fresh_classifier(
+            model.architecture,
+            ClassifierShape(
+                vocab_size=model.vocab_size,
+                seq_len=config.examples.max_length,
+                model_dim=model.model_dim,
+                num_layers=model.num_layers,
+                num_heads=model.num_heads,
+                ff_dim=model.ff_dim,
+                num_labels=labels,
+                pad=0,
+                end=0,
+            ),
+            seed=0,
+        )
+
+
+def _vocabulary(config: RunConfig) -> int:
+    return config.model.vocab_size or vocab_size_of(config.data.tokenizer)
+
+
+def num_labels(config: FinetuneConfig) -> int:
+    """Return how many labels a task has; two where only its table can tell."""
+    return len(TASKS[config.examples.task].labels) if config.examples.task in TASKS else NUM_LABELS
+
+
+def step_operations(config: RunConfig | FinetuneConfig, counted: Audit | None) -> float | None:
+    """Return the operations of one training step: of a GPT counted, of others 6 a weight and token."""
+    if isinstance(config, RunConfig):
+        shape = config.model.model_copy(update={"vocab_size": _vocabulary(config)})
+        work = step_work(shape, batch_size=config.batch_size)
+        return float(work.matmuls + work.optimizer)
+    if counted is None:
+        return None
+    embedded = sum(counted.by_role.get("embedding", {}).values())
+    tokens = config.batch_size * config.examples.max_length * _MEAN_LENGTH
+    return 6.0 * (counted.total - embedded) * tokens
+
+
+def _steps(config: RunConfig | FinetuneConfig) -> int:
+    assert isinstance(config, FinetuneConfig) and config.epochs is not None
+    examples = _TRAIN_EXAMPLES.get(config.examples.task, 10_000)
+    if config.examples.max_train:
+        examples = min(examples, config.examples.max_train)
+    return round(config.epochs * examples / config.batch_size)
+
+
+def _needs(config: RunConfig | FinetuneConfig, counted: Audit | None) -> Estimate:
+    if isinstance(config, RunConfig):
+        model = config.model.model_copy(update={"vocab_size": _vocabulary(config)})
+        return estimate(config.model_copy(update={"model": model}), device="cpu")
+    if counted is None:
+        return Estimate(0, 0, 0)
+    checkpoint = 4 * (counted.total + 2 * counted.trainable)
+    # Weights, gradients, two moments, and about as much again for what the backward pass keeps.
+    return Estimate(memory=8 * 4 * counted.total, disk=checkpoint * (config.keep_checkpoints + 2), checkpoint=checkpoint)
+
+
+def queue_seconds(seconds: Iterable[float], slots: int) -> float:
+    """Return how long runs take on equal slots, each started as soon as one is free."""
+    ends = [0.0] * max(1, slots)
+    for length in seconds:
+        first = min(range(len(ends)), key=ends.__getitem__)
+        ends[first] += length
+    return max(ends)

@@ -1,0 +1,232 @@
+"""GPUs on a server that others use too: which are really free, and taking one so that no second launch takes it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+
+from oelm.errors import ConfigError, MissingExtraError
+from oelm.files import cache_root, room_checked
+
+log = logging.getLogger(__name__)
+
+GpuChoice = Literal["auto", "none"] | tuple[int, ...]
+
+READ_EVERY_S = 5.0
+# Seven readings span half a minute: about what a script needs from the end of one run to the first kernel of the next,
+# when the card looks free. Between two epochs of one job its process and its memory show as well.
+MIN_READINGS = 7
+# Readings further apart than this say nothing about the time between them.
+_LONGEST_GAP_S = 60.0
+# A desktop on an otherwise idle card makes it a few percent busy and holds some hundred MB; a training job more of both.
+_BUSY_FROM_PERCENT = 10
+_HELD_FROM_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """One GPU at one moment. `index` is NVML's (PCI bus order, as nvidia-smi prints it); a total of 0 bytes is unknown."""
+
+    index: int
+    uuid: str
+    name: str
+    used_bytes: int
+    total_bytes: int
+    utilization: int
+    processes: int
+
+    @property
+    def free_bytes(self) -> int:
+        return self.total_bytes - self.used_bytes
+
+
+def read_gpus() -> list[GpuReading]:
+    """Return every GPU that answers, as it is now; none where there is no driver. Raises MissingExtraError."""
+    try:
+        import pynvml  # type: ignore[import-untyped]
+    except ImportError:
+        raise MissingExtraError("nvidia-ml-py", "gpu") from None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as problem:
+        log.info("NVML sees no GPU: %s", problem)
+        return []
+    try:
+        readings = [_read_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        pynvml.nvmlShutdown()
+    return [reading for reading in readings if reading is not None]
+
+
+def _read_gpu(nvml: Any, index: int) -> GpuReading | None:
+    try:
+        card = nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid, name = nvml.nvmlDeviceGetUUID(card), nvml.nvmlDeviceGetName(card)
+        used, total = _memory(nvml, card)
+        # What a card will not tell counts as busy (MIG parents and vGPUs have no utilization, some drivers list no
+        # processes): `auto` then leaves the card alone, and whoever knows better can still name it.
+        utilization = _told(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(card).gpu), otherwise=100)
+        processes = _told(nvml, lambda: len(nvml.nvmlDeviceGetComputeRunningProcesses(card)), otherwise=1)
+    except nvml.NVMLError as problem:
+        # Lost, being reset or not ours to ask: a card that does not answer is not there to be taken.
+        log.info("GPU %d does not answer: %s", index, problem)
+        return None
+    return GpuReading(index, uuid, name, used, total, utilization, processes)
+
+
+def _memory(nvml: Any, card: Any) -> tuple[int, int]:
+    # The second version first: the older one counts what the driver keeps for itself as used, 0.9 GB on an idle A100.
+    memory = _told(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(card, nvml.nvmlMemory_v2), otherwise=None)
+    if memory is None:
+        memory = _told(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(card), otherwise=None)
+    return (int(memory.used), int(memory.total)) if memory is not None else (0, 0)
+
+
+def _told(nvml: Any, ask: Callable[[], Any], *, otherwise: Any) -> Any:
+    try:
+        return ask()
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
+        return otherwise
+
+
+def free_gpus(window: Sequence[Sequence[GpuReading]], *, min_readings: int = MIN_READINGS, needed_bytes: int = 0) -> list[int]:
+    """Return the GPUs that were idle, with `needed_bytes` free, in every reading; the most free memory first.
+
+    Empty while there are fewer than `min_readings`: one idle moment is no proof.
+    """
+    if len(window) < max(min_readings, 1):
+        return []
+    # By index and uuid: a card that went away, or another one in its place, was not watched all the time.
+    always = set.intersection(*({(card.index, card.uuid) for card in now if _is_idle(card, needed_bytes)} for now in window))
+    free = [card for card in window[-1] if (card.index, card.uuid) in always]
+    return [card.index for card in sorted(free, key=lambda card: (-card.free_bytes, card.index))]
+
+
+def _is_idle(card: GpuReading, needed_bytes: int) -> bool:
+    # Each alone can be fooled: a sleeping job shows no utilization, and a job of another container no process.
+    return (
+        card.processes == 0
+        and card.utilization < _BUSY_FROM_PERCENT
+        and card.used_bytes < _HELD_FROM_BYTES
+        and card.total_bytes > 0
+        and card.free_bytes >= needed_bytes
+    )
+
+
+def parse_gpus(text: str) -> GpuChoice:
+    """Return what `--gpus` asks for: 'auto', 'none', or the GPUs listed as in '2,3'. Raises ConfigError."""
+    word = text.strip()
+    if word == "auto":
+        return "auto"
+    if word == "none":
+        return "none"
+    parts = [part.strip() for part in word.split(",")]
+    for part in parts:
+        if not re.fullmatch("[0-9]{1,4}", part):
+            raise ConfigError(f"--gpus {text!r}: {part!r} is no GPU's number; give auto, none, or numbers from 0 up as in 2,3")
+    numbers = tuple(map(int, parts))
+    twice = [number for number in numbers if numbers.count(number) > 1]
+    if twice:
+        raise ConfigError(f"--gpus {text!r} names GPU {twice[0]} twice; name each one once")
+    return numbers
+
+
+def check_gpus(wanted: tuple[int, ...], there: Sequence[GpuReading]) -> None:
+    """Raise ConfigError when a GPU that was asked for is not there."""
+    known = [card.index for card in there]
+    for index in wanted:
+        if index not in known:
+            here = f"there are {', '.join(map(str, sorted(known)))}" if known else "NVML sees none at all"
+            raise ConfigError(f"--gpus: there is no GPU {index} here, {here}; see nvidia-smi, or give auto or none")
+
+
+class Reservation:
+    """One GPU, ours until released or until this process ends. `uuid` is safe to give to CUDA_VISIBLE_DEVICES.
+
+    `index` is not: CUDA counts the fastest card first unless CUDA_DEVICE_ORDER says otherwise.
+    """
+
+    def __init__(self, card: GpuReading, lock: FileLock) -> None:
+        self.index, self.uuid = card.index, card.uuid
+        self._lock = lock
+
+    def release(self) -> None:
+        """Give the GPU back; twice does no harm."""
+        self._lock.release()
+
+
+class GpuPool:
+    """Hands out GPUs, each to one holder at a time among all launches of this user; entered, gives all back at the end.
+
+    With 'auto' only those that nobody uses, other users included; with a list exactly those, busy or not, for the user
+    said so. Raises ConfigError at once when a listed one is not there; 'auto' where there is none at all never gives one.
+    """
+
+    def __init__(
+        self,
+        choice: Literal["auto"] | tuple[int, ...],
+        *,
+        read: Callable[[], Sequence[GpuReading]] = read_gpus,
+        folder: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read, self._clock = read, clock
+        self._folder = folder if folder is not None else cache_root() / "gpus"
+        self._window: deque[Sequence[GpuReading]] = deque(maxlen=MIN_READINGS)
+        self._last_read: float | None = None
+        self._held: list[Reservation] = []
+        self._listed: list[GpuReading] | None = None
+        if choice != "auto":
+            there = read()
+            check_gpus(choice, there)
+            self._listed = [next(card for card in there if card.index == index) for index in choice]
+
+    def __enter__(self) -> GpuPool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for reservation in self._held:
+            reservation.release()
+
+    def take(self, *, needed_bytes: int = 0) -> Reservation | None:
+        """Return a GPU that is free and that nobody holds, or None for now; never waits.
+
+        For 'auto' call it again and again, at least once a minute: only so does it know what was idle all the time.
+        """
+        for card in self._listed if self._listed is not None else self._idle(needed_bytes):
+            if (reservation := self._reserve(card)) is not None:
+                self._held.append(reservation)
+                return reservation
+        return None
+
+    def _idle(self, needed_bytes: int) -> list[GpuReading]:
+        now = self._clock()
+        since = None if self._last_read is None else now - self._last_read
+        if since is None or since >= READ_EVERY_S:
+            if since is not None and since > _LONGEST_GAP_S:
+                self._window.clear()
+            self._window.append(self._read())
+            self._last_read = now
+        latest = {card.index: card for card in self._window[-1]}
+        return [latest[index] for index in free_gpus(self._window, needed_bytes=needed_bytes)]
+
+    def _reserve(self, card: GpuReading) -> Reservation | None:
+        path = self._folder / (re.sub("[^A-Za-z0-9-]", "-", card.uuid) + ".lock")
+        # A kernel lock ends with its process, however that ends. Any thread may release what another one took.
+        lock = FileLock(path, thread_local=False)
+        with room_checked(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                return None
+        return Reservation(card, lock)

@@ -1,0 +1,196 @@
+"""From experiments, a budget and seeds to runs: each with its whole config and its place on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from oelm.data.sets import CORPORA, TASKS
+from oelm.errors import ConfigError, MethodError, RunDirError
+from oelm.experiments.budget import EXTRACT_TOKENS, budget_settings, classifier_settings
+from oelm.experiments.registry import Catalog, Experiment
+from oelm.files import dump_json
+from oelm.method.method import Method, resolve_method
+from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig, parse_as, read_any_config, with_overrides
+
+# What only data and model can tell, filled in when a run begins: placeholders of a plan stand for whatever is there.
+_FILLED_IN = {"model.vocab_size", "model.num_labels", "model.sha256", "steps", "epochs", "eval_every", "save_every"}
+# A model is its weights, not the place they were read from.
+_PLACE = "model.source"
+# What arms of a fair comparison may differ in: the method is the question, the shape that of the lean control.
+_QUESTION = ("method.", "seed", "model.")
+_SLUG_LENGTH = 40
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run to be made: an experiment at a budget and a seed, with what the user changed."""
+
+    experiment: Experiment
+    budget: str
+    variant: str
+    seed: int
+    config: RunConfig | FinetuneConfig
+    path: Path
+
+    @property
+    def name(self) -> str:
+        variant = "" if self.variant == "default" else f" {self.variant}"
+        return f"{self.experiment.id} {self.budget}{variant} seed {self.seed}"
+
+
+def make_config(
+    experiment: Experiment, budget: str, *, seed: int, changes: Mapping[str, Any] | None = None
+) -> RunConfig | FinetuneConfig:
+    """Return the whole config of an experiment at a budget and a seed, with the user's changes by dotted path."""
+    settings = with_overrides(_base(experiment, budget), _flat(experiment.settings))
+    settings = with_overrides(settings, _flat(experiment.at.get(budget, {})))  # type: ignore[call-overload]
+    settings["method"] = _method(experiment).model_dump(mode="json")
+    settings = with_overrides(settings, {**(changes or {}), "seed": seed})
+    if isinstance(settings["method"], str):
+        settings["method"] = resolve_method(settings["method"]).model_dump(mode="json")
+    where = f"{experiment.where} ({experiment.id} at {budget}{', with your options' if changes else ''})"
+    if experiment.kind == "language_model":
+        return parse_as(RunConfig, settings, where=where)
+    # Weights of the user's own are not those that the catalog knows by digest.
+    if _PLACE in (changes or {}) and "model.sha256" not in (changes or {}):
+        settings["model"]["sha256"] = ""
+    return parse_as(FinetuneConfig, settings, where=where)
+
+
+def _base(experiment: Experiment, budget: str) -> dict[str, Any]:
+    # Smoke proves the path with what is on every machine; a user's own text is.
+    is_named = experiment.data in CORPORA or experiment.data in TASKS
+    data = "stdlib" if budget == "smoke" and is_named else experiment.data
+    if experiment.kind == "language_model":
+        settings = budget_settings(budget)
+        settings["data"]["source"] = data
+        if data in CORPORA or budget == "smoke":
+            settings["data"]["max_tokens"] = EXTRACT_TOKENS[budget]
+        return settings
+    source = _flat(experiment.at.get(budget, {})).get(_PLACE)  # type: ignore[call-overload]
+    settings = classifier_settings(budget, model=source)
+    settings["examples"]["task"] = data
+    return settings
+
+
+def _method(experiment: Experiment) -> Method:
+    try:
+        if isinstance(experiment.method, str):
+            return resolve_method(experiment.method)
+        return Method.model_validate_json(dump_json(experiment.method))
+    except MethodError as problem:
+        raise ConfigError(f"{experiment.where}: {experiment.id}: {problem}") from None
+    except ValidationError as problem:
+        error = problem.errors()[0]
+        dotted = ".".join(str(part) for part in error["loc"])
+        raise ConfigError(f"{experiment.where}: {experiment.id}: method.{dotted}: {error['msg']}") from None
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def variant_name(changes: Mapping[str, Any]) -> str:
+    """Return 'default', or a slug and eight hex digits of the changes: the same for every arm of a comparison."""
+    if not changes:
+        return "default"
+    words = "-".join(f"{key.rsplit('.', 1)[-1]}-{value}" for key, value in sorted(changes.items()))
+    slug = re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-.")[:_SLUG_LENGTH].rstrip("-.") or "changed"
+    digest = hashlib.sha256(dump_json(dict(sorted(changes.items()))).encode()).hexdigest()
+    return f"{slug}-{digest[:8]}"
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Read '5' (the seeds 0 to 4), '5-9' or '0,3,7'."""
+    if re.fullmatch(r"[1-9]\d{0,3}", text):
+        return list(range(int(text)))
+    seeds: list[int] = []
+    for part in text.split(","):
+        if not (found := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())):
+            raise ConfigError(f"--seeds {text!r}: a number of seeds (5: 0 to 4), a range (5-9) or a list (0,3,7)")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first or last - first >= 10_000:
+            raise ConfigError(f"--seeds {text!r}: {part.strip()} is no range of at most 10,000 seeds")
+        seeds += range(first, last + 1)
+    if len(seeds) != len(set(seeds)):
+        raise ConfigError(f"--seeds {text!r}: the same seed stands there twice")
+    return seeds
+
+
+def with_baselines(catalog: Catalog, chosen: Iterable[Experiment]) -> list[Experiment]:
+    """Return the chosen experiments and the baselines they are compared with, in the catalog's order, baselines first."""
+    wanted = {experiment.id for experiment in chosen}
+    wanted |= {experiment.baseline for experiment in catalog if experiment.id in wanted and experiment.baseline}
+    ordered = [experiment for experiment in catalog if experiment.id in wanted]
+    return sorted(ordered, key=lambda experiment: experiment.baseline is not None)
+
+
+def plan_runs(
+    experiments: Iterable[Experiment],
+    *,
+    budget: str,
+    seeds: list[int] | None,
+    root: Path,
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+    variant: str = "default",
+) -> list[PlannedRun]:
+    """Return the runs of experiments, seed by seed, so that whole comparisons come early.
+
+    `changes` are those of each experiment, by id; `seeds` None means as many as the catalog plans, and one at smoke.
+    """
+    planned: list[PlannedRun] = []
+    for experiment in experiments:
+        own = seeds if seeds is not None else list(range(1 if budget == "smoke" else experiment.seeds))
+        for seed in own:
+            config = make_config(experiment, budget, seed=seed, changes=(changes or {}).get(experiment.id))
+            path = root / experiment.id / budget / variant / f"seed-{seed}"
+            planned.append(PlannedRun(experiment, budget, variant, seed, config, path))
+    order = {seed: number for number, seed in enumerate(seeds or [])}
+    return sorted(planned, key=lambda run: order.get(run.seed, run.seed))
+
+
+def check_same_recipe(run: PlannedRun) -> None:
+    """Raise RunDirError when the run's folder holds a run of another config: the catalog or the budget changed since."""
+    if not (run.path / "config.json").is_file():
+        return
+    try:
+        held = read_any_config(run.path)
+    except ConfigError as problem:
+        raise RunDirError(f"{problem}. Move {run.path} aside, or give another --out") from None
+    if changes := recipe_changes(run.config, held):
+        raise RunDirError(
+            f"{run.path} holds a run of another recipe ({'; '.join(changes[:4])}): the catalog has changed since. Move it "
+            f"aside, remove it with `oelm clean {run.experiment.id}`, or give another --out"
+        )
+
+
+def recipe_changes(planned: TrainConfig, held: TrainConfig) -> list[str]:
+    """Return in which settings a run on disk is not what is planned, placeholders of the plan aside."""
+    if type(planned) is not type(held):
+        return ["it is of another kind"]
+    old, new = _flat(held.as_dict()), _flat(planned.as_dict())
+    differing = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    changes = []
+    for key in differing:
+        is_open = key in _FILLED_IN and (new.get(key) in (0, "", None) or key == "epochs")
+        is_moved = key == _PLACE and old.get(key) is not None and new.get("model.sha256") not in ("", None)
+        if not is_open and not is_moved:
+            changes.append(f"{key}: {old.get(key)!r} there, {new.get(key)!r} planned")
+    return changes
+
+
+def confounds(arm: TrainConfig, baseline: TrainConfig) -> list[str]:
+    """Return what besides method and shape an arm and its baseline differ in; not empty means that a gap proves nothing."""
+    ours, theirs = _flat(arm.as_dict()), _flat(baseline.as_dict())
+    keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key) and not key.startswith(_QUESTION)]
+    return [f"{key} {ours.get(key)} against {theirs.get(key)}" for key in keys]

@@ -1,0 +1,265 @@
+"""The catalog: named experiments as data, from the package and from a file of the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from oelm.errors import ConfigError
+from oelm.experiments.budget import BUDGETS
+from oelm.experiments.yamlfile import YamlFile, parse_yaml, read_yaml
+from oelm.files import dump_json
+
+# A file of this name in the working folder is read without being asked for.
+OWN_CATALOG = "experiments.yaml"
+ALL = "all"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}
+# What `oelm train`, `oelm finetune`, `oelm demo` and the import of reported values keep beside experiments.
+_TAKEN = {"train", "finetune", "demo", "reported"}
+# What an entry says of itself alone, so that `extends` does not hand it on.
+_OWN = ("title", "reported", "note", "extends")
+
+
+class Plain(BaseModel):
+    """Frozen, no coercion, no unknown keys, no NaN."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Criterion(Plain):
+    """What counts as success against the baseline: one of a bound on the PPL ratio or on the accuracy lost."""
+
+    ppl_ratio_at_most: float | None = Field(default=None, gt=0)
+    # A difference of shares: 0.05 is five points.
+    accuracy_loss_at_most: float | None = Field(default=None, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.ppl_ratio_at_most is None) == (self.accuracy_loss_at_most is None):
+            raise ValueError("give one of ppl_ratio_at_most and accuracy_loss_at_most")
+        return self
+
+    def __str__(self) -> str:
+        if self.ppl_ratio_at_most is not None:
+            return f"PPL at most {self.ppl_ratio_at_most:g}x the baseline's"
+        assert self.accuracy_loss_at_most is not None
+        return f"accuracy at most {100 * self.accuracy_loss_at_most:g} points below the baseline's"
+
+
+class Reported(Plain):
+    """What others reported for this experiment: figures by name, never results of ours."""
+
+    source: str
+    figures: dict[str, float]
+
+
+class Experiment(Plain):
+    """One entry of the catalog. `settings` hold at every budget, `at` at one; docs/experiments.md describes the rest."""
+
+    id: str
+    title: str = ""
+    kind: Literal["language_model", "classifier"]
+    groups: tuple[str, ...] = ()
+    data: str = Field(min_length=1)
+    method: str | dict[str, Any] = "baseline"
+    baseline: str | None = None
+    criterion: Criterion | None = None
+    seeds: int = Field(default=5, ge=1, le=1000)
+    settings: dict[str, Any] = {}
+    at: dict[Literal["paper", "laptop", "smoke"], dict[str, Any]] = {}
+    reported: Reported | None = None
+    note: str = ""
+    where: str
+
+    @model_validator(mode="after")
+    def _comparable(self) -> Self:
+        if self.criterion is not None and self.baseline is None:
+            raise ValueError("a criterion compares with a baseline; name one, or leave the criterion out")
+        if self.criterion is not None and (self.criterion.ppl_ratio_at_most is not None) != (self.kind == "language_model"):
+            raise ValueError(f"the criterion does not fit a {self.kind}")
+        return self
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All experiments by id, in the order of the files."""
+
+    experiments: dict[str, Experiment]
+
+    def __iter__(self) -> Iterator[Experiment]:
+        return iter(self.experiments.values())
+
+    def groups(self) -> dict[str, list[str]]:
+        """Return the ids of each group; `all` has every experiment."""
+        found: dict[str, list[str]] = {}
+        for experiment in self:
+            for group in (*experiment.groups, ALL):
+                found.setdefault(group, []).append(experiment.id)
+        return found
+
+    def baselines(self) -> dict[str, str]:
+        """Return the baseline's id for each experiment that has one."""
+        return {experiment.id: experiment.baseline for experiment in self if experiment.baseline is not None}
+
+    def get(self, name: str) -> Experiment:
+        """Return the experiment of this id, whatever its case; ConfigError suggests the nearest."""
+        for experiment in self:
+            if experiment.id.lower() == name.lower():
+                return experiment
+        raise self._unknown(name, list(self.experiments))
+
+    def select(self, names: Iterable[str]) -> list[Experiment]:
+        """Return the experiments that ids and groups stand for, each once, in the order of the catalog."""
+        groups, wanted = self.groups(), set[str]()
+        for name in names:
+            by_case = {group.lower(): group for group in groups}
+            if name.lower() in by_case:
+                wanted |= set(groups[by_case[name.lower()]])
+                continue
+            known = {experiment.id.lower(): experiment.id for experiment in self}
+            if name.lower() not in known:
+                raise self._unknown(name, [*self.experiments, *groups])
+            wanted.add(known[name.lower()])
+        return [experiment for experiment in self if experiment.id in wanted]
+
+    def _unknown(self, name: str, known: list[str]) -> ConfigError:
+        by_case = {text.lower(): text for text in known}
+        near = difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=0.5)
+        hint = f" (did you mean '{by_case[near[0]]}'?)" if near else ""
+        groups = ", ".join(self.groups())
+        return ConfigError(f"no experiment or group called {name!r}{hint}; `oelm list` shows them, groups are: {groups}")
+
+
+def load_catalog(extra: Path | None = None) -> Catalog:
+    """Return the package's experiments and those of the user's file: `extra`, or experiments.yaml in this folder."""
+    sources = [
+        parse_yaml(entry.read_text(encoding="utf-8"), where=entry.name)
+        for entry in sorted(files("oelm.experiments").joinpath("catalog").iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(".yaml")
+    ]
+    own = extra or (Path(OWN_CATALOG) if Path(OWN_CATALOG).is_file() else None)
+    if own is not None:
+        sources.append(read_yaml(own))
+    return build_catalog(sources, own=own)
+
+
+def build_catalog(sources: Iterable[YamlFile], *, own: Path | None = None) -> Catalog:
+    """Check and join the entries of files; a later file may extend an earlier one's entries, never replace them."""
+    entries: dict[str, tuple[YamlFile, dict[str, Any]]] = {}
+    for source in sources:
+        for name, entry in source.data.items():
+            _check_entry(source, name, entry, taken={known.lower(): known for known in entries})
+            entries[name] = (source, entry)
+    experiments: dict[str, Experiment] = {}
+    for name, (source, entry) in entries.items():
+        merged = _extended(name, entries, seen=())
+        if own is not None and source.path == str(own):
+            merged["data"] = _whole_path(entry.get("data", merged.get("data")), own)
+        experiments[name] = _parse(source, name, merged)
+    _check_references(experiments)
+    return Catalog(experiments)
+
+
+def check_name(name: str, *, where: str) -> None:
+    """Raise ConfigError unless a name can be a folder's on every system and stays inside its parent."""
+    if not NAME.fullmatch(name) or name.split(".")[0].lower() in _RESERVED or name.endswith("."):
+        raise ConfigError(
+            f"{where}: the name {name!r} is not allowed: up to 64 letters, digits, '.', '_' and '-', "
+            "beginning with a letter or digit, and none of the names that Windows keeps for devices"
+        )
+
+
+def _check_entry(source: YamlFile, name: str, entry: Any, *, taken: dict[str, str]) -> None:
+    where = source.where(name)
+    check_name(name, where=where)
+    if name.lower() in _TAKEN | {ALL}:
+        raise ConfigError(f"{where}: {name!r} is kept for oelm's own use; choose another name")
+    if name.lower() in taken:
+        raise ConfigError(f"{where}: {name!r} is taken (by {taken[name.lower()]!r}); give yours a name of its own")
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: {name} must be a mapping of settings, found {type(entry).__name__}")
+    known = [key for key in Experiment.model_fields if key not in ("id", "where")] + ["extends"]
+    for key in entry:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f" (did you mean '{near[0]}'?)" if near else f"; known keys: {', '.join(known)}"
+            raise ConfigError(f"{source.where(name, key)}: {name}: unknown key '{key}'{hint}")
+
+
+def _extended(name: str, entries: dict[str, tuple[YamlFile, dict[str, Any]]], *, seen: tuple[str, ...]) -> dict[str, Any]:
+    """Return an entry with what it inherits: `settings` and `at` key by key, everything else whole."""
+    source, entry = entries[name]
+    parent = entry.get("extends")
+    if parent is None:
+        return dict(entry)
+    where = source.where(name, "extends")
+    if not isinstance(parent, str) or parent not in entries:
+        near = difflib.get_close_matches(str(parent), entries, n=1)
+        raise ConfigError(f"{where}: {name} extends {parent!r}, which is not there" + (f"; {near[0]!r}?" if near else ""))
+    if parent in (*seen, name):
+        raise ConfigError(f"{where}: extends goes in a circle: {' -> '.join((*seen, name, parent))}")
+    above = {key: value for key, value in _extended(parent, entries, seen=(*seen, name)).items() if key not in _OWN}
+    merged = above | {key: value for key, value in entry.items() if key != "extends"}
+    for key in ("settings", "at"):
+        if isinstance(above.get(key), dict) and isinstance(entry.get(key), dict):
+            merged[key] = _merged(above[key], entry[key])
+    return merged
+
+
+def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    both = dict(old)
+    for key, value in new.items():
+        inner = both.get(key)
+        both[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return both
+
+
+def _whole_path(data: Any, own: Path) -> Any:
+    """Return a path in a user's file as seen from that file's folder; a name of a data set stays one."""
+    if isinstance(data, str) and (own.parent / data).exists() and ("/" in data or "." in data):
+        return str((own.parent / data).absolute())
+    return data
+
+
+def _parse(source: YamlFile, name: str, merged: dict[str, Any]) -> Experiment:
+    data = {"id": name, "where": source.where(name), **merged}
+    try:
+        return Experiment.model_validate_json(dump_json(data))
+    except ValidationError as problem:
+        error = problem.errors()[0]
+        # Where a field may be of several types, the library adds the type's name; only keys of the file have a line.
+        keys = tuple(str(part) for part in error["loc"])
+        message = str(error["msg"]).removeprefix("Value error, ")
+        if error["type"] == "missing":
+            message = "missing, and it has no default"
+        if error["loc"][:1] == ("at",) and len(keys) > 1 and keys[1] not in BUDGETS:
+            message, keys = f"unknown budget {keys[1]!r}; there are: {', '.join(BUDGETS)}", keys[:2]
+        dotted = ".".join(keys) or "entry"
+        raise ConfigError(f"{source.where(name, *keys)}: {name}: {dotted}: {message}") from None
+
+
+def _check_references(experiments: dict[str, Experiment]) -> None:
+    groups = {group.lower() for experiment in experiments.values() for group in experiment.groups}
+    for experiment in experiments.values():
+        if experiment.id.lower() in groups:
+            raise ConfigError(f"{experiment.where}: {experiment.id!r} is also the name of a group; rename one of them")
+        for group in experiment.groups:
+            check_name(group, where=experiment.where)
+        if experiment.baseline is None:
+            continue
+        if experiment.baseline not in experiments:
+            near = difflib.get_close_matches(experiment.baseline, experiments, n=1)
+            hint = f" (did you mean '{near[0]}'?)" if near else ""
+            raise ConfigError(f"{experiment.where}: {experiment.id}: no baseline called {experiment.baseline!r}{hint}")
+        other = experiments[experiment.baseline]
+        if other.kind != experiment.kind or other.baseline is not None:
+            reason = "is of another kind" if other.kind != experiment.kind else f"has a baseline itself ({other.baseline})"
+            raise ConfigError(f"{experiment.where}: {experiment.id}: its baseline {other.id} {reason}")

@@ -1,0 +1,119 @@
+"""Where runs of a queue are put: a share of the CPU's threads each, or a GPU each."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from oelm.data.encode import num_cores
+from oelm.errors import ConfigError, MissingExtraError
+from oelm.experiments.gpus import GpuPool, GpuReading, Reservation, check_gpus, parse_gpus, read_gpus
+from oelm.experiments.runner import Slots
+
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# Beyond this, memory rather than cores is what runs share.
+_MOST_JOBS = 8
+
+
+class CpuSlots:
+    """Some runs side by side, the cores divided among them."""
+
+    def __init__(self, count: int, *, threads: int) -> None:
+        self.count, self.threads = count, threads
+        self._free = list(range(count))
+
+    def take(self) -> CpuSlot | None:
+        return CpuSlot(self, self._free.pop(0)) if self._free else None
+
+    def give_back(self, number: int) -> None:
+        self._free.append(number)
+
+    def __str__(self) -> str:
+        return f"{self.count} at once on the CPU, {self.threads} thread{'s' if self.threads > 1 else ''} each"
+
+
+@dataclass(frozen=True)
+class CpuSlot:
+    """One of several equal shares of the CPU."""
+
+    owner: CpuSlots
+    number: int
+
+    @property
+    def name(self) -> str:
+        return "cpu"
+
+    def environment(self) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": "", **dict.fromkeys(_THREADS, str(self.owner.threads))}
+
+    def release(self) -> None:
+        self.owner.give_back(self.number)
+
+
+class GpuSlots:
+    """A GPU for each run, reserved so that no other launch takes it."""
+
+    def __init__(self, pool: GpuPool, described: str) -> None:
+        self._pool, self._described = pool, described
+
+    def take(self) -> GpuSlot | None:
+        reservation = self._pool.take()
+        return GpuSlot(reservation) if reservation is not None else None
+
+    def __str__(self) -> str:
+        return self._described
+
+
+@dataclass(frozen=True)
+class GpuSlot:
+    """One reserved GPU."""
+
+    reservation: Reservation
+
+    @property
+    def name(self) -> str:
+        return f"cuda:{self.reservation.index}"
+
+    def environment(self) -> dict[str, str]:
+        # Counted as the driver's tools do, whatever order CUDA would prefer.
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(self.reservation.index)}
+
+    def release(self) -> None:
+        self.reservation.release()
+
+
+def choose_slots(gpus: str | None, jobs: int | None, *, budget: str) -> Slots:
+    """Return where a queue's runs go: `gpus` is '2,3', 'auto', 'none', or None: GPUs where there are any."""
+    choice = parse_gpus(gpus) if gpus is not None else None
+    there = [] if choice == "none" else _readable(needed=choice is not None)
+    if choice == "none" or (choice is None and not there):
+        return _cpu_slots(jobs, budget=budget)
+    if jobs is not None:
+        raise ConfigError("--jobs divides the CPU; on GPUs one run takes one, so say which with --gpus, or --gpus none")
+    if not there:
+        raise ConfigError(f"--gpus {gpus}: there is no NVIDIA GPU on this machine; leave it out, or say --gpus none")
+    if isinstance(choice, tuple):
+        check_gpus(choice, there)
+        return GpuSlots(GpuPool(choice), f"one run a GPU on {', '.join(map(str, choice))}")
+    return GpuSlots(GpuPool("auto"), f"one run a GPU on those of {len(there)} that are free")
+
+
+def _readable(*, needed: bool) -> list[GpuReading]:
+    """Return the GPUs that can be asked; where none was asked for and the library is missing, there are none."""
+    try:
+        return read_gpus()
+    except MissingExtraError:
+        if needed:
+            raise
+        return []
+
+
+def _cpu_slots(jobs: int | None, *, budget: str) -> CpuSlots:
+    cores = num_cores()
+    # Small models gain little from a second thread; the full recipe gains from all of them, and needs the memory.
+    count = jobs if jobs is not None else 1 if budget == "paper" else min(cores, _MOST_JOBS)
+    if count < 1:
+        raise ConfigError(f"--jobs {count}: at least one run at a time")
+    asked = os.environ.get(_THREADS[0], "")
+    threads = int(asked) if asked.isdecimal() and int(asked) > 0 else max(1, cores // count)
+    return CpuSlots(count, threads=threads)

@@ -1,0 +1,92 @@
+"""A study: which experiments, at which budget, with which seeds and changes; planned, checked, made ready."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oelm.errors import ConfigError, DiskFullError
+from oelm.experiments.plan import PlannedRun, check_same_recipe, plan_runs, variant_name, with_baselines
+from oelm.experiments.ready import make_ready
+from oelm.experiments.registry import Catalog
+from oelm.experiments.sweep import Grid, SweepPlan, plan_sweep, tuned_changes
+from oelm.train.config import FinetuneConfig
+from oelm.train.preflight import gibibytes
+from oelm.train.status import read_status
+from oelm.train.stop import StopFlag
+from oelm.train.watch import Watch
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a user asks to have run. `model` is where a pretrained classifier lies on this machine."""
+
+    names: tuple[str, ...]
+    budget: str
+    root: Path
+    seeds: list[int] | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    model: Path | None = None
+    tuned: bool = False
+    baselines: bool = True
+
+    def plan(self, catalog: Catalog) -> list[PlannedRun]:
+        """Return the study's runs; raise before anything is started when one cannot be what is asked for."""
+        if not self.names:
+            raise ConfigError("say what to run: ids or groups of `oelm list`, for example `oelm run GPT-02 --budget smoke`")
+        chosen = catalog.select(self.names)
+        experiments = with_baselines(catalog, chosen) if self.baselines else chosen
+        changes = {experiment.id: dict(self.changes) for experiment in experiments}
+        variant = variant_name(self.changes)
+        if self.tuned:
+            changes, variant = tuned_changes(experiments, self.budget, self.root, changes=self.changes)
+        runs = plan_runs(experiments, budget=self.budget, seeds=self.seeds, root=self.root, changes=changes, variant=variant)
+        runs = [_placed(run, self.model) for run in runs]
+        for run in runs:
+            check_same_recipe(run)
+        return runs
+
+    def plan_sweep(self, catalog: Catalog, grid: Grid, *, num_seeds: int) -> SweepPlan:
+        """Return a sweep of the study's experiments and their baselines over a grid."""
+        if not self.names:
+            raise ConfigError("say what to sweep: ids or groups of `oelm list`")
+        experiments = with_baselines(catalog, catalog.select(self.names))
+        plan = plan_sweep(
+            experiments, grid, budget=self.budget, num_seeds=num_seeds, root=self.root, changes=self.changes
+        ).placed(lambda run: _placed(run, self.model))
+        for run in plan.runs:
+            check_same_recipe(run)
+        return plan
+
+
+def _placed(run: PlannedRun, model: Path | None) -> PlannedRun:
+    """Return the run with its pretrained model read from a folder; fresh models and language models have none."""
+    if model is None or not isinstance(run.config, FinetuneConfig) or run.config.model.source is None:
+        return run
+    if not model.is_dir():
+        raise ConfigError(f"--model {model}: no such folder; give the one that holds config.json and model.safetensors")
+    placed = run.config.model.model_copy(update={"source": str(model.absolute())})
+    config = run.config.model_copy(update={"model": placed})
+    return PlannedRun(run.experiment, run.budget, run.variant, run.seed, config, run.path)
+
+
+def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the runs that are not done."""
+    return [run for run in runs if (status := read_status(run.path)) is None or status.status != "done"]
+
+
+def prepare_study(runs: Sequence[PlannedRun], *, folder: Path | None, stop: StopFlag, watch: Watch, preflight: bool) -> None:
+    """Prepare the data that the unfinished runs need, once each, and check that their weights will fit on the disk."""
+    left = unfinished(runs)
+    needs = make_ready(left, folder=folder, stop=stop, watch=watch)
+    total = sum(needs[run.path].disk for run in left if run.path in needs)
+    there = next(parent for parent in (runs[0].path, *runs[0].path.parents) if parent.exists()) if runs else Path(".")
+    free = shutil.disk_usage(there).free
+    if preflight and total > free:
+        raise DiskFullError(
+            f"the checkpoints of {len(left)} runs take about {gibibytes(total)} and {gibibytes(free)} are free on that disk: "
+            "make room, give another --out, run fewer at a time and `oelm clean --weights` between, or --no-preflight"
+        )

@@ -1,0 +1,125 @@
+"""YAML as plain data with line numbers: no tags, no aliases, no duplicate keys, nothing that names code."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from oelm.errors import ConfigError
+
+MAX_BYTES = 2**20
+_MAX_DEPTH = 20
+# YAML 1.1 takes 1e-3 for text, because of the missing dot; everybody else means a number.
+_FLOAT = re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)")
+_TAG = "tag:yaml.org,2002:"
+_LOOSE_BOOLEANS = ("yes", "no", "on", "off", "y", "n")
+
+
+@dataclass(frozen=True)
+class YamlFile:
+    """A parsed file: plain data, and the line on which each key stands, by its path from the top."""
+
+    path: str
+    data: dict[str, Any]
+    lines: dict[tuple[str, ...], int]
+
+    def where(self, *keys: str) -> str:
+        """Return 'file:line' of a key, or of the nearest one above it that has a line."""
+        while keys and keys not in self.lines:
+            keys = keys[:-1]
+        return f"{self.path}:{self.lines[keys]}" if keys else self.path
+
+
+def read_yaml(path: Path) -> YamlFile:
+    """Read a YAML mapping; ConfigError names the file, the line and the reason."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{path}: {path.stat().st_size:,} bytes; a catalog has {MAX_BYTES:,} at most")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path}: cannot be read ({problem})") from problem
+    return parse_yaml(text, where=str(path))
+
+
+def parse_yaml(text: str, *, where: str) -> YamlFile:
+    """Parse a YAML mapping from text; `where` stands for the file in errors."""
+    lines: dict[tuple[str, ...], int] = {}
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                line = event.start_mark.line + 1 if event.start_mark else 1
+                raise ConfigError(f"{where}:{line}: aliases (*{event.anchor}) are not read; use extends:")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as problem:
+        line = problem.problem_mark.line + 1 if problem.problem_mark else 1
+        raise ConfigError(f"{where}:{line}: not YAML ({problem.problem or problem.context})") from None
+    except (yaml.YAMLError, RecursionError) as problem:
+        raise ConfigError(f"{where}: not YAML ({str(problem).splitlines()[0]})") from None
+    if node is None:
+        return YamlFile(where, {}, {})
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{where}:{_line(node)}: must be a mapping (NAME: ...) at the top")
+    return YamlFile(where, _mapping(node, (), lines, where), lines)
+
+
+def _mapping(node: yaml.MappingNode, at: tuple[str, ...], lines: dict[tuple[str, ...], int], where: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = _value(key_node, at, lines, where)
+        if not isinstance(key, str):
+            raise ConfigError(f"{where}:{_line(key_node)}: the key {key!r} must be text; write it in quotes")
+        if key in found:
+            raise ConfigError(f"{where}:{_line(key_node)}: '{key}' stands twice in one place")
+        lines[(*at, key)] = _line(key_node)
+        found[key] = _value(value_node, (*at, key), lines, where)
+    return found
+
+
+def _value(node: yaml.Node, at: tuple[str, ...], lines: dict[tuple[str, ...], int], where: str) -> Any:
+    if len(at) > _MAX_DEPTH:
+        raise ConfigError(f"{where}:{_line(node)}: more than {_MAX_DEPTH} levels deep")
+    if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
+        return _mapping(node, at, lines, where)
+    if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
+        return [_value(item, (*at, str(number)), lines, where) for number, item in enumerate(node.value)]
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(node, where)
+    raise ConfigError(f"{where}:{_line(node)}: {node.tag} is not plain data; nothing in a catalog may name code")
+
+
+def _scalar(node: yaml.ScalarNode, where: str) -> Any:
+    text, kind = node.value, node.tag.removeprefix(_TAG)
+    if kind == "str" and node.style is None and _FLOAT.fullmatch(text):
+        kind = "float"
+    match kind:
+        case "str" | "timestamp":
+            return text
+        case "null":
+            return None
+        case "bool":
+            if text.lower() in _LOOSE_BOOLEANS:
+                raise ConfigError(f"{where}:{_line(node)}: write true or false, or quote the word ({text})")
+            return text.lower() == "true"
+        case "int" if re.fullmatch(r"[-+]?(0|[1-9][0-9_]*)", text) and len(text) <= 30:
+            return int(text.replace("_", ""))
+        case "float" if _is_plain_float(text):
+            return float(text.replace("_", ""))
+        case "int" | "float":
+            raise ConfigError(f"{where}:{_line(node)}: {text} is not a finite decimal number; quote it if it is text")
+    raise ConfigError(f"{where}:{_line(node)}: {node.tag} is not plain data; nothing in a catalog may name code")
+
+
+def _is_plain_float(text: str) -> bool:
+    try:
+        return ":" not in text and math.isfinite(float(text.replace("_", "")))
+    except ValueError:
+        return False
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1

@@ -16,10 +16,10 @@ from collections.abc import Callable
 import torch
 
 from oelm.bench.ab import interleave
-from oelm.models.flops import step_work
 from oelm.bench.peak import PeakMeter
 from oelm.intervals import mean_ratio
 from oelm.method.apply import freeze
+from oelm.models.flops import step_work
 from oelm.models.gpt import GPT, GPTConfig, build_gpt
 from oelm.train.loss import mean_cross_entropy
 

@@ -42,6 +42,10 @@ class RunDirError(OelmError):
     """A run directory in use, or one that holds another run."""
 
 
+class ArchiveError(OelmError):
+    """A portable archive that is damaged, hostile or not ours."""
+
+
 class NonFiniteError(OelmError):
     """A loss or gradient that is NaN or infinite; raised before the update."""
 

@@ -10,9 +10,9 @@ import pytest
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from oelm.bench.compare import Comparison, Side, _bound, compare, training_step, verdict
-from oelm.bench.flops import step_work
 from oelm.bench.machine import examine, matmul_speeds
 from oelm.intervals import Ratio
+from oelm.models.flops import step_work
 from tests.conftest import tiny_config
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from oelm.bench.flops import step_work
 from oelm.method.apply import freeze
+from oelm.models.flops import step_work
 from oelm.models.gpt import GPTConfig, build_gpt
 from oelm.train.loss import mean_cross_entropy
 

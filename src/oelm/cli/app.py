@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from oelm.cli.archive import archive
 from oelm.cli.bench import bench
 from oelm.cli.catalog import list_experiments, show
 from oelm.cli.data import data_app
@@ -59,4 +60,5 @@ app.command("eval")(evaluate)
 app.command()(inspect)
 app.command()(export)
 app.command()(bench)
+app.command()(archive)
 app.command()(doctor)

@@ -1,0 +1,294 @@
+"""What a finished run leaves behind, as types, read without torch; and its figures computed once more from its metrics."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from oelm.errors import DataError
+from oelm.files import MAX_JSON_BYTES, read_json
+from oelm.train.metrics import read_metrics
+from oelm.train.status import Status
+from oelm.train.timing import PHASES, step_statistics
+
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class Record(BaseModel):
+    """Frozen, no coercion, no unknown keys, no NaN."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class DataRecord(Record):
+    """What a run was trained on."""
+
+    name: str
+    source: str
+    fingerprint: str
+    tokenizer: str
+
+
+class Manifest(Record):
+    """`manifest.json`: with what a run was computed; `earlier` sittings in another setting stand beside it."""
+
+    python: str
+    oelm: str
+    source_revision: str | None
+    torch: str
+    numpy: str
+    environment: dict[str, str]
+    data: DataRecord
+    earlier: list[dict[str, Any]]
+
+
+class ProjectionRecord(Record):
+    """One Q or K of `audit.json`."""
+
+    name: str
+    pattern: str
+    layer: Count
+    part: str
+    num_heads: Count
+    num_parameters: Count
+    is_frozen: bool
+    digest: str | None
+    orthonormality_error: float
+
+
+class AuditRecord(Record):
+    """`audit.json`: parameters by role, and every projection."""
+
+    total: Count
+    trainable: Count
+    frozen: Count
+    by_role: dict[str, dict[str, Count]]
+    projections: list[ProjectionRecord]
+
+
+class StepTimes(Record):
+    """Step times after warm-up; only counts where none was measured."""
+
+    measured_steps: Count
+    warmup_steps: Count
+    outliers: Count = 0
+    mean: Seconds | None = None
+    median: Seconds | None = None
+    std: Seconds | None = None
+    min: Seconds | None = None
+    max: Seconds | None = None
+    p95: Seconds | None = None
+    p99: Seconds | None = None
+
+
+class Figures(Record):
+    """`timing_stats.json`: of a language model with PPLs, of a classifier with accuracies."""
+
+    step_s: StepTimes
+    wall_s: dict[str, Seconds]
+    tokens: Count
+    final_loss: float
+    final_val_loss: float
+    best_val_loss: float
+    best_step: Count
+    final_ppl: float | None = None
+    best_ppl: float | None = None
+    final_bits_per_byte: float | None = None
+    final_accuracy: float | None = None
+    best_accuracy: float | None = None
+
+    @property
+    def best(self) -> float:
+        """The headline: PPL or accuracy, at its best on validation."""
+        value = self.best_ppl if self.best_ppl is not None else self.best_accuracy
+        assert value is not None
+        return value
+
+
+class HeadRecord(Record):
+    """One head of `attention.json`."""
+
+    layer: Count
+    head: Count
+    entropy: float
+    uniform_entropy: float
+    effective_rank: float
+    logit_std: float
+    mean_distance: float
+    induction: float
+
+
+class AttentionRecord(Record):
+    """`attention.json`: what each head of the trained model does."""
+
+    step: Count
+    tokens: Count
+    heads: list[HeadRecord]
+
+
+class StepRow(Record):
+    """A step's row of metrics.jsonl."""
+
+    step: Count
+    loss: float
+    lr: float
+    grad_norm: float | None
+    tokens_per_s: float
+    step_s: Seconds
+
+
+class EvaluationRow(Record):
+    """An evaluation's row of metrics.jsonl."""
+
+    step: Count
+    val_loss: float
+    val_ppl: float | None = None
+    bits_per_byte: float | None = None
+    val_accuracy: float | None = None
+
+
+class DocumentRow(Record):
+    """A document's row of predictions.jsonl."""
+
+    document: Count
+    tokens: Count
+    nats: float
+
+
+class ExampleRow(Record):
+    """An example's row of predictions.jsonl."""
+
+    example: Count
+    label: Count
+    predicted: Count
+    nats: float
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything a finished run wrote, each file in its type; `config` stays plain data, for it names a method."""
+
+    path: Path
+    config: dict[str, Any]
+    manifest: Manifest
+    audit: AuditRecord
+    status: Status
+    figures: Figures
+    steps: list[StepRow]
+    evaluations: list[EvaluationRow]
+    predictions: list[DocumentRow] | list[ExampleRow]
+    attention: AttentionRecord | None
+
+
+Parsed = TypeVar("Parsed", bound=BaseModel)
+
+
+def read_as(kind: type[Parsed], path: Path) -> Parsed:
+    """Read a JSON file into its type; DataError names the file and what is wrong in it."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise DataError(f"{path}: {path.stat().st_size:,} bytes is too large for a JSON file of ours; it is not one")
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as problem:
+        raise DataError(f"{path}: cannot be read ({problem})") from None
+    except ValidationError as problem:
+        raise DataError(f"{path}: {_first(problem)}") from None
+
+
+def read_rows(kind: type[Parsed], path: Path, rows: list[dict[str, Any]]) -> list[Parsed]:
+    """Return rows of a .jsonl file in their type; DataError names the file and the row."""
+    parsed: list[Parsed] = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            parsed.append(kind.model_validate(row))
+        except ValidationError as problem:
+            raise DataError(f"{path}: row {number}: {_first(problem)}") from None
+    return parsed
+
+
+def _first(problem: ValidationError) -> str:
+    error = problem.errors()[0]
+    return f"{'.'.join(str(part) for part in error['loc']) or 'content'}: {error['msg']}"
+
+
+def read_record(run: Path) -> RunRecord:
+    """Read a finished run's files; DataError names the first that is missing, damaged or of another type."""
+    config = read_json(run / "config.json")
+    if not isinstance(config, dict):
+        raise DataError(f"{run / 'config.json'}: must be an object, found {type(config).__name__}")
+    metrics = read_metrics(run / "metrics.jsonl")
+    predictions = read_metrics(run / "predictions.jsonl")
+    told: list[DocumentRow] | list[ExampleRow]
+    if predictions and "example" in predictions[0]:
+        told = read_rows(ExampleRow, run / "predictions.jsonl", predictions)
+    else:
+        told = read_rows(DocumentRow, run / "predictions.jsonl", predictions)
+    looked = run / "attention.json"
+    return RunRecord(
+        path=run,
+        config=config,
+        manifest=read_as(Manifest, run / "manifest.json"),
+        audit=read_as(AuditRecord, run / "audit.json"),
+        status=read_as(Status, run / "status.json"),
+        figures=read_as(Figures, run / "timing_stats.json"),
+        steps=read_rows(StepRow, run / "metrics.jsonl", [row for row in metrics if "loss" in row]),
+        evaluations=read_rows(EvaluationRow, run / "metrics.jsonl", [row for row in metrics if "loss" not in row]),
+        predictions=told,
+        attention=read_as(AttentionRecord, looked) if looked.is_file() else None,
+    )
+
+
+def figure_problems(record: RunRecord) -> list[str]:
+    """Compute a run's figures once more from its metrics and predictions, and tell which are not what stands there."""
+    steps, evaluations, figures = record.steps, record.evaluations, record.figures
+    if not steps or not evaluations:
+        return ["metrics.jsonl holds no steps or no evaluations"]
+    last = evaluations[-1]
+    expected: dict[str, Any] = {
+        "final_loss": steps[-1].loss,
+        "final_val_loss": last.val_loss,
+        "best_val_loss": min(row.val_loss for row in evaluations),
+        "tokens": round(sum(row.tokens_per_s * row.step_s for row in steps)),
+        "step_s": StepTimes.model_validate(
+            step_statistics([row.step_s for row in steps], warmup_steps=int(record.config.get("timing_warmup_steps", 0)))
+        ),
+    }
+    if last.val_ppl is not None:
+        best_ppl = math.exp(min(expected["best_val_loss"], 700.0))
+        expected |= {"final_ppl": last.val_ppl, "best_ppl": best_ppl, "final_bits_per_byte": last.bits_per_byte}
+    if last.val_accuracy is not None:
+        best_accuracy = max(row.val_accuracy for row in evaluations if row.val_accuracy is not None)
+        expected |= {"final_accuracy": last.val_accuracy, "best_accuracy": best_accuracy}
+    problems = [
+        f"{name} is {getattr(figures, name)}, its metrics give {value}"
+        for name, value in expected.items()
+        if getattr(figures, name) != value
+    ]
+    return problems + _gaps(record) + _sums(record)
+
+
+def _gaps(record: RunRecord) -> list[str]:
+    """Tell steps that are missing or stand twice."""
+    numbers = [row.step for row in record.steps]
+    return [] if numbers == list(range(1, len(numbers) + 1)) else ["metrics.jsonl has steps missing or twice"]
+
+
+def _sums(record: RunRecord) -> list[str]:
+    """Tell where parts do not make up their whole."""
+    problems = []
+    wall = record.figures.wall_s
+    # Sums of a few hundred numbers in double precision, in another order.
+    if not math.isclose(sum(wall[phase] for phase in PHASES), wall["total"], rel_tol=1e-9):
+        problems.append("wall_s: the phases do not add up to the total")
+    rows, last = record.predictions, record.evaluations[-1]
+    weights = [row.tokens if isinstance(row, DocumentRow) else 1 for row in rows]
+    if rows and not math.isclose(sum(row.nats for row in rows) / sum(weights), last.val_loss, rel_tol=1e-9):
+        problems.append("predictions.jsonl does not give the final validation loss")
+    if record.audit.trainable + record.audit.frozen != record.audit.total:
+        problems.append("audit.json: trainable and frozen do not add up to the total")
+    return problems

@@ -1,0 +1,70 @@
+"""A report as data, in one language already: sections of text, tables and charts that every format is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Mark = Literal["", "good", "bad", "warn", "muted"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table. `sort` orders its column where the text would not; `mark` says how it is meant."""
+
+    text: str
+    sort: float | str | None = None
+    mark: Mark = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns. `name` is the file's where a table becomes one; `numeric` are columns set to the right."""
+
+    name: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    numeric: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A Vega-Lite chart without a theme of its own; `alt` tells in words what it shows."""
+
+    name: str
+    caption: str
+    spec: dict[str, Any]
+    alt: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph of plain text; nothing in it is markup."""
+
+    text: str
+    kind: Literal["paragraph", "note", "warning"] = "paragraph"
+
+
+Block = Table | Chart | Text
+
+
+@dataclass(frozen=True)
+class Section:
+    """A headed part of a report; `name` is its anchor."""
+
+    name: str
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole report. `lang` is 'en' or 'zh'; `contents` heads the list of sections, `footer` says how it was made."""
+
+    lang: str
+    title: str
+    subtitle: str
+    contents: str
+    footer: str
+    sections: tuple[Section, ...]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from oelm.method.method import PRESETS, Method
     from oelm.method.sites import Site, SitePaths, attention_sites, register_sites
     from oelm.models.gpt import GPT, GPTConfig, build_gpt
+    from oelm.report.collect import load_runs
     from oelm.train.callback import OelmCallback
 
 _HOME = {
@@ -33,6 +34,7 @@ _HOME = {
     "GPT": "oelm.models.gpt",
     "GPTConfig": "oelm.models.gpt",
     "build_gpt": "oelm.models.gpt",
+    "load_runs": "oelm.report.collect",
     "OelmCallback": "oelm.train.callback",
 }
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "cast",
     "fold_gains",
     "freeze",
+    "load_runs",
     "register_sites",
     "restore",
     "thaw",

@@ -18,6 +18,7 @@ from oelm.cli.export import export
 from oelm.cli.finetune import finetune
 from oelm.cli.generate import generate
 from oelm.cli.inspect import inspect
+from oelm.cli.report import compare, log, report
 from oelm.cli.run import run, sweep, work
 from oelm.cli.train import train
 
@@ -60,5 +61,8 @@ app.command("eval")(evaluate)
 app.command()(inspect)
 app.command()(export)
 app.command()(bench)
+app.command()(report)
+app.command()(compare)
+app.command()(log)
 app.command()(archive)
 app.command()(doctor)

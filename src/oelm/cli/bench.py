@@ -23,6 +23,7 @@ def bench(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for both; may be repeated.")
     ] = None,
+    root: Annotated[Path, typer.Option("--out", help="Where the record goes, for `oelm report`.")] = Path("outputs"),
 ) -> None:
     """Compare the training step of two methods or configs: A and B in turn, with an interval and the arithmetic bound."""
     from oelm.bench.compare import compare
@@ -33,6 +34,7 @@ def bench(
     ]
     comparison = compare(sides[0], sides[1], rounds=rounds, progress=lambda text: out.print(text))
     _print(comparison, sides[0][1])
+    out.print(f"recorded in {_record(comparison, sides[0][1], root)}", soft_wrap=True)
 
 
 def _config(name: str, budget: str, overrides: list[str]) -> RunConfig:
@@ -50,15 +52,39 @@ def _config(name: str, budget: str, overrides: list[str]) -> RunConfig:
     return parse_config(with_overrides(settings, dict(map(parse_override, overrides))), where=name)
 
 
+def _shape(config: RunConfig) -> str:
+    model = config.model
+    shape = f"{model.num_layers} layers, {model.model_dim} wide, dropout {model.dropout}"
+    return f"{shape}, batch {config.batch_size} x {model.seq_len}"
+
+
+def _record(comparison: Comparison, config: RunConfig, root: Path) -> Path:
+    from oelm.bench.record import TimingRecord, write_timing
+
+    first, second, ratio = comparison.first, comparison.second, comparison.ratio
+    record = TimingRecord(
+        first=first.name,
+        second=second.name,
+        shape=_shape(config),
+        value=ratio.value,
+        low=ratio.low,
+        high=ratio.high,
+        bound=comparison.bound,
+        rounds=ratio.count,
+        first_step_s=first.median_s,
+        second_step_s=second.median_s,
+        first_peak_bytes=first.peak_bytes,
+        second_peak_bytes=second.peak_bytes,
+    )
+    return write_timing(root, record)
+
+
 def _print(comparison: Comparison, config: RunConfig) -> None:
     from rich.table import Table
 
     from oelm.bench.compare import verdict
 
-    model = config.model
-    shape = f"{model.num_layers} layers, {model.model_dim} wide, dropout {model.dropout}"
-    title = f"{shape}, batch {config.batch_size} x {model.seq_len}"
-    table = Table("", title=title, title_justify="left")
+    table = Table("", title=_shape(config), title_justify="left")
     for side in (comparison.first, comparison.second):
         table.add_column(side.name, justify="right")
     table.add_column("B / A", justify="right")

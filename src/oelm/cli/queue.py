@@ -13,6 +13,7 @@ from oelm.cli.shell import duration, out, printable
 
 if TYPE_CHECKING:
     from oelm.experiments.runner import Job
+    from oelm.train.status import Status
 
 _EVERY_S = 1.0
 _PLAIN_EVERY_S = 30.0
@@ -47,7 +48,7 @@ class QueueView:
         self._ended += 1
         if job.state == "done":
             self._lengths.append(job.seconds)
-        if job.state == "found done":
+        if job.state == "found done" and not job.message:
             return
         self._line(f"[{self._ended}/{self._total}] {job.run.name}: {_outcome(job)}", failed=job.state in ("failed", "killed"))
 
@@ -104,15 +105,23 @@ def _progress(job: Job) -> str:
 
 
 def _outcome(job: Job) -> str:
-    from oelm.experiments.summary import figure_text
     from oelm.train.status import read_status
 
     status = read_status(job.run.path)
     if job.state == "done" and status is not None:
-        name = "PPL" if status.metric == "ppl" else "accuracy"
-        return f"best {name} {figure_text(status.metric, status.best)}, {duration(job.seconds)}"
+        return f"{_best(status)}, {duration(job.seconds)}"
+    if job.state == "found done" and status is not None:
+        return f"{_best(status)} ({job.message})"
     if job.state == "failed":
         return f"failed: {job.message}"
     if job.state == "killed":
         return f"{job.message}; repeat the command, it goes on from its last checkpoint"
+    if job.state == "left":
+        return "goes on in another process (`oelm stop` ends it)"
     return f"stopped{f' at step {status.step}' if status else ''} ({job.message})" if job.message else "stopped"
+
+
+def _best(status: Status) -> str:
+    from oelm.experiments.summary import figure_text
+
+    return f"best {'PPL' if status.metric == 'ppl' else 'accuracy'} {figure_text(status.metric, status.best)}"

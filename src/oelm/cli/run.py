@@ -106,9 +106,10 @@ def _run_all(
         f"{len(runs)} runs at budget {study.budget}, {len(runs) - left} of them done; {slots}; in {study.root}", soft_wrap=True
     )
     with TerminalWatch() as watch:
-        prepare_study(runs, folder=folder, stop=stop, watch=watch, preflight="--no-preflight" not in options)
+        preflight = "--no-preflight" not in options
+        unready = prepare_study(runs, folder=folder, stop=stop, watch=watch, preflight=preflight, retry=retry)
     with QueueView(len(runs), _count(slots), {}) as view:
-        return Runner(runs, study.root, slots, stop=stop, watch=view, retry=retry, options=options).run()
+        return Runner(runs, study.root, slots, stop=stop, watch=view, retry=retry, options=options, unready=unready).run()
 
 
 def _count(slots: Slots) -> int:
@@ -179,7 +180,7 @@ def _print_summary(runs: Sequence[PlannedRun], budget: str) -> None:
 def _leave(jobs: Sequence[Job]) -> None:
     """Leave with the exit code that tells how the queue ended."""
     failed = [job for job in jobs if job.state == "failed"]
-    open_ = [job for job in jobs if job.state in ("stopped", "killed")]
+    open_ = [job for job in jobs if job.state in ("stopped", "killed", "left")]
     if open_:
         err.print(f"{len(open_)} of {len(jobs)} runs are not finished; repeat the same command to go on", style="bold yellow")
     if failed:

@@ -23,7 +23,7 @@ ALL = "all"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}
 # What `oelm train`, `oelm finetune`, `oelm demo` and the import of reported values keep beside experiments.
-_TAKEN = {"train", "finetune", "demo", "reported"}
+_TAKEN = {"train", "finetune", "demo", "reported", "bench"}
 # What an entry says of itself alone, so that `extends` does not hand it on.
 _OWN = ("title", "reported", "note", "extends")
 

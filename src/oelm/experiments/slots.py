@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 
 from oelm.data.encode import num_cores
@@ -22,8 +23,8 @@ class CpuSlots:
         self.count, self.threads = count, threads
         self._free = list(range(count))
 
-    def take(self) -> CpuSlot | None:
-        return CpuSlot(self, self._free.pop(0)) if self._free else None
+    def take(self, *, adopted: int) -> CpuSlot | None:
+        return CpuSlot(self, self._free.pop(0)) if len(self._free) > adopted else None
 
     def give_back(self, number: int) -> None:
         self._free.append(number)
@@ -56,7 +57,7 @@ class GpuSlots:
     def __init__(self, pool: GpuPool, described: str) -> None:
         self._pool, self._described = pool, described
 
-    def take(self) -> GpuSlot | None:
+    def take(self, *, adopted: int) -> GpuSlot | None:
         reservation = self._pool.take()
         return GpuSlot(reservation) if reservation is not None else None
 
@@ -85,6 +86,10 @@ class GpuSlot:
 def choose_slots(gpus: str | None, jobs: int | None, *, budget: str) -> Slots:
     """Return where a queue's runs go: `gpus` is '2,3', 'auto', 'none', or None: GPUs where there are any."""
     choice = parse_gpus(gpus) if gpus is not None else None
+    # A scheduler that shows a job some cards has given it those, and only those.
+    allotted = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if choice in (None, "auto") and re.fullmatch(r"\d+(,\d+)*", allotted):
+        choice = parse_gpus(allotted)
     there = [] if choice == "none" else _readable(needed=choice is not None)
     if choice == "none" or (choice is None and not there):
         return _cpu_slots(jobs, budget=budget)

@@ -10,12 +10,17 @@ from typing import Any, TextIO
 from oelm.files import dump_json, room_checked, write_text
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a metrics file; a line torn by a kill can only be the last, and is left out."""
+def read_metrics(path: Path, *, only: str = "") -> list[dict[str, Any]]:
+    """Return the whole lines of a metrics file; a line torn by a kill can only be the last, and is left out.
+
+    With `only`, lines without this text are passed over unread: of thousands of steps, a report wants the evaluations.
+    """
     if not path.is_file():
         return []
     rows: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
+        if only not in line:
+            continue
         try:
             row = json.loads(line)
         except ValueError:

@@ -1,0 +1,50 @@
+"""What an interleaved timing leaves behind, for reports: read and written without torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from oelm.files import write_json
+
+FOLDER = "bench"
+
+
+class TimingRecord(BaseModel):
+    """Two sides that took turns: how many times as fast the second is, with its interval, and what arithmetic allows."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+    first: str
+    second: str
+    shape: str
+    value: float
+    low: float
+    high: float
+    bound: float
+    rounds: int
+    first_step_s: float
+    second_step_s: float
+    first_peak_bytes: int
+    second_peak_bytes: int
+
+
+def write_timing(root: Path, record: TimingRecord) -> Path:
+    """Write a timing under `<root>/bench/`; a repeated one replaces its forerunner."""
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{record.first}-{record.second}-{record.shape}").strip("-.")[:120]
+    path = root / FOLDER / f"{name}.json"
+    write_json(path, record.model_dump(mode="json"))
+    return path
+
+
+def read_timings(root: Path) -> list[TimingRecord]:
+    """Return the timings under a root; what cannot be read is passed over."""
+    found = []
+    for path in sorted((root / FOLDER).glob("*.json")):
+        try:
+            found.append(TimingRecord.model_validate_json(path.read_bytes()))
+        except (OSError, ValidationError):
+            continue
+    return found

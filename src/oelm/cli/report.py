@@ -1,0 +1,134 @@
+"""`oelm report`, `oelm compare` and `oelm log`: from recorded runs to a verdict, a quick look, and a diary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from oelm.cli.run import CatalogFile
+from oelm.cli.shell import out, printable, reported
+from oelm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from oelm.report.document import Document, Table
+
+Roots = Annotated[list[Path] | None, typer.Option("--out", help="Where runs are; may be repeated. Default: outputs.")]
+
+
+@reported
+def report(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID...]", help="Experiments or groups; default: all runs.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write Markdown, with its pictures beside it.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write every table as a file into this folder.")] = None,
+    latex: Annotated[Path | None, typer.Option(help="Write the tables for LaTeX (booktabs).")] = None,
+    lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
+    budget: Annotated[list[str] | None, typer.Option(help="Only this budget; may be repeated.")] = None,
+    roots: Roots = None,
+    catalog: CatalogFile = None,
+) -> None:
+    """Report on recorded runs: verdicts with intervals, what freezing costs and saves, and what was claimed before."""
+    from oelm.experiments.registry import load_catalog
+    from oelm.report.build import build_report
+    from oelm.report.verdicts import record_looks
+    from oelm.report.words import LANGUAGES
+
+    if lang not in LANGUAGES:
+        raise ConfigError(f"--lang {lang!r}: there are {', '.join(LANGUAGES)}")
+    places = roots or [Path("outputs")]
+    found = load_catalog(catalog)
+    only = [experiment.id for experiment in found.select(ids)] if ids else []
+    made = build_report(places, found, only=only, budgets=budget or ())
+    document = made.document(lang)
+    _print_verdicts(document)
+    _write(document, html=html, markdown=markdown, csv=csv, latex=latex)
+    record_looks(made.judged, places[0])
+    if not any((html, markdown, csv, latex)):
+        out.print("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex", soft_wrap=True)
+
+
+def _print_verdicts(document: Document) -> None:
+    from oelm.report.document import Table, Text
+
+    for block in document.sections[0].blocks:
+        if isinstance(block, Text):
+            style = {"warning": "yellow", "note": "dim"}.get(block.kind)
+            out.print(printable(block.text), style=style, soft_wrap=True)
+        elif isinstance(block, Table) and block.name == "verdicts":
+            _print_table(block)
+
+
+def _print_table(table: Table) -> None:
+    from rich.table import Table as Grid
+
+    grid = Grid(box=None, pad_edge=False)
+    for number, name in enumerate(table.columns):
+        grid.add_column(name, justify="right" if number in table.numeric else "left", overflow="fold")
+    for row in table.rows:
+        grid.add_row(*(printable(cell.text) for cell in row))
+    out.print(grid)
+
+
+def _write(document: Document, *, html: Path | None, markdown: Path | None, csv: Path | None, latex: Path | None) -> None:
+    from oelm.files import write_text
+
+    if html is not None:
+        from oelm.report.html import render_html
+
+        write_text(html, render_html(document))
+        out.print(f"wrote {html} ({html.stat().st_size:,} bytes)", soft_wrap=True)
+    if markdown is not None:
+        from oelm.report.markdown import render_markdown
+
+        folder = markdown.with_name(f"{markdown.stem}-pictures")
+        text, pictures = render_markdown(document, folder.name)
+        for name, picture in pictures.items():
+            write_text(folder / name, picture)
+        write_text(markdown, text)
+        out.print(f"wrote {markdown} and {len(pictures)} pictures in {folder}", soft_wrap=True)
+    if csv is not None:
+        from oelm.report.tables import render_csv
+
+        files = render_csv(document)
+        for name, text in files.items():
+            write_text(csv / name, text)
+        out.print(f"wrote {len(files)} tables into {csv}", soft_wrap=True)
+    if latex is not None:
+        from oelm.report.latex import render_latex
+
+        write_text(latex, render_latex(document))
+        out.print(f"wrote {latex}", soft_wrap=True)
+
+
+@reported
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run folders; the first is the reference.")],
+) -> None:
+    """Set runs side by side: figures, what their configs differ in, and the gap to the first, with an interval over seeds."""
+    from oelm.report.compare import compare_runs
+
+    table, remarks = compare_runs(runs)
+    _print_table(table)
+    for remark in remarks:
+        out.print(printable(remark), style="yellow", soft_wrap=True)
+
+
+@reported
+def log(
+    roots: Roots = None,
+    to: Annotated[Path | None, typer.Option(help="Write it to this file instead of the terminal.")] = None,
+) -> None:
+    """Write the dated log of all recorded runs: what was run when, on what, how it ended and what came out."""
+    from oelm.files import write_text
+    from oelm.report.diary import write_diary
+
+    text = write_diary(roots or [Path("outputs")])
+    if to is not None:
+        write_text(to, text)
+        out.print(f"wrote {to}", soft_wrap=True)
+    else:
+        out.print(printable(text), soft_wrap=True)

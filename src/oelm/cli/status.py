@@ -1,0 +1,288 @@
+"""`oelm status`: what every recorded run is doing, from any terminal, without disturbing one."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from oelm.cli.shell import duration, err, out, printable, reported
+from oelm.errors import ConfigError, OelmError
+
+if TYPE_CHECKING:
+    from oelm.experiments.curves import Drawing
+    from oelm.experiments.monitor import Gap, RunView
+
+_HEADINGS = ("experiment", "budget", "variant", "seed", "state", "step", "best", "gap", "ETA", "loss", "s/step", "device")
+_RIGHT = {"seed", "step", "loss", "best", "gap", "ETA", "s/step"}
+_STYLES = {"running": "green", "stale": "yellow", "dead": "red", "failed": "bold red", "damaged": "red", "done": "dim"}
+_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
+_MAX_LINES, _MAX_MESSAGES, _REFRESH_S = 200, 5, 2.0
+_WIDEST_CELL, _LONGEST_S = 28, 1e8
+_CURVE_HEIGHT = 14
+_HINTS = {
+    "stale": "stale: no sign of life for a while: suspended, hung, or its host is gone",
+    "dead": "dead: killed; the command that began them goes on from their last checkpoint",
+    "damaged": "damaged: no readable status.json; the command that began them writes it anew",
+}
+
+
+@reported
+def status(
+    ids: Annotated[list[str] | None, typer.Argument(help="Experiments or groups; all by default.")] = None,
+    out_dir: Annotated[Path, typer.Option("--out", help="Where the runs are.")] = Path("outputs"),
+    budget: Annotated[str | None, typer.Option(help="Only runs of this budget.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on showing it, anew every two seconds, until Ctrl-C.")] = False,
+    curves: Annotated[bool, typer.Option("--curves", help="Draw validation loss by step, too.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="A line for every run, however many there are.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The rows as JSON, for scripts.")] = False,
+) -> None:
+    """Show every run's state, step, loss, best figure, pace, time left, and distance from its baseline so far."""
+    if as_json and (watch or curves):
+        raise ConfigError(f"--json prints rows for scripts and --{'watch' if watch else 'curves'} a picture; give one of them")
+    baselines, groups = load_known()
+
+    def page(lines: int | None) -> Text:
+        views = find_runs(out_dir, ids or [], budget=budget, groups=groups, strict=not watch)
+        if not views:
+            return Text(no_answer(out_dir, ids or [], budget))
+        return _page(views, baselines, lines=lines, curves=curves)
+
+    if as_json:
+        views = find_runs(out_dir, ids or [], budget=budget, groups=groups)
+        _print_json(views, baselines)
+    elif watch:
+        _watch(page, show_all=show_all)
+    else:
+        _show(page(None if show_all or not out.is_terminal else _MAX_LINES))
+
+
+def load_known() -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Return the catalog's baselines and groups; none, with a remark, where the user's file is wrong."""
+    from oelm.experiments.registry import load_catalog
+
+    try:
+        catalog = load_catalog()
+    except OelmError as problem:
+        err.print(f"no groups and no distances from baselines: {printable(str(problem))}", style="yellow", soft_wrap=True)
+        return {}, {}
+    return catalog.baselines(), catalog.groups()
+
+
+def find_runs(
+    root: Path, ids: Sequence[str], *, budget: str | None, groups: Mapping[str, list[str]], strict: bool = True
+) -> list[RunView]:
+    """Return the runs that the user means; with `strict`, an id that has none is an error and not an empty list."""
+    from oelm.experiments.monitor import choose, scan
+
+    chosen: list[str] = []
+    for name in ids:
+        try:
+            chosen += choose(root, [name], groups=groups)
+        except ConfigError:
+            if strict:
+                raise
+    views = scan(root, only=chosen) if chosen or not ids else []
+    return [view for view in views if budget is None or view.budget == budget]
+
+
+def no_answer(root: Path, ids: Sequence[str], budget: str | None) -> str:
+    """Say that there is nothing of what was asked for, and what to do next."""
+    if not ids and budget is None:
+        return f"No runs under {root}; begin with `oelm run GPT-02 --budget smoke`"
+    what = (["of", ", ".join(ids)] if ids else []) + (["at", budget] if budget is not None else [])
+    return printable(f"No runs {' '.join(what)} under {root}; `oelm status` shows all that are there")
+
+
+def _show(page: Text) -> None:
+    if out.is_terminal:
+        out.print(page, no_wrap=True, overflow="ellipsis", crop=True)
+    else:
+        # Ten thousand lines in one piece: rich would measure each of them. Not every pipe can carry what curves are made of.
+        encoding = sys.stdout.encoding or "utf-8"
+        typer.echo(page.plain.encode(encoding, "replace").decode(encoding))
+
+
+def _watch(page: Callable[[int | None], Text], *, show_all: bool) -> None:
+    try:
+        if not out.is_terminal:
+            while True:
+                _show(page(None))
+                typer.echo()
+                time.sleep(_REFRESH_S)
+        from rich.live import Live
+
+        with Live(console=out, auto_refresh=False, vertical_overflow="ellipsis") as live:
+            while True:
+                text = page(None if show_all else min(_MAX_LINES, max(out.height - _MAX_MESSAGES - 4, 8)))
+                text.no_wrap, text.overflow = True, "ellipsis"
+                live.update(text, refresh=True)
+                time.sleep(_REFRESH_S)
+    except KeyboardInterrupt:
+        # How one leaves it, and no failure.
+        return
+
+
+def _page(views: Sequence[RunView], baselines: Mapping[str, str], *, lines: int | None, curves: bool) -> Text:
+    """Return all that is shown; over `lines` runs, those under way and one line for each group of the others."""
+    from oelm.experiments.monitor import ALIVE, gaps
+
+    is_short = lines is not None and len(views) > lines
+    shown = [view for view in views if view.state in ALIVE] if is_short else views
+    parts = [_table(shown, gaps(shown, baselines))] if shown else []
+    if is_short:
+        parts.append(_summary(views))
+    parts.append(_footer(views))
+    if curves:
+        parts += _drawings(views, baselines)
+    return Text("\n\n").join(parts)
+
+
+def _table(views: Sequence[RunView], distances: Sequence[Gap | None]) -> Text:
+    rows = [_cells(view, gap) for view, gap in zip(views, distances, strict=True)]
+    return _aligned(_HEADINGS, rows, right=_RIGHT, styled="state")
+
+
+def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: set[str], styled: str = "") -> Text:
+    """Return columns as wide as they need to be; on a terminal no cell may push the others off the screen."""
+    table = [headings, *rows]
+    if out.is_terminal:
+        table = [[*map(_shortened, row[:-1]), row[-1]] for row in table]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    form = "  ".join(f"{{:{'>' if name in right else '<'}{width}}}" for name, width in zip(headings, widths, strict=True))
+    lines = [form.format(*row).rstrip() for row in table]
+    text = Text("\n".join(lines))
+    if not out.is_terminal:
+        return text
+    text.stylize("bold", 0, len(lines[0]))
+    if styled:
+        column = headings.index(styled)
+        start = sum(widths[:column]) + 2 * column
+        for offset, row in zip(_offsets(lines), table, strict=True):
+            text.stylize(_STYLES.get(row[column], ""), offset + start, offset + start + len(row[column]))
+    return text
+
+
+def _shortened(cell: str) -> str:
+    return cell if len(cell) <= _WIDEST_CELL else cell[: _WIDEST_CELL - 1] + "\u2026"
+
+
+def _offsets(lines: Sequence[str]) -> list[int]:
+    """Return where each line begins in their joined text."""
+    return list(itertools.accumulate((len(line) + 1 for line in lines[:-1]), initial=0))
+
+
+def _cells(view: RunView, gap: Gap | None) -> list[str]:
+    name = [view.experiment, view.budget, view.variant, str(view.seed), view.state]
+    said = view.status
+    if said is None:
+        return [*name, *[""] * (len(_HEADINGS) - len(name))]
+    has_eta = view.state in ("running", "stale") and said.eta_s is not None and said.eta_s < _LONGEST_S
+    return [
+        *name,
+        f"{said.step}/{said.steps}",
+        _best(said.metric, said.best),
+        _gap_text(gap),
+        duration(said.eta_s) if has_eta else "",
+        "" if said.loss is None else _number(said.loss, 3),
+        "" if said.step_s is None else f"{said.step_s:.3g}",
+        one_line(said.device),
+    ]
+
+
+def _best(metric: str, best: float | None) -> str:
+    if best is None:
+        return ""
+    return f"{_number(100 * best, 2)}%" if metric == "accuracy" else f"PPL {_number(best, 2)}"
+
+
+def _number(value: float, digits: int) -> str:
+    # A run that diverged must not push the other columns off the screen.
+    return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.1e}"
+
+
+def _gap_text(gap: Gap | None) -> str:
+    if gap is None:
+        return ""
+    sign = "+" if gap.value >= 0 else ""
+    return f"{sign}{_number(gap.value, 1)}" + ("%" if gap.unit == "%" else " pt")
+
+
+@functools.lru_cache(maxsize=1024)
+def one_line(text: str) -> str:
+    """Return text of a file as one line that cannot drive a terminal."""
+    return " ".join(printable(text).split())
+
+
+def _summary(views: Sequence[RunView]) -> Text:
+    groups: dict[tuple[str, str, str], list[RunView]] = {}
+    for view in views:
+        groups.setdefault((view.experiment, view.budget, view.variant), []).append(view)
+    rows = [[*name, str(len(those)), _counted(those)] for name, those in groups.items()]
+    return _aligned(("experiment", "budget", "variant", "runs", "of these"), rows, right={"runs"})
+
+
+def _counted(views: Sequence[RunView]) -> str:
+    from oelm.experiments.monitor import STATES
+
+    counts = Counter(view.state for view in views)
+    return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+
+
+def _footer(views: Sequence[RunView]) -> Text:
+    lines = [f"{len(views)} run{'s' if len(views) > 1 else ''}: {_counted(views)}"]
+    there = {view.state for view in views}
+    lines += [hint for state, hint in _HINTS.items() if state in there]
+    failed = [view for view in views if view.state == "failed"]
+    for view in failed[:_MAX_MESSAGES]:
+        said = one_line(view.status.message) if view.status is not None else ""
+        lines.append(f"failed: {view.name}: {said or 'no message'}")
+    if len(failed) > _MAX_MESSAGES:
+        lines.append(f"failed: and {len(failed) - _MAX_MESSAGES} more; `oelm logs ID --seed N` shows what happened")
+    return Text("\n".join(lines))
+
+
+def _drawings(views: Sequence[RunView], baselines: Mapping[str, str]) -> list[Text]:
+    from oelm.experiments.curves import draw, learning_curves
+
+    groups = learning_curves(views, baselines)
+    if not groups:
+        return [Text("no curves: no run has an evaluation yet")]
+    return [
+        Text.assemble(
+            (f"{title}: validation loss by step\n", "bold"), _coloured(draw(series, width=out.width, height=_CURVE_HEIGHT))
+        )
+        for title, series in groups.items()
+    ]
+
+
+def _coloured(drawing: Drawing) -> Text:
+    text = Text("\n".join(drawing.lines))
+    offsets = _offsets(drawing.lines)
+    for (line, column), index in drawing.owners.items():
+        text.stylize(_COLOURS[index % len(_COLOURS)], offsets[line] + column, offsets[line] + column + 1)
+    return text
+
+
+def _print_json(views: Sequence[RunView], baselines: Mapping[str, str]) -> None:
+    from oelm.experiments.monitor import gaps
+
+    rows = [_json_row(view, gap) for view, gap in zip(views, gaps(views, baselines), strict=True)]
+    # ASCII: what a run calls itself may hold what drives a terminal.
+    typer.echo(json.dumps(rows, indent=2, allow_nan=False))
+
+
+def _json_row(view: RunView, gap: Gap | None) -> dict[str, Any]:
+    name = {key: getattr(view, key) for key in ("experiment", "budget", "variant", "seed", "state")}
+    said = view.status.model_dump(exclude={"status"}) if view.status is not None else {}
+    distance = None if gap is None else {"value": gap.value, "unit": gap.unit, "step": gap.step}
+    return {**name, "path": str(view.path), **said, "gap": distance}

@@ -1,0 +1,83 @@
+"""`oelm stop`: ask runs to save and end."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from oelm.cli.shell import err, out, printable, reported
+from oelm.cli.status import find_runs, load_known, no_answer
+from oelm.errors import ConfigError, RunDirError
+
+if TYPE_CHECKING:
+    from oelm.experiments.monitor import RunView
+    from oelm.experiments.upkeep import Asked
+
+
+@reported
+def stop(
+    ids: Annotated[list[str] | None, typer.Argument(help="Experiments or groups.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every run there is.")] = False,
+    out_dir: Annotated[Path, typer.Option("--out", help="Where the runs are.")] = Path("outputs"),
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait for runs to save and end.")] = 60.0,
+) -> None:
+    """Ask running runs to save and end, and take queued ones off the queue; the command that began them continues them."""
+    from oelm.experiments.upkeep import ask_to_stop
+
+    views = named_runs(ids, everything, out_dir, budget=None)
+    if not views:
+        out.print(no_answer(out_dir, ids or [], None), soft_wrap=True)
+        return
+    asked = ask_to_stop(views)
+    _tell(asked)
+    left = _wait(asked, timeout_s)
+    if left or asked.refused:
+        names = ", ".join(view.name for view in [*left, *(view for view, _ in asked.refused)][:5])
+        raise RunDirError(
+            f"{len(left) + len(asked.refused)} run(s) still there: {names}. They end at their next step once saved: "
+            "`oelm status` shows when; `oelm stop` again with a longer --timeout waits for it"
+        )
+
+
+def named_runs(ids: list[str] | None, everything: bool, root: Path, *, budget: str | None) -> list[RunView]:
+    """Return the runs that ids, or --all, stand for; ConfigError unless it is one of the two."""
+    if bool(ids) == everything:
+        raise ConfigError("name experiments, as `oelm status` shows them, or give --all" + (", not both" if ids else ""))
+    _, groups = load_known()
+    return find_runs(root, ids or [], budget=budget, groups=groups)
+
+
+def _tell(asked: Asked) -> None:
+    for view in asked.elsewhere:
+        host = printable(view.status.host) if view.status is not None else "?"
+        out.print(f"{view.name}: runs on {host}, left alone; give the same command there", soft_wrap=True)
+    for view, reason in asked.refused:
+        out.print(f"{view.name}: not asked: {reason}", soft_wrap=True)
+    for view in asked.unqueued:
+        out.print(f"{view.name}: taken off the queue", soft_wrap=True)
+    if not (asked.signalled or asked.starting or asked.unqueued or asked.elsewhere or asked.refused):
+        out.print("nothing to stop: none of these runs is running or queued")
+
+
+def _wait(asked: Asked, timeout_s: float) -> list[RunView]:
+    from oelm.experiments.upkeep import wait_for_end
+
+    if not (count := len(asked.signalled) + len(asked.starting)):
+        return []
+    out.print(f"asked {count} to stop; waiting for {'it' if count == 1 else 'them'} to save and end, {timeout_s:g} s at most")
+    with err.status("") if err.is_terminal else contextlib.nullcontext() as line:
+
+        def show(waiting: list[RunView], elapsed_s: float) -> None:
+            if line is not None:
+                line.update(f"{len(waiting)} of {count} still saving ({elapsed_s:.0f} s)")
+
+        ended, left = wait_for_end(asked, timeout_s=timeout_s, on_wait=show)
+    for view in ended:
+        step = f" at step {view.status.step}" if view.status is not None else ""
+        out.print(f"{view.name}: {view.state}{step}", soft_wrap=True)
+    for view in left:
+        out.print(f"{view.name}: asked, but still running after {timeout_s:g} s", soft_wrap=True)
+    return left

@@ -1,0 +1,62 @@
+"""From recorded runs to a report: collect, judge, and set every section in the reader's language."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oelm.experiments.registry import Catalog
+from oelm.report.collect import collect
+from oelm.report.costs import costs_section, totals_section
+from oelm.report.document import Document
+from oelm.report.earlier import reported_section
+from oelm.report.findings import Findings, find
+from oelm.report.ladder import across_section, ladder_section
+from oelm.report.learning import learning_section, reach_section
+from oelm.report.verdicts import Judged, judge_all, verdict_section
+from oelm.report.why import tuning_section, why_section
+from oelm.report.words import Words
+from oelm.train.status import now_text
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report's findings and verdicts, from which a document is made in any language."""
+
+    findings: Findings
+    judged: list[Judged]
+
+    def document(self, lang: str) -> Document:
+        """Return the whole report in one language; sections without anything to say are left out."""
+        words, findings = Words(lang), self.findings
+        budgets = ", ".join(sorted({arm.budget for arm in findings.arms})) or "-"
+        sections = (
+            verdict_section(findings, self.judged, words),
+            learning_section(findings, words),
+            ladder_section(findings, words),
+            across_section(findings, words),
+            costs_section(findings, words),
+            reach_section(findings, words),
+            tuning_section(findings, words),
+            why_section(findings, words),
+            reported_section(findings, words),
+            totals_section(findings, words),
+        )
+        return Document(
+            lang=lang,
+            title=words("report.title"),
+            subtitle=words("report.subtitle", budgets=budgets, date=now_text()[:10]),
+            contents=words("report.contents"),
+            footer=words("report.footer"),
+            sections=tuple(section for section in sections if section is not None),
+        )
+
+
+def build_report(
+    roots: Sequence[Path], catalog: Catalog, *, only: Collection[str] = (), budgets: Collection[str] = ()
+) -> Report:
+    """Collect and judge the runs under the roots; of the experiments named, with their baselines, where any are."""
+    wanted = set(only) | {catalog.baselines()[name] for name in only if name in catalog.baselines()}
+    findings = find(collect(roots, only=wanted, budgets=budgets), catalog, roots)
+    return Report(findings, judge_all(findings))

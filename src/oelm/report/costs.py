@@ -1,0 +1,115 @@
+"""What freezing saves: parameters, memory of the optimizer, bytes on disk, time; and what all of it took."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+from oelm.bench.record import read_timings
+from oelm.report.collect import Arm, Run
+from oelm.report.document import Block, Cell, Section, Table, Text
+from oelm.report.findings import Findings, label
+from oelm.report.words import Words
+
+_MIB = 2**20
+
+
+def costs_section(findings: Findings, words: Words) -> Section | None:
+    """Return parameters, bytes and step times of every arm beside its baseline's, and interleaved timings where there are."""
+    rows: list[tuple[Cell, ...]] = []
+    for baseline, pairs in findings.families():
+        rows += [_row(arm, baseline) for arm in (baseline, *(pair.arm for pair in pairs))]
+    if not rows:
+        return None
+    names = ("arm", "budget", "trainable", "frozen", "share", "state", "checkpoint", "step", "ratio")
+    columns = tuple(words(f"costs.{name}") for name in names)
+    table = Table("costs", words("costs.caption"), columns, tuple(rows), frozenset(range(2, 9)))
+    blocks: list[Block] = [Text(words("costs.text")), table, *_speed(findings, words)]
+    return Section("costs", words("costs.title"), tuple(blocks))
+
+
+def _row(arm: Arm, baseline: Arm) -> tuple[Cell, ...]:
+    audit = arm.runs[0].audit
+    assert audit is not None
+    state, checkpoint = 8 * audit.trainable, 4 * audit.total + 8 * audit.trainable
+    step, other = _median_step(arm), _median_step(baseline)
+    ratio = "" if arm is baseline or step is None or other is None else f"{step / other:.3f}x"
+    return (
+        Cell(label(arm)),
+        Cell(arm.budget),
+        Cell(f"{audit.trainable:,}", audit.trainable),
+        Cell(f"{audit.frozen:,}", audit.frozen),
+        Cell(f"{100 * audit.frozen / audit.total:.2f}%", audit.frozen / audit.total),
+        Cell(f"{state / _MIB:,.1f} MiB", state),
+        Cell(f"{checkpoint / _MIB:,.1f} MiB", checkpoint),
+        Cell("" if step is None else f"{1000 * step:,.1f} ms", step),
+        Cell(ratio, step),
+    )
+
+
+def _median_step(arm: Arm) -> float | None:
+    medians = [run.figures.step_s.median for run in arm.runs if run.figures is not None]
+    known = [median for median in medians if median is not None]
+    return statistics.median(known) if known else None
+
+
+def _speed(findings: Findings, words: Words) -> list[Block]:
+    """Return timings in which two arms took turns, with the arithmetic bound beside them."""
+    found = [timing for root in findings.roots for timing in read_timings(root)]
+    if not found:
+        return [Text(words("speed.none"), "note")]
+    rows = tuple(
+        (
+            Cell(f"{row.first} / {row.second}"),
+            Cell(row.shape),
+            Cell(f"{row.value:.3f}x [{row.low:.3f}, {row.high:.3f}]", row.value),
+            Cell(f"{row.bound:.3f}x", row.bound),
+            Cell(str(row.rounds), row.rounds),
+        )
+        for row in found
+    )
+    columns = tuple(words(f"speed.{name}") for name in ("arms", "shape", "ratio", "bound", "rounds"))
+    return [Table("speed", words("speed.caption"), columns, rows, frozenset({2, 3, 4}))]
+
+
+def totals_section(findings: Findings, words: Words) -> Section:
+    """Return what everything took: runs, hours, tokens, bytes."""
+    runs = [run for arm in findings.arms for run in (*arm.runs, *arm.unfinished)]
+    finished = [run for arm in findings.arms for run in arm.runs]
+    hours = sum(run.figures.wall_s["total"] for run in finished if run.figures is not None) / 3600
+    tokens = sum(run.figures.tokens for run in finished if run.figures is not None)
+    size = sum(_bytes(run.path) for run in runs)
+    values = {
+        "runs": f"{len(runs):,}",
+        "finished": f"{len(finished):,}",
+        "arms": f"{len(findings.arms):,}",
+        "hours": f"{hours:,.2f}",
+        "tokens": f"{tokens / 1e6:,.1f}M",
+        "bytes": f"{size / _MIB:,.1f} MiB",
+        "machines": "; ".join(sorted(_machines(finished))) or "-",
+        "revisions": "; ".join(sorted(_revisions(finished))) or "-",
+    }
+    rows = tuple((Cell(words(f"totals.{name}")), Cell(text)) for name, text in values.items())
+    table = Table("totals", words("totals.caption"), (words("totals.what"), words("totals.value")), rows, frozenset())
+    return Section("totals", words("totals.title"), (table,))
+
+
+def _bytes(run: Path) -> int:
+    return sum(path.stat().st_size for path in run.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def _machines(runs: Iterable[Run]) -> set[str]:
+    """Return what runs were computed on, without naming a machine."""
+    found = set()
+    for run in runs:
+        if run.manifest is not None:
+            setting = run.manifest.environment
+            words = (setting.get(name, "?") for name in ("device", "precision", "machine", "cpu_capability"))
+            found.add(f"{', '.join(words)}, {setting.get('threads', '?')} threads, torch {run.manifest.torch}")
+    return found
+
+
+def _revisions(runs: Iterable[Run]) -> set[str]:
+    revisions = {run.manifest.source_revision or "unknown" for run in runs if run.manifest is not None}
+    return {revision[:12] + ("+changes" if revision.endswith("+changes") else "") for revision in revisions}

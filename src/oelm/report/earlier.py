@@ -1,0 +1,81 @@
+"""What the earlier study reported beside what was measured here, and which of its claims do not add up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oelm.experiments.earlier import inconsistencies, load_reported
+from oelm.report.collect import Arm
+from oelm.report.contradictions import contradictions
+from oelm.report.document import Block, Cell, Section, Table, Text
+from oelm.report.findings import Findings, Pair
+from oelm.report.ladder import compared
+from oelm.report.verdicts import best_text
+from oelm.report.words import Words
+
+
+def reported_section(findings: Findings, words: Words) -> Section:
+    """Return reported and measured figures side by side, and the contradictions with their arithmetic."""
+    rows = []
+    for experiment in findings.catalog:
+        if experiment.reported is None:
+            continue
+        figures = experiment.reported.figures
+        measured = [arm for arm in findings.arms if arm.experiment == experiment.id and arm.is_usable and arm.budget != "smoke"]
+        pairs = [pair for pair in findings.pairs if pair.arm.experiment == experiment.id and pair.arm.budget != "smoke"]
+        rows.append(
+            (
+                Cell(experiment.id),
+                Cell(_reported(figures)),
+                Cell(_reported_gap(findings, experiment.id)),
+                Cell("; ".join(_measured(arm) for arm in measured) or words("reported.not_measured"), mark=_muted(measured)),
+                Cell("; ".join(_gap(pair) for pair in pairs)),
+                Cell(experiment.reported.source),
+            )
+        )
+    columns = tuple(words(f"reported.{name}") for name in ("id", "reported", "reported_gap", "measured", "gap", "source"))
+    blocks: list[Block] = [Text(words("reported.text"))]
+    blocks.append(Table("reported", words("reported.caption"), columns, tuple(rows), frozenset()))
+    blocks += _imported(findings, words)
+    blocks.append(Text(words("contradictions.text")))
+    blocks += [Text(words(found.key, **found.values)) for found in contradictions(findings.catalog)]
+    return Section("reported", words("reported.title"), tuple(blocks))
+
+
+def _muted(measured: list[Arm]) -> Any:
+    return "" if measured else "muted"
+
+
+def _reported(figures: dict[str, float]) -> str:
+    return f"{figures['best_ppl']:g}" if "best_ppl" in figures else f"{100 * figures['best_accuracy']:.2f}%"
+
+
+def _reported_gap(findings: Findings, name: str) -> str:
+    """Return the gap that follows from the reported figures; computed, not taken over."""
+    experiment = findings.catalog.get(name)
+    other = findings.catalog.get(experiment.baseline).reported if experiment.baseline else None
+    if experiment.reported is None or other is None:
+        return ""
+    ours, theirs = experiment.reported.figures, other.figures
+    if "best_ppl" in ours:
+        return f"{100 * (ours['best_ppl'] / theirs['best_ppl'] - 1):+.1f}%"
+    return f"{100 * (ours['best_accuracy'] - theirs['best_accuracy']):+.2f}"
+
+
+def _measured(arm: Arm) -> str:
+    return f"{best_text(arm)} ({arm.budget}, n={len(arm.runs)})"
+
+
+def _gap(pair: Pair) -> str:
+    return f"{compared(pair.arm, pair.baseline)[1]} ({pair.arm.budget}, n={len(pair.seeds)})"
+
+
+def _imported(findings: Findings, words: Words) -> list[Block]:
+    """Return what was read from the earlier study's own folders, and what in them does not fit together."""
+    blocks: list[Block] = []
+    for root in findings.roots:
+        for name, row in load_reported(root).items():
+            figures = ", ".join(f"{key} {value:g}" for key, value in row.figures.items())
+            blocks.append(Text(words("reported.imported", name=name, figures=figures), "note"))
+            blocks += [Text(f"{name}: {problem}", "warning") for problem in inconsistencies(row)]
+    return blocks

@@ -1,0 +1,117 @@
+"""What recorded runs have to do with each other: every arm beside its baseline, and whether the two can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oelm.errors import ConfigError
+from oelm.experiments.registry import Catalog, Experiment
+from oelm.experiments.sweep import SweepRecord, read_sweep
+from oelm.report.collect import Arm, recipe_differences
+
+DEMO = "demo"
+# The method is the question, and the shape that of the lean control; anything else that differs confounds the two.
+_QUESTION = ("method.", "model.")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """An arm and its baseline at the same budget and variant. `confounded` says what else than the method differs."""
+
+    arm: Arm
+    baseline: Arm
+    experiment: Experiment | None
+    confounded: tuple[str, ...]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that both have."""
+        return sorted(self.arm.best.keys() & self.baseline.best.keys())
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All arms that were found, those that can be set beside a baseline, and the catalog they come from."""
+
+    catalog: Catalog
+    roots: tuple[Path, ...]
+    arms: tuple[Arm, ...]
+    pairs: tuple[Pair, ...]
+
+    def families(self) -> list[tuple[Arm, list[Pair]]]:
+        """Return each baseline with the arms that are compared with it."""
+        found: dict[tuple[str, str, str], tuple[Arm, list[Pair]]] = {}
+        for pair in self.pairs:
+            found.setdefault(pair.baseline.key, (pair.baseline, []))[1].append(pair)
+        return list(found.values())
+
+
+def find(arms: Sequence[Arm], catalog: Catalog, roots: Sequence[Path]) -> Findings:
+    """Pair every usable arm with its baseline; damaged, mixed and lonely ones stay among the arms."""
+    by_key = {arm.key: arm for arm in arms}
+    pairs = []
+    for arm in arms:
+        other = by_key.get(baseline_key(arm, catalog) or ("", "", ""))
+        if other is None or not arm.is_usable or not other.is_usable:
+            continue
+        experiment = catalog.experiments.get(arm.experiment)
+        pairs.append(Pair(arm, other, experiment, confounds(arm, other, roots)))
+    return Findings(catalog, tuple(roots), tuple(arms), tuple(pairs))
+
+
+def baseline_key(arm: Arm, catalog: Catalog) -> tuple[str, str, str] | None:
+    """Return where an arm's baseline is; the demo's arms lie side by side, where an experiment has its variants."""
+    if arm.experiment == DEMO:
+        return None if arm.variant == "baseline" else (arm.experiment, arm.budget, "baseline")
+    experiment = catalog.experiments.get(arm.experiment)
+    return (experiment.baseline, arm.budget, arm.variant) if experiment is not None and experiment.baseline else None
+
+
+def confounds(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> tuple[str, ...]:
+    """Return what besides method and shape two arms differ in, settings apart that both were tuned in alike."""
+    tuned = _tuned_alike(arm, baseline, roots)
+    changes = [
+        change
+        for change in recipe_differences(arm.runs[0].recipe, baseline.runs[0].recipe)
+        if not change.startswith(_QUESTION) and change.split(" ", 1)[0] not in tuned
+    ]
+    if arm.runs[0].fingerprint != baseline.runs[0].fingerprint:
+        changes.append("data")
+    return tuple(changes)
+
+
+def _tuned_alike(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> set[str]:
+    if not arm.variant.startswith("tuned-"):
+        return set()
+    sweeps = [sweep_of(each, roots) for each in (arm, baseline)]
+    if any(sweep is None or sweep.best is None for sweep in sweeps):
+        return set()
+    grids = [sweep.grid for sweep in sweeps if sweep is not None]
+    return set(grids[0]) if grids[0] == grids[1] else set()
+
+
+def sweep_of(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
+    """Return the sweep of an arm's experiment at its budget, where there is a readable one."""
+    for root in roots:
+        try:
+            return read_sweep(arm.experiment, arm.budget, root)
+        except ConfigError:
+            continue
+    return None
+
+
+def label(arm: Arm) -> str:
+    """Return how an arm is called in tables and pictures."""
+    if arm.experiment == DEMO:
+        return arm.variant
+    return arm.experiment if arm.variant == "default" else f"{arm.experiment} ({arm.variant})"
+
+
+def method_of(arm: Arm, catalog: Catalog) -> str:
+    """Return the name of an arm's method."""
+    if arm.experiment == DEMO:
+        return arm.variant
+    experiment = catalog.experiments.get(arm.experiment)
+    return experiment.method if experiment is not None and isinstance(experiment.method, str) else "own"

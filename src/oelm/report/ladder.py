@@ -1,0 +1,110 @@
+"""What each ingredient is worth: arms of one data set in a row, each compared with the one before it; and across data sets."""
+
+from __future__ import annotations
+
+from oelm.report.collect import Arm
+from oelm.report.document import Block, Cell, Section, Table, Text
+from oelm.report.findings import Findings, Pair, label, method_of
+from oelm.report.stats import Interval, paired_difference, paired_log_ratio
+from oelm.report.words import Words
+
+# From nothing learnt and nothing known to everything learnt: what each step adds is said in the words.
+RUNGS = (
+    "uniform",
+    "oelm_random",
+    "gaussian_matched",
+    "oelm_global",
+    "oelm_freeze",
+    "oelm_freeze_pretrained",
+    "pretrained_freeze",
+    "baseline",
+)
+
+
+def ladder_section(findings: Findings, words: Words) -> Section | None:
+    """Return, for every family of at least three arms, what each rung changes against the one below."""
+    rows: list[tuple[Cell, ...]] = []
+    for baseline, pairs in findings.families():
+        fair = [pair.arm for pair in pairs if not pair.confounded]
+        arms = sorted({method_of(arm, findings.catalog): arm for arm in [*fair, baseline]}.items(), key=_rung)
+        climbing = [(method, arm) for method, arm in arms if method in RUNGS]
+        if len(climbing) < 3:
+            continue
+        for (_, below), (method, arm) in zip(climbing, climbing[1:], strict=False):
+            rows.append(_step(baseline, below, arm, words(f"rung.{method}")))
+    if not rows:
+        return None
+    columns = tuple(words(f"ladder.{name}") for name in ("family", "from", "to", "adds", "gap", "seeds"))
+    table = Table("ladder", words("ladder.caption"), columns, tuple(rows), frozenset({4, 5}))
+    return Section("ladder", words("ladder.title"), (Text(words("ladder.text")), table))
+
+
+def _rung(item: tuple[str, Arm]) -> int:
+    return RUNGS.index(item[0]) if item[0] in RUNGS else len(RUNGS)
+
+
+def _step(baseline: Arm, below: Arm, arm: Arm, adds: str) -> tuple[Cell, ...]:
+    gap, text = compared(arm, below)
+    common = len(arm.best.keys() & below.best.keys())
+    family = f"{label(baseline)}, {baseline.budget}"
+    sort = gap.value if gap is not None else None
+    return Cell(family), Cell(label(below)), Cell(label(arm)), Cell(adds), Cell(text, sort), Cell(str(common), common)
+
+
+def compared(arm: Arm, other: Arm) -> tuple[Interval | None, str]:
+    """Return the paired gap between two arms and how it is written; without an interval for a single seed."""
+    seeds = sorted(arm.best.keys() & other.best.keys())
+    if arm.metric == "ppl":
+        interval = paired_log_ratio(arm.best, other.best)
+        if interval is not None:
+            return interval, ratio_text(interval)
+        return None, f"{100 * (arm.best[seeds[0]] / other.best[seeds[0]] - 1):+.1f}%" if seeds else ""
+    interval = paired_difference(arm.best, other.best)
+    if interval is not None:
+        return interval, points_text(interval)
+    return None, f"{100 * (arm.best[seeds[0]] - other.best[seeds[0]]):+.2f}" if seeds else ""
+
+
+def ratio_text(interval: Interval) -> str:
+    """Return a ratio as a change in percent with its interval."""
+    value, low, high = (100 * (number - 1) for number in (interval.value, interval.low, interval.high))
+    return f"{value:+.1f}% [{low:+.1f}, {high:+.1f}]"
+
+
+def points_text(interval: Interval) -> str:
+    """Return a difference of shares in points with its interval."""
+    value, low, high = (100 * number for number in (interval.value, interval.low, interval.high))
+    return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
+def across_section(findings: Findings, words: Words) -> Section | None:
+    """Return every method's gap on every data set, and language models beside classifiers."""
+    fair = [pair for pair in findings.pairs if not pair.confounded]
+    blocks: list[Block] = []
+    for metric in ("ppl", "accuracy"):
+        chosen = [pair for pair in fair if pair.arm.metric == metric]
+        if len({_data(pair) for pair in chosen}) > 1:
+            blocks.append(_matrix(findings, chosen, metric, words))
+    if len({pair.arm.metric for pair in fair}) == 2:
+        blocks.append(Text(words("across.kinds"), "note"))
+    if not blocks:
+        return None
+    return Section("across", words("across.title"), (Text(words("across.text")), *blocks))
+
+
+def _data(pair: Pair) -> str:
+    manifest = pair.arm.runs[0].manifest
+    assert manifest is not None
+    return f"{manifest.data.name}, {pair.arm.budget}"
+
+
+def _matrix(findings: Findings, pairs: list[Pair], metric: str, words: Words) -> Table:
+    sets = sorted({_data(pair) for pair in pairs})
+    cells: dict[tuple[str, str], Cell] = {}
+    for pair in pairs:
+        gap, text = compared(pair.arm, pair.baseline)
+        cells[method_of(pair.arm, findings.catalog), _data(pair)] = Cell(text, gap.value if gap is not None else None)
+    methods = sorted({method for method, _ in cells})
+    rows = tuple((Cell(method), *(cells.get((method, name), Cell("")) for name in sets)) for method in methods)
+    columns = (words("across.method"), *sets)
+    return Table(f"across-{metric}", words(f"across.{metric}"), columns, rows, frozenset(range(1, len(columns))))

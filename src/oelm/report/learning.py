@@ -1,0 +1,122 @@
+"""How arms learn: curves with bands over seeds, and how much text and time each needs to a given quality."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+
+from oelm.report.collect import Arm, Run
+from oelm.report.document import Block, Cell, Chart, Section, Table, Text
+from oelm.report.findings import Findings, Pair, label
+from oelm.report.plots import curves
+from oelm.report.words import Words
+
+
+def learning_section(findings: Findings, words: Words) -> Section | None:
+    """Return the learning curves of every family of arms."""
+    blocks: list[Block] = []
+    for number, (baseline, pairs) in enumerate(findings.families()):
+        arms = [baseline, *(pair.arm for pair in pairs)]
+        rows = [row for arm in arms for row in _curve(arm)]
+        if not rows:
+            continue
+        title = words("learning.caption", baseline=label(baseline), budget=baseline.budget)
+        names = [label(arm) for arm in arms]
+        metric = words("loss.nats") if baseline.metric == "ppl" else words("loss.example")
+        spec = curves(rows, names, x=words("step"), y=metric)
+        blocks.append(Chart(f"learning-{number}", title, spec, words("learning.alt", arms=", ".join(names))))
+    if not blocks:
+        return None
+    return Section("learning", words("learning.title"), (Text(words("learning.text")), *blocks))
+
+
+def _curve(arm: Arm) -> list[dict[str, object]]:
+    """Return mean, lowest and highest validation loss over seeds, at every step that all of them have."""
+    losses: dict[int, list[float]] = defaultdict(list)
+    for run in arm.runs:
+        for row in run.evaluations():
+            losses[row.step].append(row.val_loss)
+    return [
+        {
+            "arm": label(arm),
+            "step": step,
+            "mean": statistics.fmean(values),
+            "low": min(values),
+            "high": max(values),
+            "seeds": len(values),
+        }
+        for step, values in sorted(losses.items())
+        if len(values) == len(arm.runs)
+    ]
+
+
+def reach_section(findings: Findings, words: Words) -> Section | None:
+    """Return how many tokens and minutes each arm needs to reach the quality that the worst of its family reaches."""
+    rows: list[tuple[Cell, ...]] = []
+    for baseline, pairs in findings.families():
+        rows += _reach_rows(baseline, pairs, words)
+    if not rows:
+        return None
+    columns = tuple(words(f"reach.{name}") for name in ("arm", "budget", "target", "steps", "tokens", "minutes", "against"))
+    table = Table("reach", words("reach.caption"), columns, tuple(rows), frozenset(range(2, 7)))
+    return Section("reach", words("reach.title"), (Text(words("reach.text")), table))
+
+
+def _reach_rows(baseline: Arm, pairs: list[Pair], words: Words) -> list[tuple[Cell, ...]]:
+    arms = [baseline, *(pair.arm for pair in pairs)]
+    target = max(_final(arm) for arm in arms)
+    reached = {arm.key: _reach(arm, target) for arm in arms}
+    base = reached[baseline.key]
+    rows: list[tuple[Cell, ...]] = []
+    for arm in arms:
+        found = reached[arm.key]
+        if found is None:
+            continue
+        steps, tokens, minutes = found
+        against = f"{steps / base[0]:.2f}x" if base is not None else ""
+        rows.append(
+            (
+                Cell(label(arm)),
+                Cell(arm.budget),
+                Cell(f"{target:.4f}", target),
+                Cell(f"{steps:,.0f}", steps),
+                Cell(f"{tokens / 1e6:.2f}M", tokens),
+                Cell(f"{minutes:.1f}", minutes),
+                Cell(against, steps),
+            )
+        )
+    return rows
+
+
+def _final(arm: Arm) -> float:
+    """Return the mean over seeds of the best validation loss."""
+    return statistics.fmean(run.figures.best_val_loss for run in arm.runs if run.figures is not None)
+
+
+def _reach(arm: Arm, target: float) -> tuple[float, float, float] | None:
+    """Return steps, tokens and minutes to the first evaluation at the target or below, over seeds; None if one has none."""
+    found = [_first_at(run, target) for run in arm.runs]
+    steps = [step for step in found if step is not None]
+    if not steps or len(steps) < len(found):
+        # The target is a mean: a seed may stay above what its arm reaches on the whole.
+        steps = [step if step is not None else _last(run) for step, run in zip(found, arm.runs, strict=True)]
+    if not steps:
+        return None
+    tokens = statistics.fmean(step * _per_step(run)[0] for step, run in zip(steps, arm.runs, strict=True))
+    minutes = statistics.fmean(step * _per_step(run)[1] / 60 for step, run in zip(steps, arm.runs, strict=True))
+    return statistics.fmean(steps), tokens, minutes
+
+
+def _first_at(run: Run, target: float) -> int | None:
+    return next((row.step for row in run.evaluations() if row.val_loss <= target), None)
+
+
+def _last(run: Run) -> int:
+    return max(row.step for row in run.evaluations())
+
+
+def _per_step(run: Run) -> tuple[float, float]:
+    """Return tokens and seconds that a run spent on each of its steps, everything included."""
+    assert run.figures is not None
+    steps = _last(run)
+    return run.figures.tokens / steps, run.figures.wall_s["total"] / steps

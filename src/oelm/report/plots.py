@@ -1,0 +1,122 @@
+"""Charts of a report as Vega-Lite data: one definition gives the interactive and the printed picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# Okabe-Ito colours: distinct for readers who do not see red and green apart; the first is for the baseline.
+COLOURS = ["#666666", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442"]
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
+Rows = Sequence[dict[str, Any]]
+
+
+def curves(rows: Rows, arms: Sequence[str], *, x: str, y: str) -> dict[str, Any]:
+    """Return mean lines with bands from the lowest to the highest seed. Rows have step, arm, mean, low and high."""
+    colour = _colour(arms)
+    shared: dict[str, Any] = {"x": _axis("step", x), "color": colour}
+    tooltip = [
+        {"field": "arm", "type": "nominal", "title": " "},
+        {"field": "step", "type": "quantitative", "title": x},
+        {"field": "mean", "type": "quantitative", "title": y, "format": ".4f"},
+        {"field": "seeds", "type": "quantitative", "title": "n"},
+    ]
+    band = {
+        "mark": {"type": "area", "opacity": 0.2},
+        "encoding": {**shared, "y": _axis("low", y, zero=False), "y2": {"field": "high"}},
+    }
+    line = {
+        "mark": {"type": "line", "point": True},
+        "encoding": {**shared, "y": _axis("mean", y, zero=False), "tooltip": tooltip},
+        # Drag and scroll to look closer; a double click brings the whole back.
+        "params": [{"name": "look", "select": "interval", "bind": "scales"}],
+    }
+    return _chart(rows, {"layer": [band, line]}, height=320)
+
+
+def forest(rows: Rows, *, bound: float, title: str, bound_title: str) -> dict[str, Any]:
+    """Return points with intervals and a line at the bound. Rows have name, value, low, high, verdict; in this order."""
+    order = [row["name"] for row in rows]
+    y = {"field": "name", "type": "nominal", "sort": order, "title": None, "axis": {"labelLimit": 320}}
+    tooltip = [{"field": name, "type": "nominal", "title": " "} for name in ("name", "text", "verdict")]
+    limit = {
+        "mark": {"type": "rule", "strokeDash": [6, 4], "color": "#D55E00"},
+        "data": {"values": [{"bound": bound, "text": bound_title}]},
+        "encoding": {"x": {"field": "bound", "type": "quantitative"}, "tooltip": {"field": "text", "type": "nominal"}},
+    }
+    none = {
+        "mark": {"type": "rule", "color": "#999999"},
+        "data": {"values": [{"bound": 1.0 if bound > 0.5 else 0.0}]},
+        "encoding": {"x": {"field": "bound", "type": "quantitative"}},
+    }
+    interval = {
+        "mark": {"type": "rule", "strokeWidth": 2},
+        "encoding": {"y": y, "x": _axis("low", title, zero=False), "x2": {"field": "high"}, "tooltip": tooltip},
+    }
+    point = {
+        "mark": {"type": "point", "filled": True, "size": 90},
+        "encoding": {
+            "y": y,
+            "x": _axis("value", title, zero=False),
+            "shape": {"field": "verdict", "type": "nominal", "title": None},
+            "tooltip": tooltip,
+        },
+    }
+    return _chart(rows, {"layer": [none, limit, interval, point]}, height={"step": 26})
+
+
+def grouped(rows: Rows, arms: Sequence[str], *, x: str, y: str) -> dict[str, Any]:
+    """Return a value for each arm in each group, with its spread. Rows have group, arm, mean, low and high."""
+    shared: dict[str, Any] = {
+        "x": {"field": "group", "type": "ordinal", "title": x, "axis": {"labelAngle": 0}},
+        "xOffset": {"field": "arm", "sort": list(arms)},
+        "color": _colour(arms),
+    }
+    spread = {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": {**shared, "y": _axis("low", y), "y2": {"field": "high"}}}
+    tooltip = [
+        {"field": "arm", "type": "nominal", "title": " "},
+        {"field": "group", "type": "nominal", "title": x},
+        {"field": "mean", "type": "quantitative", "title": y, "format": ".3f"},
+    ]
+    point = {
+        "mark": {"type": "point", "filled": True, "size": 60},
+        "encoding": {**shared, "y": _axis("mean", y), "tooltip": tooltip},
+    }
+    return _chart(rows, {"layer": [spread, point]}, height=240)
+
+
+def rates(rows: Rows, arms: Sequence[str], *, x: str, y: str) -> dict[str, Any]:
+    """Return the score of every point of a sweep against a rate on a logarithmic axis. Rows have rate, arm, score, best."""
+    layer = {
+        "mark": {"type": "line", "point": False},
+        "encoding": {
+            "x": {"field": "rate", "type": "quantitative", "scale": {"type": "log"}, "title": x, "axis": {"format": ".0e"}},
+            "y": _axis("score", y, zero=False),
+            "color": _colour(arms),
+        },
+    }
+    points = {
+        "mark": {"type": "point", "filled": True},
+        "encoding": {**layer["encoding"], "size": {"condition": {"test": "datum.best", "value": 160}, "value": 40}},  # type: ignore[dict-item]
+    }
+    return _chart(rows, {"layer": [layer, points]}, height=240)
+
+
+def _chart(rows: Rows, body: dict[str, Any], *, height: Any) -> dict[str, Any]:
+    return {"$schema": _SCHEMA, "data": {"values": list(rows)}, "width": "container", "height": height, **body}
+
+
+def _axis(field: str, title: str, *, zero: bool = True) -> dict[str, Any]:
+    return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": zero}}
+
+
+def _colour(arms: Sequence[str]) -> dict[str, Any]:
+    colours = [COLOURS[number % len(COLOURS)] for number in range(len(arms))]
+    return {
+        "field": "arm",
+        "type": "nominal",
+        "sort": list(arms),
+        "title": None,
+        "scale": {"domain": list(arms), "range": colours},
+        "legend": {"orient": "bottom", "columns": 3, "labelLimit": 260},
+    }

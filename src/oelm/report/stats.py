@@ -1,0 +1,171 @@
+"""Intervals: of a PPL ratio or an accuracy difference over seeds, over examples, and for many or repeated comparisons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from oelm.errors import DataError, MissingExtraError
+
+try:
+    # Student's quantile; scipy.stats has the same under another name and takes four times as long to import.
+    from scipy.special import stdtrit
+except ImportError:
+    raise MissingExtraError("scipy", "report") from None
+
+LEVEL = 0.95
+# The largest logarithm of a double: beyond it an end of an interval is infinite.
+_MAX_LOG = math.log(1.7e308)
+# Some fifty looks on, a level would round to certainty, which has no interval.
+_HIGHEST_LEVEL = math.nextafter(1.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its two-sided interval at a level; `freedom` are the degrees behind the sd, whole or effective."""
+
+    value: float
+    low: float
+    high: float
+    level: float
+    freedom: float
+
+    @property
+    def half_width(self) -> float:
+        """Half the distance between the ends; an interval of a ratio is not symmetric about its value."""
+        return (self.high - self.low) / 2
+
+
+def paired_log_ratio(ours: Mapping[int, float], theirs: Mapping[int, float], *, level: float = LEVEL) -> Interval | None:
+    """Return the geometric mean of PPL ratios, paired by seed, with a t interval on their logarithms.
+
+    The primary analysis. It covers seeds drawn anew, on the same validation text. Ends are ratios. None for fewer than two
+    common seeds.
+    """
+    logs = list(_log_ratios(ours, theirs).values())
+    return _on_ratios(_t_interval(logs, level=level)) if len(logs) > 1 else None
+
+
+def pooled_log_ratio(
+    arms: Mapping[str, Mapping[int, float]], arm: str, baseline: str, *, level: float = LEVEL
+) -> Interval | None:
+    """Return `paired_log_ratio` of an arm with the sd pooled over all arms against this baseline.
+
+    The sensitivity analysis: narrower where seeds are few, and right only if all arms vary alike. None where the arm has
+    fewer than two seeds in common with the baseline.
+    """
+    logs = {name: _log_ratios(seeds, arms[baseline]) for name, seeds in arms.items() if name != baseline}
+    pairs = {name: ratios for name, ratios in logs.items() if len(ratios) > 1}
+    if arm not in pairs:
+        return None
+    own = list(pairs[arm].values())
+    variance, freedom = _pooled_variance(list(pairs.values()))
+    error = math.sqrt(variance / len(own))
+    return _on_ratios(_student(_mean(own), error, freedom=freedom, level=level))
+
+
+def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float], *, level: float = LEVEL) -> Interval | None:
+    """Return the mean difference of accuracies (shares), paired by seed, with a t interval.
+
+    It covers seeds drawn anew, on the same examples. None for fewer than two common seeds.
+    """
+    differences = [ours[seed] - theirs[seed] for seed in common_seeds(ours, theirs)]
+    return _t_interval(differences, level=level) if len(differences) > 1 else None
+
+
+def example_difference(ours: npt.ArrayLike, theirs: npt.ArrayLike, *, level: float = LEVEL) -> Interval | None:
+    """Return the difference of accuracies with a t interval over examples.
+
+    Both hold, for each common seed, whether each of the same examples was right; an example counts with its mean over seeds.
+    It covers examples drawn anew and judged by these very models. It does not cover other seeds: that is what
+    `paired_difference` is for, and neither covers both. None for fewer than two examples or no seed.
+    """
+    right, reference = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
+    if right.shape != reference.shape or right.ndim != 2:
+        raise DataError(
+            f"outcomes by seed and example have the shapes {right.shape} and {reference.shape}: both arms need the same seeds "
+            "and the same examples; compare runs that were judged on the same data"
+        )
+    num_seeds, num_examples = right.shape
+    if num_seeds < 1 or num_examples < 2:
+        return None
+    differences = (right - reference).mean(axis=0)
+    error = float(differences.std(ddof=1)) / math.sqrt(num_examples)
+    return _student(float(differences.mean()), error, freedom=num_examples - 1, level=level)
+
+
+def corrected_level(level: float, comparisons: int) -> float:
+    """Return the level each of several comparisons needs so that all their intervals hold together at `level`.
+
+    Bonferroni's: an equal share of the error each. It holds however the comparisons depend on each other, and ours do:
+    arms share a baseline.
+    """
+    assert comparisons >= 1
+    return 1 - (1 - level) / comparisons
+
+
+def look_level(level: float, look: int) -> float:
+    """Return the level of the `look`-th analysis of one comparison, counted from 1, after seeds were added.
+
+    Over any number of looks a comparison at its bound passes falsely with a probability under 1 - `level`.
+    """
+    # Look j has the two-sided error alpha / 2**(j-1). A false PASS is an interval wholly on one side of the truth, which
+    # takes half of that: alpha / 2**j. Over all looks: alpha * (1/2 + 1/4 + 1/8 + ...) < alpha. A sum bounds the
+    # probability of a union whatever the looks share, so adding seeds may depend on what was seen before. The first look
+    # pays nothing: it is the plain interval.
+    assert look >= 1
+    return min(1 - (1 - level) / 2 ** (look - 1), _HIGHEST_LEVEL)
+
+
+def common_seeds(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[int, ...]:
+    """Return the seeds that both arms have, in order."""
+    return tuple(sorted(ours.keys() & theirs.keys()))
+
+
+def _log_ratios(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[int, float]:
+    # A difference of logarithms: the ratio itself could overflow where a run diverged.
+    return {seed: math.log(ours[seed]) - math.log(theirs[seed]) for seed in common_seeds(ours, theirs)}
+
+
+def _pooled_variance(arms: Sequence[Mapping[int, float]]) -> tuple[float, float]:
+    """Return the variance pooled over arms, and how many degrees of freedom it is worth."""
+    residuals = [{seed: value - mean for seed, value in arm.items()} for arm in arms for mean in [_mean(arm.values())]]
+    total = math.fsum(value**2 for arm in residuals for value in arm.values())
+    nominal = sum(len(arm) - 1 for arm in arms)
+    if total == 0:
+        return 0.0, nominal
+    # All arms are divided by the same baseline runs, so their spreads are not independent and the sum of the degrees of
+    # freedom promises too much: as little as 88% for 95% where the baseline varies most. A variance v with Var(v) is worth
+    # 2 v**2 / Var(v) degrees (Box 1954, Satterthwaite), and products of two arms' residuals estimate their covariance.
+    shared = math.fsum(_shared_error(one, other) for one in residuals for other in residuals)
+    return total / nominal, total**2 / shared
+
+
+def _shared_error(one: Mapping[int, float], other: Mapping[int, float]) -> float:
+    seeds = common_seeds(one, other)
+    return math.fsum(one[seed] * other[seed] for seed in seeds) ** 2 / (len(seeds) - 1) if len(seeds) > 1 else 0.0
+
+
+def _mean(values: Collection[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _t_interval(values: Sequence[float], *, level: float) -> Interval:
+    mean, freedom = _mean(values), len(values) - 1
+    variance = math.fsum((value - mean) ** 2 for value in values) / freedom
+    return _student(mean, math.sqrt(variance / len(values)), freedom=freedom, level=level)
+
+
+def _student(mean: float, error: float, *, freedom: float, level: float) -> Interval:
+    assert 0 < level < 1
+    half = -float(stdtrit(freedom, (1 - level) / 2)) * error
+    return Interval(mean, mean - half, mean + half, level, freedom)
+
+
+def _on_ratios(logs: Interval) -> Interval:
+    low, value, high = (math.exp(end) if end < _MAX_LOG else math.inf for end in (logs.low, logs.value, logs.high))
+    return Interval(value, low, high, logs.level, logs.freedom)

@@ -1,0 +1,226 @@
+"""The first page: every arm against its criterion, how sure we are, and what is missing."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oelm.errors import DataError
+from oelm.report.collect import Arm
+from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
+from oelm.report.findings import Findings, Pair, label, method_of
+from oelm.report.ladder import compared, points_text, ratio_text
+from oelm.report.plots import forest
+from oelm.report.stats import Interval, example_difference, pooled_log_ratio
+from oelm.report.verdict import Judgement, Looks, Reason, comparison_key, judge
+from oelm.report.words import Words
+
+_MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "CONFOUNDED": "warn"}
+_SMOKE = "smoke"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A pair with its verdict, and the two sensitivity analyses."""
+
+    pair: Pair
+    judgement: Judgement
+    pooled: Interval | None
+    examples: Interval | None
+
+
+def judge_all(findings: Findings) -> list[Judged]:
+    """Judge every pair at its planned seeds, corrected for how many are judged together and how often before."""
+    looks = [Looks.read(root) for root in findings.roots]
+    candidates = [pair for pair in findings.pairs if _can_be_judged(pair)]
+    judged = []
+    for pair in findings.pairs:
+        key = comparison_key(*pair.arm.key)
+        mine = next((book for book in looks if pair.arm.runs[0].path.is_relative_to(book.root)), looks[0])
+        experiment = pair.experiment
+        judgement = judge(
+            pair.arm.best,
+            pair.baseline.best,
+            kind="language_model" if pair.arm.metric == "ppl" else "classifier",
+            criterion=experiment.criterion if experiment is not None and pair.arm.budget != _SMOKE else None,
+            planned=experiment.seeds if experiment is not None else 5,
+            look=mine.look_number(key, pair.seeds),
+            comparisons=max(1, len(candidates)) if pair in candidates else 1,
+            confounded_by=pair.confounded,
+            dropped=mine.dropped(key, pair.seeds),
+        )
+        judged.append(Judged(pair, judgement, _pooled(findings, pair), _examples(pair)))
+    return judged
+
+
+def record_looks(judged: list[Judged], root: Path) -> None:
+    """Write down which comparisons were given a verdict at which seeds."""
+    seen = {comparison_key(*row.pair.arm.key): row.pair.seeds for row in judged if row.judgement.is_look}
+    if seen:
+        Looks.read(root).record(seen, date=datetime.datetime.now(datetime.UTC).date())
+
+
+def _can_be_judged(pair: Pair) -> bool:
+    has_criterion = pair.experiment is not None and pair.experiment.criterion is not None
+    return has_criterion and not pair.confounded and pair.arm.budget != _SMOKE and len(pair.seeds) > 1
+
+
+def _pooled(findings: Findings, pair: Pair) -> Interval | None:
+    if pair.arm.metric != "ppl":
+        return None
+    family = next(pairs for baseline, pairs in findings.families() if baseline.key == pair.baseline.key)
+    arms = {"/".join(other.arm.key): other.arm.best for other in family} | {"": pair.baseline.best}
+    return pooled_log_ratio(arms, "/".join(pair.arm.key), "")
+
+
+def _examples(pair: Pair) -> Interval | None:
+    """Return the example-level interval of a classifier's final accuracies, where both arms kept their predictions."""
+    if pair.arm.metric != "accuracy":
+        return None
+    try:
+        sides = [_outcomes(arm, pair.seeds) for arm in (pair.arm, pair.baseline)]
+        return example_difference(sides[0], sides[1])
+    except DataError:
+        return None
+
+
+def _outcomes(arm: Arm, seeds: list[int]) -> list[list[bool]]:
+    runs = {run.seed: run for run in arm.runs}
+    return [[row.label == row.predicted for row in runs[seed].predictions()] for seed in seeds]
+
+
+def verdict_section(findings: Findings, judged: list[Judged], words: Words) -> Section:
+    """Return the table of verdicts, the forest plot, and what to know about the runs."""
+    blocks: list[Block] = [Text(text, "warning") for text in _remarks(findings, words)]
+    if not judged:
+        blocks.append(Text(words("verdict.nothing"), "warning"))
+        blocks += [_figures(findings, words)] if any(arm.is_usable for arm in findings.arms) else []
+        return Section("verdicts", words("verdict.title"), tuple(blocks))
+    blocks.insert(0, Text(_headline(judged, words)))
+    blocks += [_table(findings, judged, words), *_forests(judged, words), _figures(findings, words)]
+    blocks += [Text(text, "note") for text in _reasons(judged, words)]
+    return Section("verdicts", words("verdict.title"), tuple(blocks))
+
+
+def _headline(judged: list[Judged], words: Words) -> str:
+    counts = {name: sum(row.judgement.verdict == name for row in judged) for name in ("PASS", "FAIL", "INCONCLUSIVE")}
+    if not sum(counts.values()):
+        return words("verdict.none", comparisons=len(judged))
+    return words("verdict.counts", comparisons=len(judged), **{name.lower(): count for name, count in counts.items()})
+
+
+def _table(findings: Findings, judged: list[Judged], words: Words) -> Table:
+    names = ("arm", "method", "budget", "seeds", "best", "gap", "sensitivity", "verdict")
+    columns = tuple(words(f"verdict.{name}") for name in names)
+    rows = tuple(_row(findings, row, words) for row in judged)
+    return Table("verdicts", words("verdict.caption"), columns, rows, frozenset({3, 4, 5, 6}))
+
+
+def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
+    pair, judgement = row.pair, row.judgement
+    gap, text = compared(pair.arm, pair.baseline)
+    other = row.pooled or row.examples
+    other_text = "" if other is None else ratio_text(other) if pair.arm.metric == "ppl" else points_text(other)
+    is_smoke = pair.arm.budget == _SMOKE
+    verdict = words("verdict.SMOKE") if is_smoke else words(f"verdict.{judgement.verdict}")
+    return (
+        Cell(f"{label(pair.arm)} / {label(pair.baseline)}"),
+        Cell(method_of(pair.arm, findings.catalog)),
+        Cell(pair.arm.budget),
+        Cell(f"{judgement.num_seeds}/{judgement.planned}", judgement.num_seeds),
+        Cell(best_text(pair.arm), _mean(pair.arm)),
+        Cell(text, gap.value if gap is not None else None),
+        Cell(other_text, other.value if other is not None else None),
+        Cell(verdict, judgement.verdict, "muted" if is_smoke else _MARKS.get(judgement.verdict, "")),
+    )
+
+
+def _mean(arm: Arm) -> float:
+    values = list(arm.best.values())
+    return sum(values) / len(values)
+
+
+def best_text(arm: Arm) -> str:
+    """Return an arm's headline: the mean over seeds of PPL or accuracy."""
+    return f"{_mean(arm):.2f}" if arm.metric == "ppl" else f"{100 * _mean(arm):.2f}%"
+
+
+def _forests(judged: list[Judged], words: Words) -> list[Block]:
+    charts: list[Block] = []
+    for metric in ("ppl", "accuracy"):
+        rows = [row for row in judged if row.pair.arm.metric == metric]
+        points = [point for row in rows if (point := _point(row, words)) is not None]
+        if not points:
+            continue
+        bound = 1.05 if metric == "ppl" else -0.05
+        names = ", ".join(str(point["name"]) for point in points)
+        spec = forest(points, bound=bound, title=words(f"forest.{metric}"), bound_title=words(f"forest.bound.{metric}"))
+        charts.append(Chart(f"forest-{metric}", words(f"forest.caption.{metric}"), spec, words("forest.alt", arms=names)))
+    return charts
+
+
+def _point(row: Judged, words: Words) -> dict[str, Any] | None:
+    gap, text = compared(row.pair.arm, row.pair.baseline)
+    if gap is None:
+        return None
+    name = f"{label(row.pair.arm)}, {row.pair.arm.budget}"
+    verdict = words("verdict.SMOKE") if row.pair.arm.budget == _SMOKE else words(f"verdict.{row.judgement.verdict}")
+    return {"name": name, "value": gap.value, "low": gap.low, "high": gap.high, "text": text, "verdict": verdict}
+
+
+def _figures(findings: Findings, words: Words) -> Table:
+    """Return every arm's figures by seed: nothing that was not measured stands here."""
+    rows = []
+    for arm in findings.arms:
+        if arm.is_usable:
+            seeds = ", ".join(f"{seed}: {_seed_text(arm, value)}" for seed, value in sorted(arm.best.items()))
+            rows.append((Cell(label(arm)), Cell(arm.budget), Cell(best_text(arm), _mean(arm)), Cell(seeds)))
+    columns = tuple(words(f"figures.{name}") for name in ("arm", "budget", "best", "seeds"))
+    return Table("figures", words("figures.caption"), columns, tuple(rows), frozenset({2}))
+
+
+def _seed_text(arm: Arm, value: float) -> str:
+    return f"{value:.2f}" if arm.metric == "ppl" else f"{100 * value:.2f}%"
+
+
+def _remarks(findings: Findings, words: Words) -> list[str]:
+    """Say what is unfinished, damaged or mixed, arm by arm."""
+    remarks = [words("remark.mixed", arm="/".join(arm.key), why=arm.refused) for arm in findings.arms if arm.refused]
+    for arm in findings.arms:
+        for state in sorted({run.state for run in arm.unfinished}):
+            runs = [run for run in arm.unfinished if run.state == state]
+            seeds = ", ".join(str(run.seed) for run in sorted(runs, key=lambda run: run.seed))
+            why = next((run.problem or run.message for run in runs if run.problem or run.message), "")
+            remarks.append(
+                words("remark.unfinished", arm="/".join(arm.key), state=words(f"state.{state}"), seeds=seeds, why=why)
+            )
+    return remarks
+
+
+def _reasons(judged: list[Judged], words: Words) -> list[str]:
+    lines = []
+    for row in judged:
+        if row.pair.arm.budget == _SMOKE:
+            continue
+        told = " ".join(reason_text(reason, row, words) for reason in row.judgement.reasons)
+        lines.append(f"{label(row.pair.arm)}, {row.pair.arm.budget}: {told}")
+    return lines
+
+
+def reason_text(reason: Reason, row: Judged, words: Words) -> str:
+    """Put a reason into words; bounds and ends of intervals as people read them."""
+    values: dict[str, Any] = {}
+    for name, value in reason.values.items():
+        if isinstance(value, tuple):
+            values[name] = ", ".join(str(part) for part in value) or "-"
+        elif name in ("bound", "low", "high", "value") and row.pair.arm.metric == "ppl":
+            values[name] = f"{value:.3f}x"
+        elif name in ("bound", "low", "high", "value"):
+            values[name] = f"{100 * value:+.2f}"
+        elif name == "level":
+            values[name] = f"{100 * value:.2f}%"
+        else:
+            values[name] = value
+    return words(f"reason.{reason.code}", **values)

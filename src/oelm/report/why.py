@@ -1,0 +1,89 @@
+"""Why it happens: what the heads of trained models do, layer by layer; and whether arms were tuned alike."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+
+from oelm.report.collect import Arm
+from oelm.report.document import Block, Cell, Chart, Section, Table, Text
+from oelm.report.findings import Findings, label, sweep_of
+from oelm.report.plots import grouped, rates
+from oelm.report.words import Words
+
+MEASURES = ("entropy", "logit_std", "mean_distance", "effective_rank", "induction")
+
+
+def why_section(findings: Findings, words: Words) -> Section | None:
+    """Return what heads do in every arm, from attention.json: means over heads, spread over seeds."""
+    blocks: list[Block] = []
+    for number, (baseline, pairs) in enumerate(findings.families()):
+        arms = [baseline, *(pair.arm for pair in pairs)]
+        for measure in MEASURES:
+            rows = [row for arm in arms for row in _by_layer(arm, measure)]
+            if not rows:
+                continue
+            names = [label(arm) for arm in arms]
+            spec = grouped(rows, names, x=words("why.layer"), y=words(f"why.{measure}"))
+            caption = words("why.caption", measure=words(f"why.{measure}"), family=label(baseline), budget=baseline.budget)
+            blocks.append(Chart(f"why-{number}-{measure}", caption, spec, words("why.alt", arms=", ".join(names))))
+    if not blocks:
+        return None
+    return Section("why", words("why.title"), (Text(words("why.text")), *blocks))
+
+
+def _by_layer(arm: Arm, measure: str) -> list[dict[str, object]]:
+    values: dict[int, list[float]] = defaultdict(list)
+    for run in arm.runs:
+        looked = run.attention()
+        layers: dict[int, list[float]] = defaultdict(list)
+        for head in looked.heads if looked is not None else ():
+            layers[head.layer].append(float(getattr(head, measure)))
+        for layer, heads in layers.items():
+            values[layer].append(statistics.fmean(heads))
+    return [
+        {"arm": label(arm), "group": str(layer), "mean": statistics.fmean(found), "low": min(found), "high": max(found)}
+        for layer, found in sorted(values.items())
+    ]
+
+
+def tuning_section(findings: Findings, words: Words) -> Section | None:
+    """Return the sweeps behind the arms: the same grid for all, the best of each, and whether it lies at the edge."""
+    rows: list[tuple[Cell, ...]] = []
+    points: list[dict[str, object]] = []
+    seen: set[tuple[str, str]] = set()
+    for arm in findings.arms:
+        sweep = sweep_of(arm, findings.roots)
+        if sweep is None or (sweep.experiment, sweep.budget) in seen:
+            continue
+        seen.add((sweep.experiment, sweep.budget))
+        for number, point in enumerate(sweep.points):
+            is_best = number == sweep.best
+            setting = ", ".join(f"{key} {value}" for key, value in point.values.items())
+            score = "" if point.score is None else f"{point.score:.4f}"
+            edge = words("tuning.edge") if is_best and sweep.at_edge else ""
+            mark = words("tuning.best") if is_best else ""
+            rows.append(
+                (
+                    Cell(sweep.experiment),
+                    Cell(sweep.budget),
+                    Cell(setting),
+                    Cell(score, point.score),
+                    Cell(str(len(point.seeds)), len(point.seeds)),
+                    Cell(f"{mark} {edge}".strip(), mark="warn" if edge else ""),
+                )
+            )
+            rate = point.values.get("optim.lr")
+            if isinstance(rate, int | float) and point.score is not None:
+                name = f"{sweep.experiment}, {sweep.budget}"
+                points.append({"arm": name, "rate": rate, "score": point.score, "best": is_best})
+    if not rows:
+        return None
+    columns = tuple(words(f"tuning.{name}") for name in ("arm", "budget", "setting", "score", "seeds", "remark"))
+    blocks: list[Block] = [Text(words("tuning.text"))]
+    if points:
+        arms = list(dict.fromkeys(str(point["arm"]) for point in points))
+        spec = rates(points, arms, x="optim.lr", y=words("tuning.score"))
+        blocks.append(Chart("tuning", words("tuning.chart"), spec, words("tuning.alt", arms=", ".join(arms))))
+    blocks.append(Table("tuning", words("tuning.caption"), columns, tuple(rows), frozenset({3, 4})))
+    return Section("tuning", words("tuning.title"), tuple(blocks))

@@ -1,0 +1,34 @@
+"""A report's sentences in the reader's language: one file of templates for each, with the same keys and places."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from oelm.errors import ConfigError
+from oelm.experiments.yamlfile import parse_yaml
+
+LANGUAGES = ("en", "zh")
+
+
+class Words:
+    """Says things in one language: `words("verdict.pass", name="GPT-02")`."""
+
+    def __init__(self, lang: str) -> None:
+        if lang not in LANGUAGES:
+            raise ConfigError(f"--lang {lang!r}: there are {', '.join(LANGUAGES)}")
+        self.lang = lang
+        self._templates = templates(lang)
+
+    def __call__(self, key: str, **values: Any) -> str:
+        return self._templates[key].format(**values)
+
+
+@cache
+def templates(lang: str) -> dict[str, str]:
+    """Return a language's templates by key."""
+    name = f"{lang}.yaml"
+    text = files("oelm.report").joinpath("words").joinpath(name).read_text(encoding="utf-8")
+    found = parse_yaml(text, where=name).data
+    return {key: str(value) for key, value in found.items()}

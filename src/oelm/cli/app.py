@@ -10,6 +10,7 @@ import typer
 from oelm.cli.archive import archive
 from oelm.cli.bench import bench
 from oelm.cli.catalog import list_experiments, show
+from oelm.cli.clean import clean
 from oelm.cli.data import data_app
 from oelm.cli.demo import demo
 from oelm.cli.doctor import doctor
@@ -18,8 +19,11 @@ from oelm.cli.export import export
 from oelm.cli.finetune import finetune
 from oelm.cli.generate import generate
 from oelm.cli.inspect import inspect
+from oelm.cli.logs import logs
 from oelm.cli.report import compare, log, report
 from oelm.cli.run import run, sweep, work
+from oelm.cli.status import status
+from oelm.cli.stop import stop
 from oelm.cli.train import train
 
 app = typer.Typer(
@@ -53,6 +57,10 @@ app.command()(show)
 app.command()(run)
 app.command()(sweep)
 app.command(hidden=True)(work)
+app.command()(status)
+app.command()(logs)
+app.command()(stop)
+app.command()(clean)
 app.command()(train)
 app.command()(finetune)
 app.add_typer(data_app)

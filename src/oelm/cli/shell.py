@@ -48,8 +48,8 @@ def reported(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def printable(text: str) -> str:
-    """Return text without what could drive a terminal: control characters but line ends and tabs become a mark."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
+    """Return text without what could drive a terminal or turn its writing round: such characters become a mark."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf") else "\ufffd" for c in text)
 
 
 @contextlib.contextmanager

@@ -9,17 +9,18 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from oelm.errors import DONE, STOPPED
+from oelm.errors import STOPPED, OelmError
+from oelm.experiments.monitor import launch_lock_path
 from oelm.experiments.plan import PlannedRun
 from oelm.files import dump_json, room_checked, write_json
-from oelm.train.status import STATUS, Progress, now_text, read_status, status_now
+from oelm.train.status import STATUS, Progress, StatusName, now_text, read_status, status_now
 
 CONSOLE = "console.log"
-_LOCKS = ".launch"
-_SIGNAL_HINTS = {
+_SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "by hand, or by the system when memory ran out",
     signal.SIGBUS: "a data file shrank while it was read; `oelm data verify` finds it",
 }
@@ -29,25 +30,25 @@ _SIGNAL_HINTS = {
 class Ending:
     """How a run's process ended: 'done', 'stopped' (repeat to go on), 'killed' (likewise), 'failed', or 'busy' elsewhere."""
 
-    state: str
+    state: Literal["done", "stopped", "killed", "failed", "busy"]
     message: str = ""
 
 
 def launch_lock(run: PlannedRun, root: Path) -> FileLock:
     """Return the lock that a launcher holds while it starts a run and waits for it: two never start the same one."""
-    parts = run.path.relative_to(root).parts
-    folder = root / _LOCKS
-    with room_checked(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    return FileLock(folder / f"{'--'.join(parts)}.lock")
+    path = launch_lock_path(root, run.path)
+    with room_checked(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path)
 
 
 def taken(lock: FileLock) -> bool:
     """Take a lock if nobody has it; whether we have it now."""
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return False
+    with room_checked(Path(lock.lock_file)):
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return False
     return True
 
 
@@ -74,27 +75,39 @@ def enqueue(run: PlannedRun, root: Path, *, retry: bool) -> None:
             return
         if not (run.path / "config.json").is_file():
             write_json(run.path / "config.json", run.config.as_dict())
-        progress = Progress(step=0, steps=run.config.steps)
-        if status is not None:
-            progress = Progress.model_validate(status.model_dump(include=set(Progress.model_fields)))
-        write_json(run.path / STATUS, status_now("queued", progress, started=now_text()).model_dump(mode="json"))
+        _write_status(run, "queued")
     finally:
         lock.release()
 
 
+def _write_status(run: PlannedRun, name: StatusName, message: str = "") -> None:
+    """Write a status from outside, at the step where the run left off. Only while nobody holds the run."""
+    progress = Progress(step=0, steps=run.config.steps)
+    if (status := read_status(run.path)) is not None:
+        progress = Progress.model_validate(status.model_dump(include=set(Progress.model_fields)))
+    row = status_now(name, progress, started=now_text(), message=message)
+    write_json(run.path / STATUS, row.model_dump(mode="json"))
+
+
 def start(run: PlannedRun, environment: dict[str, str], *, options: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
     """Start a run's process: the config by standard input, what it prints into console.log, deaf to our terminal."""
+    # -P: a file called random.py in the working folder is not Python's. --: a folder's name may begin with a dash.
+    command = [sys.executable, "-P", "-m", "oelm", "work", *options, "--", str(run.path)]
     with room_checked(run.path / CONSOLE):
         run.path.mkdir(parents=True, exist_ok=True)
-        with (run.path / CONSOLE).open("ab") as console:
+        console = (run.path / CONSOLE).open("ab")
+    with console:
+        try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "oelm", "work", str(run.path), *options],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=console,
                 stderr=console,
                 env={**os.environ, **environment},
                 start_new_session=True,
             )
+        except OSError as problem:
+            raise OelmError(f"no process can be started ({problem}); end others of yours and repeat the command") from problem
     assert process.stdin is not None
     # A child that ended at once is told of by its exit code.
     with contextlib.suppress(BrokenPipeError):
@@ -103,22 +116,41 @@ def start(run: PlannedRun, environment: dict[str, str], *, options: tuple[str, .
     return process
 
 
-def ending(run: PlannedRun, exit_code: int) -> Ending:
-    """Tell how a run's process ended from its exit code and what it left behind."""
+def ending(run: PlannedRun, exit_code: int, *, asked: bool = False) -> Ending:
+    """Tell how a run's process ended from its exit code and what it left behind; `asked` is whether it was to stop.
+
+    Call it while holding the launch lock: a failure that the run could not note itself is noted here.
+    """
     status = read_status(run.path)
-    message = status.message if status is not None else ""
-    if exit_code == DONE and status is not None and status.status == "done":
+    said = status.status if status is not None else "queued"
+    message = status.message if status is not None and said != "running" else ""
+    # Whatever came after that, a signal at its very end or another process that had finished it, it is done.
+    if status is not None and said == "done" and status.step >= run.config.steps:
         return Ending("done")
+    # Python has its own answer to a signal only between its start and its end.
+    if exit_code == STOPPED or (asked and exit_code == -signal.SIGTERM and said != "failed"):
+        return Ending("stopped", message or (_last_words(run.path) if exit_code == STOPPED else "before it began"))
     if exit_code < 0:
-        number = signal.Signals(-exit_code)
-        hint = _SIGNAL_HINTS.get(number, "")
-        return Ending("killed", f"killed by {number.name}" + (f" ({hint})" if hint else ""))
-    if exit_code == STOPPED:
-        return Ending("stopped", message or _last_words(run.path))
+        return Ending("killed", _killed_by(-exit_code))
     if is_busy(run.path):
         return Ending("busy")
-    failed_itself = status is not None and status.status == "failed"
-    return Ending("failed", (message if failed_itself else "") or _last_words(run.path) or f"exit code {exit_code}")
+    if said == "failed":
+        return Ending("failed", message or f"exit code {exit_code}")
+    message = _last_words(run.path) or f"exit code {exit_code}"
+    # How it ended counts, not that there is no room to write it down.
+    with contextlib.suppress(OelmError):
+        _write_status(run, "failed", message)
+    return Ending("failed", message)
+
+
+def _killed_by(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        # Of the real-time signals only the first and the last have names.
+        name = f"signal {number}"
+    hint = _SIGNAL_HINTS.get(number, "")
+    return f"killed by {name}" + (f" ({hint})" if hint else "")
 
 
 def _last_words(run: Path) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from oelm.data.prepare import Progress
 from oelm.data.request import prepare_named
 from oelm.data.sets import CORPORA, TASKS
+from oelm.errors import REFUSED, OelmError
 from oelm.experiments.plan import PlannedRun
 from oelm.files import dump_json
 from oelm.models.hub import model_folder
@@ -19,37 +20,62 @@ from oelm.train.stop import StopFlag
 from oelm.train.watch import Watch
 
 
-def make_ready(runs: Sequence[PlannedRun], *, folder: Path | None, stop: StopFlag, watch: Watch) -> dict[Path, Estimate]:
-    """Prepare each data set that the runs read, and return what each run will need of memory and disk.
+@dataclass
+class Readiness:
+    """What each run that can be started will need of memory and disk, and why others cannot be."""
 
-    With `folder`, named sets are read from local copies under it; without, from what was prepared before or the hub.
+    needs: dict[Path, Estimate] = field(default_factory=dict)
+    problems: dict[Path, OelmError] = field(default_factory=dict)
+
+
+def make_ready(runs: Sequence[PlannedRun], *, folder: Path | None, stop: StopFlag, watch: Watch) -> Readiness:
+    """Prepare each data set that the runs read, from local copies in `folder` where it holds them.
+
+    A set that cannot be had (no network, a file that is gone) stops only the runs that read it.
     """
-    needs: dict[str, Estimate] = {}
+    found: dict[str, Estimate | OelmError] = {}
+    ready = Readiness()
     for run in runs:
         key = _key(run.config)
-        if key in needs:
-            continue
-        if folder is not None:
-            _prepare_from(folder, run.config, seen_progress(stop, watch))
-        compute = choose_compute(run.config.device, run.config.precision, look())
-        _, task = open_task(run.config, compute, run=run.path, stop=stop, watch=watch)
-        watch.on_remark(task.data.summary)
-        needs[key] = task.estimate(compute.device)
-    return {run.path: needs[_key(run.config)] for run in runs}
+        if key not in found:
+            try:
+                found[key] = _open(run, folder=folder, stop=stop, watch=watch)
+            except OelmError as problem:
+                # A mistake in the command, a stop or a full disk concerns them all.
+                if problem.exit_code != REFUSED:
+                    raise
+                found[key] = problem
+        outcome = found[key]
+        if isinstance(outcome, OelmError):
+            ready.problems[run.path] = outcome
+        else:
+            ready.needs[run.path] = outcome
+    return ready
 
 
-def _prepare_from(folder: Path, config: RunConfig | FinetuneConfig, progress: Progress) -> None:
+def _open(run: PlannedRun, *, folder: Path | None, stop: StopFlag, watch: Watch) -> Estimate:
+    if folder is not None:
+        _shelve(run.config, folder, stop=stop, watch=watch)
+    compute = choose_compute(run.config.device, run.config.precision, look())
+    _, task = open_task(run.config, compute, run=run.path, stop=stop, watch=watch)
+    watch.on_remark(task.data.summary)
+    return task.estimate(compute.device)
+
+
+def _shelve(config: RunConfig | FinetuneConfig, folder: Path, *, stop: StopFlag, watch: Watch) -> None:
+    """Prepare a named set from local copies; runs then find it under its name. Text of the user's own has a path already."""
+    progress = seen_progress(stop, watch)
     if isinstance(config, RunConfig):
-        if config.data.source in CORPORA:
-            limit = config.data.max_tokens
-            prepare_named(config.data.source, folder, tokenizer=config.data.tokenizer, max_tokens=limit, progress=progress)
+        data = config.data
+        if data.source in CORPORA and data.source != "stdlib":
+            prepare_named(data.source, folder, tokenizer=data.tokenizer, max_tokens=data.max_tokens, progress=progress)
         return
-    examples, source = config.examples, config.model.source
-    if examples.task in TASKS and source is not None:
+    examples = config.examples
+    if examples.task in TASKS and examples.folder is None and config.model.source is not None:
         prepare_named(
             examples.task,
             folder,
-            tokenizer=str(model_folder(source)),
+            tokenizer=str(model_folder(config.model.source)),
             max_length=examples.max_length,
             language=examples.language,
             progress=progress,

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 from filelock import FileLock
 
-from oelm.experiments.launch import Ending, ask_to_stop, ending, enqueue, is_busy, launch_lock, start, taken
+from oelm.experiments.launch import ask_to_stop, ending, enqueue, is_busy, launch_lock, start, taken
 from oelm.experiments.plan import PlannedRun
 from oelm.train.status import read_status
 from oelm.train.stop import StopFlag
 
-State = Literal["waiting", "running", "elsewhere", "done", "found done", "failed", "killed", "stopped"]
-ENDED = ("done", "found done", "failed", "killed", "stopped")
+State = Literal["waiting", "running", "elsewhere", "done", "found done", "failed", "killed", "stopped", "left"]
+# 'left': we go, and it goes on in another process.
+ENDED = ("done", "found done", "failed", "killed", "stopped", "left")
 _POLL_S = 0.05
 _LOOK_S = 1.0
 
@@ -34,9 +35,9 @@ class Slot(Protocol):
 
 
 class Slots(Protocol):
-    """Where slots come from; None while there is none to be had."""
+    """Where slots come from; None while there is none to be had beside so many runs that a dead launcher left behind."""
 
-    def take(self) -> Slot | None: ...
+    def take(self, *, adopted: int) -> Slot | None: ...
 
 
 @dataclass
@@ -57,6 +58,11 @@ class Job:
     def has_ended(self) -> bool:
         return self.state in ENDED
 
+    @property
+    def is_adopted(self) -> bool:
+        """Whether the run's launcher is gone and it is ours to watch."""
+        return self.state == "elsewhere" and self.lock is not None
+
 
 class RunnerWatch(Protocol):
     """Hears of jobs as they start and end, and of the whole queue now and then."""
@@ -69,7 +75,10 @@ class RunnerWatch(Protocol):
 
 
 class Runner:
-    """Brings planned runs to their end. Kill it at any time: repeating it finishes what is left, and nothing twice."""
+    """Brings planned runs to their end. Kill it at any time: repeating it finishes what is left, and nothing twice.
+
+    `unready` says of runs that cannot be started why not; the others go on.
+    """
 
     def __init__(
         self,
@@ -81,23 +90,24 @@ class Runner:
         watch: RunnerWatch,
         retry: bool = False,
         options: tuple[str, ...] = (),
+        unready: Mapping[Path, str] | None = None,
     ) -> None:
         self.jobs = [Job(run) for run in runs]
         self._root, self._slots, self._stop, self._watch = root, slots, stop, watch
-        self._retry, self._options = retry, options
+        self._retry, self._options, self._unready = retry, options, unready or {}
+        self._asked = False
 
     def run(self) -> list[Job]:
         """Return the jobs once each has ended, or, after a stop, once the running ones have saved and left."""
-        for job in self.jobs:
-            enqueue(job.run, self._root, retry=self._retry)
-        asked = False
         try:
+            self._settle()
             while not all(job.has_ended for job in self.jobs):
-                if self._stop.requested() and not asked:
-                    asked = True
+                if self._stop.requested() and not self._asked:
+                    self._asked = True
                     self._ask_all_to_stop()
                 self._reap()
-                if not asked:
+                if not self._asked:
+                    self._look_again()
                     self._fill()
                 self._watch.on_tick(self.jobs)
                 time.sleep(_POLL_S)
@@ -107,83 +117,104 @@ class Runner:
                 self._let_go(job)
         return self.jobs
 
+    def _settle(self) -> None:
+        """Tell what needs no slot before any is taken: what is over, and what a launcher left running when it was killed."""
+        for job in self.jobs:
+            if _is_done(job.run):
+                self._end(job, "found done")
+            elif (problem := self._unready.get(job.run.path)) is not None:
+                self._end(job, "failed", problem)
+            else:
+                enqueue(job.run, self._root, retry=self._retry)
+                self._look(job)
+
     def _ask_all_to_stop(self) -> None:
         for job in self.jobs:
             if job.process is not None:
                 ask_to_stop(job.process)
+            elif job.state == "elsewhere":
+                self._end(job, "left")
             elif not job.has_ended:
-                job.message = "not begun" if job.state == "waiting" else "in the hands of another process"
-                job.state = "stopped"
+                job.state, job.message = "stopped", "not begun"
 
     def _reap(self) -> None:
         for job in self.jobs:
             if job.process is None or (code := job.process.poll()) is None:
                 continue
             job.seconds = time.monotonic() - job.started
+            # Before the lock is let go: the next launcher must find a failure noted.
+            end = ending(job.run, code, asked=self._asked)
             self._let_go(job)
-            self._conclude(job, ending(job.run, code))
+            if end.state != "busy":
+                self._end(job, end.state, end.message)
+            elif self._asked:
+                self._end(job, "left")
+            else:
+                job.state = "elsewhere"
 
-    def _conclude(self, job: Job, end: Ending) -> None:
-        if end.state == "busy":
-            job.state = "elsewhere"
-            return
-        job.state, job.message = end.state, end.message  # type: ignore[assignment]
+    def _end(self, job: Job, state: State, message: str = "") -> None:
+        job.state, job.message = state, message
         self._watch.on_end(job)
 
-    def _fill(self) -> None:
-        slot: Slot | None = None
+    def _look_again(self) -> None:
+        """Look now and then whether runs in other hands have ended; one that was killed there waits for a slot here."""
         for job in self.jobs:
-            if job.state not in ("waiting", "elsewhere") or (job.state == "elsewhere" and not self._is_time(job)):
+            if job.state == "elsewhere" and time.monotonic() - job.looked >= _LOOK_S:
+                job.looked = time.monotonic()
+                self._look(job)
+
+    def _look(self, job: Job) -> None:
+        if (lock := self._claim(job)) is not None:
+            lock.release()
+
+    def _fill(self) -> None:
+        for job in self.jobs:
+            if job.state != "waiting":
                 continue
-            slot = slot or self._slots.take()
+            slot = self._slots.take(adopted=sum(other.is_adopted for other in self.jobs))
             if slot is None:
                 return
-            if self._begin(job, slot):
-                slot = None
-        if slot is not None:
-            slot.release()
+            if (lock := self._claim(job)) is not None:
+                self._begin(job, lock, slot)
+            else:
+                slot.release()
 
-    def _is_time(self, job: Job) -> bool:
-        if time.monotonic() - job.looked < _LOOK_S:
-            return False
-        job.looked = time.monotonic()
-        return True
-
-    def _begin(self, job: Job, slot: Slot) -> bool:
-        """Start a job in a slot unless it is done, given up or in other hands; whether the slot is used."""
-        lock = launch_lock(job.run, self._root)
-        if not taken(lock):
-            job.state = "elsewhere"
-            return False
-        if self._needs_nothing(job) or self._is_elsewhere(job):
-            lock.release()
-            return False
+    def _begin(self, job: Job, lock: FileLock, slot: Slot) -> None:
         job.lock, job.slot, job.started, job.state = lock, slot, time.monotonic(), "running"
         job.process = start(job.run, slot.environment(), options=self._options)
         self._watch.on_start(job)
-        return True
+
+    def _claim(self, job: Job) -> FileLock | None:
+        """Return the launch lock of a job that may be started; None where there is nothing to start, and its state says why."""
+        lock = job.lock or launch_lock(job.run, self._root)
+        if job.lock is None and not taken(lock):
+            job.state = "elsewhere"
+            return None
+        if self._needs_nothing(job):
+            job.lock = None
+            lock.release()
+            return None
+        if is_busy(job.run.path):
+            # Nobody else watches it, so we do, and keep the lock meanwhile.
+            job.state, job.lock = "elsewhere", lock
+            return None
+        job.state, job.lock = "waiting", None
+        return lock
 
     def _needs_nothing(self, job: Job) -> bool:
+        was_elsewhere = job.state == "elsewhere"
         status = read_status(job.run.path)
         if status is None:
             return False
-        was_elsewhere = job.state == "elsewhere"
-        if status.status == "done" and status.step >= job.run.config.steps:
-            job.state = "found done"
+        if _is_done(job.run):
+            self._end(job, "found done", "in another process")
         elif status.status == "failed" and (not self._retry or was_elsewhere):
-            job.state, job.message = "failed", status.message
+            self._end(job, "failed", status.message)
         # Queued by us a moment ago; anything else is somebody's wish since then.
         elif status.status == "stopped":
-            job.state, job.message = "stopped", status.message or "asked to stop"
+            self._end(job, "stopped", status.message or "asked to stop")
         else:
             return False
-        self._watch.on_end(job)
-        return True
-
-    def _is_elsewhere(self, job: Job) -> bool:
-        if not is_busy(job.run.path):
-            return False
-        job.state = "elsewhere"
         return True
 
     def _let_go(self, job: Job) -> None:
@@ -192,3 +223,8 @@ class Runner:
         if job.lock is not None:
             job.lock.release()
         job.process, job.slot, job.lock = None, None, None
+
+
+def _is_done(run: PlannedRun) -> bool:
+    status = read_status(run.path)
+    return status is not None and status.status == "done" and status.step >= run.config.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class Study:
 
     def plan(self, catalog: Catalog) -> list[PlannedRun]:
         """Return the study's runs; raise before anything is started when one cannot be what is asked for."""
+        _check_root(self.root)
         if not self.names:
             raise ConfigError("say what to run: ids or groups of `oelm list`, for example `oelm run GPT-02 --budget smoke`")
         chosen = catalog.select(self.names)
@@ -51,6 +53,7 @@ class Study:
 
     def plan_sweep(self, catalog: Catalog, grid: Grid, *, num_seeds: int) -> SweepPlan:
         """Return a sweep of the study's experiments and their baselines over a grid."""
+        _check_root(self.root)
         if not self.names:
             raise ConfigError("say what to sweep: ids or groups of `oelm list`")
         experiments = with_baselines(catalog, catalog.select(self.names))
@@ -60,6 +63,15 @@ class Study:
         for run in plan.runs:
             check_same_recipe(run)
         return plan
+
+
+def _check_root(root: Path) -> None:
+    """Raise ConfigError when runs cannot be written there: better now than after hours of preparing their data."""
+    there = next((parent for parent in (root, *root.absolute().parents) if os.path.lexists(parent)), Path("/"))
+    if not there.is_dir():
+        raise ConfigError(f"--out {root}: {there} is a file; give a folder, new or with runs in it")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"--out {root}: {there} cannot be written to; give a folder of yours")
 
 
 def _placed(run: PlannedRun, model: Path | None) -> PlannedRun:
@@ -78,11 +90,18 @@ def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     return [run for run in runs if (status := read_status(run.path)) is None or status.status != "done"]
 
 
-def prepare_study(runs: Sequence[PlannedRun], *, folder: Path | None, stop: StopFlag, watch: Watch, preflight: bool) -> None:
-    """Prepare the data that the unfinished runs need, once each, and check that their weights will fit on the disk."""
-    left = unfinished(runs)
-    needs = make_ready(left, folder=folder, stop=stop, watch=watch)
-    total = sum(needs[run.path].disk for run in left if run.path in needs)
+def prepare_study(
+    runs: Sequence[PlannedRun], *, folder: Path | None, stop: StopFlag, watch: Watch, preflight: bool, retry: bool
+) -> dict[Path, str]:
+    """Prepare the data that the runs to be started need, once each, and check that their weights will fit on the disk.
+
+    Returns why some cannot be started; raises where none can.
+    """
+    left = [run for run in unfinished(runs) if retry or not _has_failed(run)]
+    ready = make_ready(left, folder=folder, stop=stop, watch=watch)
+    if left and not ready.needs:
+        raise next(iter(ready.problems.values()))
+    total = sum(needs.disk for needs in ready.needs.values())
     there = next(parent for parent in (runs[0].path, *runs[0].path.parents) if parent.exists()) if runs else Path(".")
     free = shutil.disk_usage(there).free
     if preflight and total > free:
@@ -90,3 +109,9 @@ def prepare_study(runs: Sequence[PlannedRun], *, folder: Path | None, stop: Stop
             f"the checkpoints of {len(left)} runs take about {gibibytes(total)} and {gibibytes(free)} are free on that disk: "
             "make room, give another --out, run fewer at a time and `oelm clean --weights` between, or --no-preflight"
         )
+    return {path: str(problem) for path, problem in ready.problems.items()}
+
+
+def _has_failed(run: PlannedRun) -> bool:
+    status = read_status(run.path)
+    return status is not None and status.status == "failed"

@@ -15,7 +15,7 @@ from oelm.errors import ConfigError
 MAX_BYTES = 2**20
 _MAX_DEPTH = 20
 # YAML 1.1 takes 1e-3 for text, because of the missing dot; everybody else means a number.
-_FLOAT = re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?([eE][-+]?\d+)")
+_FLOAT = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+")
 _TAG = "tag:yaml.org,2002:"
 _LOOSE_BOOLEANS = ("yes", "no", "on", "off", "y", "n")
 
@@ -38,10 +38,12 @@ class YamlFile:
 def read_yaml(path: Path) -> YamlFile:
     """Read a YAML mapping; ConfigError names the file, the line and the reason."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path}: {path.stat().st_size:,} bytes; a catalog has {MAX_BYTES:,} at most")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"{path}: too large; a catalog has {MAX_BYTES:,} bytes at most")
+        text = content.decode("utf-8")
+    except (OSError, ValueError) as problem:
         raise ConfigError(f"{path}: cannot be read ({problem})") from problem
     return parse_yaml(text, where=str(path))
 
@@ -50,21 +52,40 @@ def parse_yaml(text: str, *, where: str) -> YamlFile:
     """Parse a YAML mapping from text; `where` stands for the file in errors."""
     lines: dict[tuple[str, ...], int] = {}
     try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                line = event.start_mark.line + 1 if event.start_mark else 1
-                raise ConfigError(f"{where}:{line}: aliases (*{event.anchor}) are not read; use extends:")
+        _check_plain(text, where)
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as problem:
         line = problem.problem_mark.line + 1 if problem.problem_mark else 1
         raise ConfigError(f"{where}:{line}: not YAML ({problem.problem or problem.context})") from None
-    except (yaml.YAMLError, RecursionError) as problem:
-        raise ConfigError(f"{where}: not YAML ({str(problem).splitlines()[0]})") from None
+    except yaml.reader.ReaderError as problem:
+        line = text.count("\n", 0, problem.position) + 1
+        raise ConfigError(f"{where}:{line}: not YAML ({problem.reason})") from None
     if node is None:
         return YamlFile(where, {}, {})
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{where}:{_line(node)}: must be a mapping (NAME: ...) at the top")
     return YamlFile(where, _mapping(node, (), lines, where), lines)
+
+
+def _check_plain(text: str, where: str) -> None:
+    """Refuse aliases, tags and depth event by event: before anything is built, and before depth costs time or stack."""
+    loader, depth = yaml.SafeLoader(text), 0
+    try:
+        while loader.check_event():
+            event = loader.get_event()
+            line = event.start_mark.line + 1
+            if isinstance(event, yaml.AliasEvent):
+                raise ConfigError(f"{where}:{line}: aliases (*{event.anchor}) are not read; use extends:")
+            if (tag := getattr(event, "tag", None)) is not None:
+                raise ConfigError(f"{where}:{line}: the tag {tag[:60]} is not plain data; nothing in a catalog may name code")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MAX_DEPTH:
+                raise ConfigError(f"{where}:{line}: more than {_MAX_DEPTH} levels deep")
+    # What the library lets through: an escape beyond Unicode, a version of thousands of digits.
+    except (ValueError, OverflowError) as problem:
+        raise ConfigError(f"{where}:{loader.line + 1}: not YAML ({problem})") from None
+    finally:
+        loader.dispose()
 
 
 def _mapping(node: yaml.MappingNode, at: tuple[str, ...], lines: dict[tuple[str, ...], int], where: str) -> dict[str, Any]:
@@ -81,15 +102,12 @@ def _mapping(node: yaml.MappingNode, at: tuple[str, ...], lines: dict[tuple[str,
 
 
 def _value(node: yaml.Node, at: tuple[str, ...], lines: dict[tuple[str, ...], int], where: str) -> Any:
-    if len(at) > _MAX_DEPTH:
-        raise ConfigError(f"{where}:{_line(node)}: more than {_MAX_DEPTH} levels deep")
-    if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
+    if isinstance(node, yaml.MappingNode):
         return _mapping(node, at, lines, where)
-    if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
+    if isinstance(node, yaml.SequenceNode):
         return [_value(item, (*at, str(number)), lines, where) for number, item in enumerate(node.value)]
-    if isinstance(node, yaml.ScalarNode):
-        return _scalar(node, where)
-    raise ConfigError(f"{where}:{_line(node)}: {node.tag} is not plain data; nothing in a catalog may name code")
+    assert isinstance(node, yaml.ScalarNode)
+    return _scalar(node, where)
 
 
 def _scalar(node: yaml.ScalarNode, where: str) -> Any:
@@ -98,6 +116,8 @@ def _scalar(node: yaml.ScalarNode, where: str) -> Any:
         kind = "float"
     match kind:
         case "str" | "timestamp":
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise ConfigError(f"{where}:{_line(node)}: half a character (\\ud800 to \\udfff) is no text; write it whole")
             return text
         case "null":
             return None
@@ -110,8 +130,9 @@ def _scalar(node: yaml.ScalarNode, where: str) -> Any:
         case "float" if _is_plain_float(text):
             return float(text.replace("_", ""))
         case "int" | "float":
-            raise ConfigError(f"{where}:{_line(node)}: {text} is not a finite decimal number; quote it if it is text")
-    raise ConfigError(f"{where}:{_line(node)}: {node.tag} is not plain data; nothing in a catalog may name code")
+            raise ConfigError(f"{where}:{_line(node)}: {text[:40]} is not a finite decimal number; quote it if it is text")
+    # YAML's merge key << and its default key =.
+    raise ConfigError(f"{where}:{_line(node)}: {text} has a meaning of its own in YAML; use extends:, or quote it")
 
 
 def _is_plain_float(text: str) -> bool:

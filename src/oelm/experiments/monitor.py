@@ -1,0 +1,358 @@
+"""What recorded runs are doing, seen from outside: files are read; nothing is locked, asked or changed."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import functools
+import json
+import math
+import os
+import re
+import socket
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from oelm.errors import ConfigError, RunDirError
+from oelm.experiments.registry import NAME
+from oelm.train.status import HEARTBEAT_S, STATUS, Metric, Status
+
+State = Literal["running", "stale", "queued", "dead", "failed", "damaged", "stopped", "done"]
+STATES: tuple[State, ...] = ("running", "stale", "queued", "dead", "failed", "damaged", "stopped", "done")
+ALIVE: tuple[State, ...] = ("running", "stale")
+LOCK = ".lock"
+# Where a launcher keeps a lock for each run that it starts and waits for.
+_LAUNCHES = ".launch"
+_SEED = re.compile(r"seed-(0|[1-9][0-9]{0,18})")
+_HELD = re.compile(r"^\d+: FLOCK +\S+ +\S+ +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.MULTILINE)
+# A heartbeat comes only between steps, and before the first of them a model is loaded and perhaps compiled.
+_SILENCE_S, _SILENCE_STEPS, _SILENCE_AT_START_S = 6 * HEARTBEAT_S, 10, 120.0
+_BLOCK_BYTES, _MAX_STATUS_BYTES = 1 << 12, 1 << 20
+_EVALUATION = b'"val_loss"'
+_COLUMN: dict[Metric, str] = {"ppl": "val_ppl", "accuracy": "val_accuracy"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One recorded run as it looked at one moment. `status` is None where status.json is missing or unreadable."""
+
+    experiment: str
+    budget: str
+    variant: str
+    seed: int
+    # Text: with ten thousand runs, paths as objects cost more than everything else.
+    folder: str
+    status: Status | None
+    state: State
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder)
+
+    @property
+    def root(self) -> Path:
+        return Path(self.folder.rsplit(os.sep, 4)[0] or os.sep)
+
+    @property
+    def name(self) -> str:
+        return f"{self.experiment}/{self.budget}/{self.variant}/seed-{self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """How far a run is from its baseline, and at which step; '%' of perplexity, or points of accuracy."""
+
+    value: float
+    unit: Literal["%", "pt"]
+    step: int
+
+
+@dataclass(frozen=True)
+class Locks:
+    """The kernel's table of held locks: for each inode, its device (major, minor) and the process that holds it."""
+
+    holders: Mapping[int, Sequence[tuple[tuple[int, int], int]]]
+
+    def holder(self, lock: str | Path, *, expected: int | None) -> int | None:
+        """Return the process that holds a lock file, or None where none of this machine does."""
+        try:
+            facts = os.lstat(lock)
+        except OSError:
+            return None
+        device = (os.major(facts.st_dev), os.minor(facts.st_dev))
+        for held_on, pid in self.holders.get(facts.st_ino, ()):
+            # btrfs and overlays show a file under another device than its locks: there the recorded process must agree.
+            if held_on == device or pid == expected:
+                return pid
+        return None
+
+
+def launch_lock_path(root: Path, run: Path) -> Path:
+    """Return the lock that a launcher holds from before it starts a run until after its end."""
+    return root / _LAUNCHES / f"{'--'.join(run.relative_to(root).parts)}.lock"
+
+
+def read_locks() -> Locks | None:
+    """Return the locks held on this machine, or None where the system does not list them."""
+    try:
+        return parse_locks(Path("/proc/locks").read_text(encoding="ascii", errors="replace"))
+    except OSError:
+        return None
+
+
+def parse_locks(text: str) -> Locks:
+    """Parse /proc/locks: its flock entries, without the processes that wait for one ('->')."""
+    holders: dict[int, list[tuple[tuple[int, int], int]]] = {}
+    for pid, major, minor, inode in _HELD.findall(text):
+        holders.setdefault(int(inode), []).append(((int(major, 16), int(minor, 16)), int(pid)))
+    return Locks(holders)
+
+
+def decide(status: Status | None, *, held: bool | None, age_s: float, same_host: bool) -> State:
+    """Say what a run is doing from what it says, whether its lock is held (None: unknown) and since when it is silent.
+
+    `held` says something of runs of this host only: no system lists the locks of another.
+    """
+    if status is None:
+        # Somebody is in it, about to write its first status or to replace a damaged one.
+        return "running" if held else "damaged"
+    if status.status != "running":
+        return status.status
+    if held is False and same_host:
+        return "dead"
+    return "stale" if age_s > _patience_s(status) else "running"
+
+
+def _patience_s(status: Status) -> float:
+    return _SILENCE_AT_START_S if status.step_s is None else max(_SILENCE_S, _SILENCE_STEPS * status.step_s)
+
+
+def silent_s(status: Status | None, *, now: float) -> float:
+    """Return the seconds since a run's last sign of life; below zero where a clock was set back meanwhile."""
+    try:
+        return now - datetime.datetime.fromisoformat(status.heartbeat).timestamp() if status is not None else math.inf
+    except (ValueError, OverflowError, OSError):
+        return math.inf
+
+
+def is_held(run: str | Path, status: Status | None, locks: Locks | None, *, same_host: bool) -> bool | None:
+    """Say whether a process of this machine holds a run, without touching the lock; None where that cannot be known."""
+    if locks is not None:
+        return locks.holder(os.path.join(run, LOCK), expected=None if status is None else status.pid) is not None
+    # A dead process holds nothing; a living one of that number may be another.
+    return False if status is not None and same_host and not _is_alive(status.pid) else None
+
+
+def _is_alive(pid: int) -> bool:
+    if os.name != "posix" or pid <= 0:
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        # It lives, and is somebody else's.
+        pass
+    return True
+
+
+def is_here(status: Status | None) -> bool:
+    """Whether a run says that it is this host's."""
+    return status is None or status.host == socket.gethostname()
+
+
+def scan(root: Path, *, only: Collection[str] = ()) -> list[RunView]:
+    """Return the recorded runs below `root`, of the experiments `only` where given, in the order of their names.
+
+    Links are not followed. A root that is not there has no runs; RunDirError where it is no folder.
+    """
+    if root.exists() and not root.is_dir():
+        raise RunDirError(f"{root}: is a file; --out must name the folder that runs are kept in")
+    found = [(place, _read(place.folder)) for place in _places(os.fspath(root), only)]
+    # Read after the statuses: a run that said it was running held its lock by then.
+    locks, now = read_locks(), time.time()
+    views = [_seen(place, status, locks, now=now) for place, status in found]
+    return [view for view in _dead_checked(views) if view.status is not None or _is_recorded(view.folder)]
+
+
+def look(view: RunView) -> RunView:
+    """Return a run as it is now."""
+    (seen,) = _dead_checked([_seen(view, _read(view.folder), read_locks(), now=time.time())])
+    return seen
+
+
+def look_at(run: Path) -> RunView:
+    """Return the view of one run directory wherever it is; its names are those of the folders it is in."""
+    experiment, budget, variant, seed = ("", "", "", *run.absolute().parts)[-4:]
+    match = _SEED.fullmatch(seed)
+    return look(RunView(experiment, budget, variant, int(match[1]) if match else 0, str(run), None, "damaged"))
+
+
+def _seen(place: RunView, status: Status | None, locks: Locks | None, *, now: float) -> RunView:
+    here = is_here(status)
+    # Only what a run says while it runs needs a second witness.
+    is_claim = status is None or status.status == "running"
+    held = is_held(place.folder, status, locks, same_host=here) if is_claim else None
+    state = decide(status, held=held, age_s=silent_s(status, now=now) if is_claim else 0.0, same_host=here)
+    return RunView(place.experiment, place.budget, place.variant, place.seed, place.folder, status, state)
+
+
+def _dead_checked(views: list[RunView]) -> list[RunView]:
+    """Look once more at runs that seem dead: one may have ended well between the two looks, or been started again."""
+    again = {view.folder: _read(view.folder) for view in views if view.state == "dead"}
+    # The table of locks is not handed out in one piece, so that one absence alone proves nothing.
+    locks, now = read_locks() if again else None, time.time()
+    return [_judged_again(view, again[view.folder], locks, now=now) if view.state == "dead" else view for view in views]
+
+
+def _judged_again(view: RunView, status: Status | None, locks: Locks | None, *, now: float) -> RunView:
+    here = is_here(status)
+    # Whoever wrote since was alive then, whatever the locks say by now.
+    held = is_held(view.folder, status, locks, same_host=here) if status == view.status else None
+    state = decide(status, held=held, age_s=silent_s(status, now=now), same_host=here)
+    return RunView(view.experiment, view.budget, view.variant, view.seed, view.folder, status, state)
+
+
+def _read(run: str) -> Status | None:
+    """Return a run's status as `read_status` does, in a third of the time."""
+    try:
+        handle = os.open(os.path.join(run, STATUS), os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    except OSError:
+        return None
+    try:
+        content = os.read(handle, _BLOCK_BYTES)
+        if len(content) == _BLOCK_BYTES:
+            content += os.read(handle, _MAX_STATUS_BYTES)
+        return Status.model_validate_json(content)
+    except (OSError, ValidationError):
+        return None
+    finally:
+        os.close(handle)
+
+
+def _is_recorded(run: str) -> bool:
+    """Whether a folder without a readable status is a run all the same, and not somebody else's."""
+    return any(os.path.isfile(os.path.join(run, name)) for name in ("config.json", STATUS))
+
+
+def _places(root: str, only: Collection[str]) -> Iterator[RunView]:
+    for experiment in _folders(root):
+        if only and experiment not in only:
+            continue
+        for budget in _folders(os.path.join(root, experiment)):
+            for variant in _folders(os.path.join(root, experiment, budget)):
+                parent = os.path.join(root, experiment, budget, variant)
+                seeds = (match for name in _folders(parent) if (match := _SEED.fullmatch(name)))
+                for match in sorted(seeds, key=lambda match: int(match[1])):
+                    folder = os.path.join(parent, match[0])
+                    yield RunView(experiment, budget, variant, int(match[1]), folder, None, "damaged")
+
+
+def _folders(parent: str | Path) -> list[str]:
+    try:
+        with os.scandir(parent) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        # Not there, not ours to read, or gone since its name was read.
+        return []
+    return sorted(name for name in names if NAME.fullmatch(name))
+
+
+def choose(root: Path, names: Collection[str], *, groups: Mapping[str, Collection[str]] | None = None) -> list[str]:
+    """Return the experiments with folders under `root` that ids and groups stand for, whatever their case.
+
+    ConfigError names what is not there, and what comes nearest.
+    """
+    there = {name.lower(): name for name in _folders(root)}
+    by_group = {group.lower(): {name.lower() for name in ids} for group, ids in (groups or {}).items()}
+    chosen: set[str] = set()
+    for name in names:
+        found = ({name.lower()} if name.lower() in there else by_group.get(name.lower(), set())) & there.keys()
+        if not found:
+            near = difflib.get_close_matches(name.lower(), there, n=1, cutoff=0.5)
+            hint = f"did you mean '{there[near[0]]}'?" if near else f"there are: {', '.join(sorted(there.values())) or 'none'}"
+            raise ConfigError(f"no runs of {name!r} under {root}; {hint}")
+        chosen |= {there[key] for key in found}
+    return sorted(chosen)
+
+
+def evaluations(run: str | Path) -> dict[int, dict[str, Any]]:
+    """Return the evaluations of a run by step, as far as they are written; a line torn by a kill is left out."""
+    path = os.path.join(run, "metrics.jsonl")
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return {}
+    return _evaluations(path, facts.st_size, facts.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _evaluations(path: str, size_bytes: int, changed_ns: int) -> dict[int, dict[str, Any]]:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(size_bytes)
+    except OSError:
+        return {}
+    rows: dict[int, dict[str, Any]] = {}
+    # Nearly all lines are steps: to look for the others alone makes a long run's file a matter of milliseconds.
+    found = content.find(_EVALUATION)
+    while found >= 0 and (end := content.find(b"\n", found)) >= 0:
+        row = _parsed(content[content.rfind(b"\n", 0, found) + 1 : end])
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows[row["step"]] = row
+        found = content.find(_EVALUATION, end)
+    return rows
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+def gaps(views: Sequence[RunView], baselines: Mapping[str, str]) -> list[Gap | None]:
+    """Return each run's distance from the baseline's run of the same budget, variant and seed, where it can be told."""
+    known = {(view.experiment, view.budget, view.variant, view.seed): view.status for view in views}
+    return [_gap(view, baselines.get(view.experiment), known) for view in views]
+
+
+def _gap(view: RunView, baseline: str | None, known: Mapping[tuple[str, str, str, int], Status | None]) -> Gap | None:
+    ours = view.status
+    if baseline is None or ours is None or ours.metric not in _COLUMN or ours.best is None:
+        return None
+    key = (baseline, view.budget, view.variant, view.seed)
+    other = _counterpart(view, baseline)
+    theirs = known[key] if key in known else _read(other)
+    if theirs is None or theirs.metric != ours.metric or theirs.best is None:
+        return None
+    if ours.status == theirs.status == "done" and ours.steps == theirs.steps:
+        return _difference(ours.best, theirs.best, ours.metric, step=ours.steps)
+    # The best so far of the one that is further on would flatter it: only the same step compares.
+    here, there = evaluations(view.folder), evaluations(other)
+    step = max(here.keys() & there.keys(), default=None)
+    column = _COLUMN[ours.metric]
+    return None if step is None else _difference(here[step].get(column), there[step].get(column), ours.metric, step=step)
+
+
+def _counterpart(view: RunView, baseline: str) -> str:
+    return os.path.join(view.folder.rsplit(os.sep, 4)[0] or os.sep, baseline, view.budget, view.variant, f"seed-{view.seed}")
+
+
+def _difference(ours: Any, theirs: Any, metric: Metric, *, step: int) -> Gap | None:
+    if not (is_number(ours) and is_number(theirs)):
+        return None
+    if metric == "accuracy":
+        return Gap(100 * (ours - theirs), "pt", step)
+    percent = 100 * (ours / theirs - 1) if theirs > 0 else math.nan
+    return Gap(percent, "%", step) if math.isfinite(percent) else None
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from a file is a number that sums and differences can be made of."""
+    return isinstance(value, int | float) and abs(value) < 1e300

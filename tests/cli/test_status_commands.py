@@ -1,0 +1,452 @@
+"""`oelm status`, `logs`, `stop` and `clean` as a user types them: in pipes, on terminals, and from another terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from oelm.cli.clean import clean
+from oelm.cli.logs import logs
+from oelm.cli.status import status
+from oelm.cli.stop import stop
+from oelm.train.status import read_status
+from tests.conftest import tiny_settings
+from tests.experiments.recorded import record
+from tests.faults.harness import start
+
+app = typer.Typer()
+for command in (status, logs, stop, clean):
+    app.command()(command)
+# The same four in a process of their own.
+PROGRAM = """
+import typer
+from oelm.cli.clean import clean
+from oelm.cli.logs import logs
+from oelm.cli.status import status
+from oelm.cli.stop import stop
+app = typer.Typer()
+for command in (status, logs, stop, clean):
+    app.command()(command)
+app()
+"""
+HOSTILE = "\x1b[2Jcleared\r\nsecond line\x07\x9b2J"
+
+
+def oelm(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder of its own, with the default place for runs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "outputs"
+
+
+def rows(run: Path, *values: dict[str, Any]) -> None:
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in values))
+
+
+def test_no_runs_is_said_with_the_command_to_begin_with(root: Path) -> None:
+    assert oelm("status").stdout == "No runs under outputs; begin with `oelm run GPT-02 --budget smoke`\n"
+    assert json.loads(oelm("status", "--json").stdout) == []
+
+
+def test_a_root_that_is_a_file_is_refused(root: Path) -> None:
+    root.write_text("x")
+    assert "is a file" in oelm("status", code=3).stderr
+
+
+def test_the_table_shows_what_each_run_does_and_the_footer_counts(root: Path) -> None:
+    record(root, "done", experiment="GPT-01", best=32.0, metric="ppl")
+    record(root, "done", best=33.6, metric="ppl", step_s=0.0123, device="cuda:1")
+    record(root, "running", seed=1, eta_s=3725.0, host="elsewhere", best=50.0, metric="ppl")
+    record(root, "running", seed=2)
+    record(root, "queued", experiment="SST-2-02", best=0.915, metric="accuracy")
+    lines = oelm("status").stdout.splitlines()
+    assert lines[0].split() == "experiment budget variant seed state step best gap ETA loss s/step device".split()
+    assert lines[2].split() == "GPT-02 smoke default 0 done 600/600 PPL 33.60 +5.0% 3.250 0.0123 cuda:1".split()
+    assert lines[3].split() == "GPT-02 smoke default 1 running 450/600 PPL 50.00 1:02:05 3.250 0.01 cpu".split()
+    assert lines[5].split()[4:7] == ["queued", "0/600", "91.50%"]
+    assert lines[7] == "5 runs: 1 running, 1 queued, 1 dead, 2 done"
+    assert lines[8].startswith("dead: killed; the command that began them")
+
+
+def test_ids_groups_and_budgets_choose(root: Path) -> None:
+    for experiment in ("GPT-01", "GPT-02", "SST-2-01"):
+        record(root, "done", experiment=experiment)
+    record(root, "done", budget="laptop")
+
+    def shown(*arguments: str) -> list[str]:
+        return [f"{row['experiment']} {row['budget']}" for row in json.loads(oelm("status", "--json", *arguments).stdout)]
+
+    assert shown("gpt-02") == ["GPT-02 laptop", "GPT-02 smoke"]
+    assert shown("gpt", "--budget", "smoke") == ["GPT-01 smoke", "GPT-02 smoke"]
+    assert "No runs of GPT-01 at laptop" in oelm("status", "GPT-01", "--budget", "laptop").stdout
+
+
+def test_an_unknown_id_is_refused_with_the_nearest(root: Path) -> None:
+    record(root, "done")
+    for name in ("status", "logs", "stop", "clean"):
+        assert "did you mean 'GPT-02'?" in oelm(name, "GPT-2", code=2).stderr
+
+
+def test_a_running_arm_is_compared_with_its_baseline_at_the_same_step(root: Path) -> None:
+    rows(record(root, "done", experiment="GPT-01", best=10.0, metric="ppl"), {"step": 100, "val_loss": 3.0, "val_ppl": 20.0})
+    rows(record(root, "running", host="elsewhere", best=22.0, metric="ppl"), {"step": 100, "val_loss": 3.1, "val_ppl": 22.0})
+    assert "+10.0%" in oelm("status", "GPT-02").stdout
+    (row,) = json.loads(oelm("status", "GPT-02", "--json").stdout)
+    assert row["gap"]["unit"] == "%" and row["gap"]["step"] == 100 and abs(row["gap"]["value"] - 10) < 1e-9
+
+
+def test_json_rows_have_all_that_is_known(root: Path) -> None:
+    run = record(root, "failed", message="OutOfMemoryError: too big", best=None)
+    (row,) = json.loads(oelm("status", "--json").stdout)
+    assert row["state"] == "failed" and row["path"] == str(run.relative_to(root.parent)) and row["gap"] is None
+    assert row["message"] == "OutOfMemoryError: too big" and row["loss"] == 3.25
+    (run / "status.json").write_text("{")
+    (row,) = json.loads(oelm("status", "--json").stdout)
+    assert row["state"] == "damaged" and "loss" not in row
+
+
+def test_five_failures_are_told_a_line_each_and_the_rest_counted(root: Path) -> None:
+    for seed in range(7):
+        record(root, "failed", seed=seed, message=f"OutOfMemoryError: too big\nby {seed}")
+    told = [line for line in oelm("status").stdout.splitlines() if line.startswith("failed: ")]
+    assert told[1] == "failed: GPT-02/smoke/default/seed-1: OutOfMemoryError: too big by 1"
+    assert len(told) == 6 and "and 2 more" in told[5]
+
+
+def test_text_of_a_run_cannot_drive_the_terminal(root: Path) -> None:
+    run = record(root, "failed", message=HOSTILE, device=HOSTILE, host=HOSTILE)
+    (run / "training.log").write_text(HOSTILE)
+    for result in (oelm("status"), oelm("logs", "GPT-02"), oelm("status", "--json")):
+        assert not {"\x1b", "\x07", "\r", "\x9b"} & set(result.output)
+    record(root, "running", host=HOSTILE)
+    assert "\x1b" not in oelm("stop", "--all").output
+
+
+def test_a_run_that_diverged_keeps_the_table_narrow(root: Path) -> None:
+    record(root, "done", experiment="GPT-01", best=1.0, metric="ppl")
+    record(root, "running", host="elsewhere", loss=1e250, best=1e300, metric="ppl", eta_s=1e300)
+    assert max(map(len, oelm("status").stdout.splitlines())) < 120
+
+
+def test_curves_are_drawn_in_a_pipe_with_a_letter_for_each_experiment(root: Path) -> None:
+    for experiment, add in (("GPT-01", 0.0), ("GPT-02", 0.3)):
+        run = record(root, "done", experiment=experiment)
+        rows(run, *({"step": step, "val_loss": 3 + add + 10 / step} for step in (10, 20, 30)))
+    shown = oelm("status", "--curves").stdout
+    assert "GPT-01 smoke default: validation loss by step" in shown
+    assert "A  GPT-01: 3.333 at step 30" in shown and "B  GPT-02: 3.633 at step 30" in shown
+    assert max(len(line) for line in shown.splitlines() if "\u2502" in line) <= 140
+    assert "\x1b" not in shown
+
+
+def test_curves_without_evaluations_say_so(root: Path) -> None:
+    record(root, "queued")
+    assert "no run has an evaluation yet" in oelm("status", "--curves").stdout
+
+
+def test_a_pipe_that_knows_no_unicode_still_gets_the_table(root: Path) -> None:
+    rows(record(root, "done"), {"step": 10, "val_loss": 3.0})
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    shown = subprocess.run([sys.executable, "-c", PROGRAM, "status", "--curves"], env=environment, capture_output=True)
+    assert shown.returncode == 0 and b"GPT-02" in shown.stdout
+
+
+def test_json_is_for_scripts_only(root: Path) -> None:
+    assert "--watch" in oelm("status", "--json", "--watch", code=2).stderr
+
+
+def test_a_broken_catalog_of_the_users_own_hides_no_run(root: Path) -> None:
+    record(root, "done")
+    (root.parent / "experiments.yaml").write_text("GPT-02: [")
+    result = oelm("status")
+    assert "1 run: 1 done" in result.stdout and "experiments.yaml" in result.stderr
+
+
+class Screen:
+    """A command on a terminal of its own, and what it has shown so far."""
+
+    def __init__(self, *arguments: str, columns: int = 100, lines: int = 40) -> None:
+        leader, follower = pty.openpty()
+        environment = {**os.environ, "COLUMNS": str(columns), "LINES": str(lines), "TERM": "xterm"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *arguments], stdin=follower, stdout=follower, stderr=follower, env=environment
+        )
+        os.close(follower)
+        self._leader, self.shown = leader, ""
+
+    def read(self, *, seconds: float) -> bool:
+        """Take in what comes within some time; whether there may be more."""
+        if not select.select([self._leader], [], [], seconds)[0]:
+            return True
+        try:
+            self.shown += os.read(self._leader, 1 << 16).decode(errors="replace")
+        except OSError:
+            # Linux's way to say that the other end is closed.
+            return False
+        return True
+
+    def wait_for(self, text: str, *, after: int = 0) -> int:
+        """Wait until something is shown after a place; return the place where that ends."""
+        deadline = time.monotonic() + 60
+        while text not in self.shown[after:]:
+            assert time.monotonic() < deadline and self.read(seconds=0.5), self.shown[after:]
+        return self.shown.index(text, after) + len(text)
+
+    def end(self) -> int:
+        """Take in all the rest; return the exit code."""
+        while self.read(seconds=10):
+            pass
+        os.close(self._leader)
+        return self.process.wait(timeout=60)
+
+
+@contextlib.contextmanager
+def screen(*arguments: str, **size: int) -> Iterator[Screen]:
+    shown = Screen(*arguments, **size)
+    try:
+        yield shown
+    finally:
+        shown.process.kill()
+        shown.process.wait()
+
+
+def many(root: Path) -> None:
+    for seed in range(150):
+        record(root, "done", seed=seed)
+        record(root, "queued", experiment="GPT-03", seed=seed)
+    record(root, "running", experiment="GPT-05", host="elsewhere")
+
+
+def test_a_terminal_is_given_the_active_runs_and_a_summary_of_many(root: Path) -> None:
+    many(root)
+    with screen("status") as terminal:
+        assert terminal.end() == 0
+    assert terminal.shown.count("GPT-02") == 1 and "150 done" in terminal.shown and "150 queued" in terminal.shown
+    assert "450/600" in terminal.shown and "301 runs: 1 running, 150 queued, 150 done" in terminal.shown
+
+
+def test_all_and_pipes_are_given_every_run(root: Path) -> None:
+    many(root)
+    assert oelm("status").stdout.count("GPT-02") == 150
+    with screen("status", "--all") as terminal:
+        assert terminal.end() == 0
+    assert terminal.shown.count("GPT-02") == 150
+
+
+def test_lines_are_cut_at_the_width_of_the_terminal(root: Path) -> None:
+    record(root, "failed", variant="v" * 64, message="m" * 500)
+    with screen("status", columns=60) as terminal:
+        assert terminal.end() == 0
+    assert "\u2026" in terminal.shown and "m" * 60 not in terminal.shown
+    assert len(terminal.shown.splitlines()) == 5
+
+
+def test_watching_shows_runs_that_appear_and_vanish_until_an_interrupt(root: Path) -> None:
+    with screen("status", "--watch") as terminal:
+        place = terminal.wait_for("No runs under outputs")
+        run = record(root, "running", host="elsewhere")
+        place = terminal.wait_for("450/600", after=place)
+        for name in ("config.json", "status.json"):
+            (run / name).unlink()
+        place = terminal.wait_for("No runs under outputs", after=place)
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.end() == 0
+    assert "Traceback" not in terminal.shown
+
+
+def test_watching_in_a_pipe_goes_on_until_an_interrupt(root: Path) -> None:
+    record(root, "done")
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "status", "GPT-02", "GPT-99", "--watch"], stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert process.stdout is not None
+    counted = 0
+    for line in process.stdout:
+        counted += line.startswith("1 run: 1 done")
+        if counted == 2:
+            process.send_signal(signal.SIGINT)
+            break
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_logs_shows_the_last_lines_of_the_run_that_was_alive_last(root: Path) -> None:
+    for seed, beat in ((0, "2026-01-01T00:00:00+00:00"), (1, "2026-01-03T00:00:00+00:00"), (2, "2026-01-02T00:00:00+00:00")):
+        run = record(root, "stopped", seed=seed, heartbeat=beat)
+        (run / "training.log").write_text("".join(f"line {n} of seed {seed}\n" for n in range(100)))
+    record(root, "queued", seed=3)
+    result = oelm("logs", "gpt-02", "-n", 2)
+    assert result.stdout == "line 98 of seed 1\nline 99 of seed 1\n"
+    assert "seed-1, stopped; 3 more match" in result.stderr
+    assert oelm("logs", "GPT-02", "--seed", 0, "-n", 1).stdout == "line 99 of seed 0\n"
+    assert oelm("logs", root / "GPT-02/smoke/default/seed-2", "-n", 1).stdout == "line 99 of seed 2\n"
+    assert len(oelm("logs", "GPT-02").stdout.splitlines()) == 40
+    assert oelm("logs", "GPT-02", "-n", 0).stdout == ""
+
+
+def test_a_line_longer_than_a_block_is_printed_whole(root: Path) -> None:
+    run = record(root, "stopped")
+    (run / "training.log").write_text("first\n" + "x" * 200_000 + "\nlast without end")
+    assert oelm("logs", "GPT-02", "-n", 2).stdout == "x" * 200_000 + "\nlast without end\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "step", "own", "shown"),
+    [
+        ("failed", 0, "begun\n", "printed"),
+        ("failed", 0, None, "printed"),
+        ("failed", 9, "begun\n", "begun"),
+        ("stopped", 9, "", "printed"),
+    ],
+)
+def test_a_run_that_failed_before_it_began_shows_what_it_printed(
+    root: Path, said: Any, step: int, own: str | None, shown: str
+) -> None:
+    run = record(root, said, step=step)
+    (run / "console.log").write_text("printed\n")
+    if own is not None:
+        (run / "training.log").write_text(own)
+    assert oelm("logs", "GPT-02").stdout == f"{shown}\n"
+
+
+def test_a_run_without_a_log_says_so(root: Path) -> None:
+    record(root, "queued")
+    result = oelm("logs", "GPT-02")
+    assert result.stdout == "" and "no log yet; the run is queued" in result.stderr
+
+
+def test_options_that_match_no_run_are_told_what_there_is(root: Path) -> None:
+    record(root, "done")
+    assert "GPT-02/smoke/default/seed-0" in oelm("logs", "GPT-02", "--seed", 5, code=3).stderr
+    assert "No runs of GPT-02 at paper" in oelm("logs", "GPT-02", "--budget", "paper", code=3).stderr
+
+
+def test_following_prints_what_comes_and_ends_with_the_run(root: Path) -> None:
+    run = record(root, "queued")
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "logs", "GPT-02", "--follow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+    def live() -> None:
+        (run / "console.log").write_text("printed\n")
+        time.sleep(1)
+        with (run / "training.log").open("w") as log:
+            for n in range(3):
+                log.write(f"line {n}\nhalf of")
+                log.flush()
+                time.sleep(0.3)
+                log.write(" a line\n")
+        record(root, "done")
+
+    time.sleep(1)
+    writer = threading.Thread(target=live)
+    writer.start()
+    out, err = process.communicate(timeout=60)
+    writer.join()
+    assert process.returncode == 0 and "the run is done" in err
+    assert out == "printed\n" + "".join(f"line {n}\nhalf of a line\n" for n in range(3))
+
+
+def test_following_ends_well_with_an_interrupt(root: Path) -> None:
+    run = record(root, "running", host="elsewhere")
+    (run / "training.log").write_text("one\n")
+    with screen("logs", "GPT-02", "--follow") as terminal:
+        place = terminal.wait_for("one")
+        with (run / "training.log").open("a") as log:
+            log.write("two\n")
+        terminal.wait_for("two", after=place)
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.end() == 0
+
+
+@pytest.mark.parametrize("name", ["stop", "clean"])
+@pytest.mark.parametrize("arguments", [[], ["GPT-02", "--all"]])
+def test_stop_and_clean_want_names_or_all(root: Path, name: str, arguments: list[str]) -> None:
+    record(root, "done")
+    assert "--all" in oelm(name, *arguments, code=2).stderr
+
+
+def test_stop_ends_running_runs_and_takes_queued_ones_off(root: Path, text_file: Path) -> None:
+    run = root / "GPT-02/smoke/default/seed-0"
+    child = start(tiny_settings(text_file, steps=100_000, eval_every=1000, save_every=1000), run)
+    try:
+        while not (run / "metrics.jsonl").exists():
+            time.sleep(0.01)
+        record(root, "queued", seed=1)
+        record(root, "running", seed=2, host="elsewhere")
+        record(root, "done", seed=3)
+        shown = oelm("stop", "GPT-02").stdout
+        child.join(timeout=30)
+        assert child.exitcode == 75
+    finally:
+        child.kill()
+        child.join()
+    said = read_status(run)
+    assert said is not None and f"seed-0: stopped at step {said.step}" in shown
+    assert "seed-1: taken off the queue" in shown and "seed-2: runs on elsewhere, left alone" in shown and "seed-3" not in shown
+
+
+def test_stop_says_that_there_is_nothing_to_stop(root: Path) -> None:
+    assert "No runs under outputs" in oelm("stop", "--all").stdout
+    record(root, "done")
+    assert "nothing to stop" in oelm("stop", "--all").stdout
+
+
+def test_clean_lists_first_and_deletes_when_told(root: Path) -> None:
+    run = record(root, "done")
+    (run / "thesis.tex").write_text("precious")
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "step-00000004").mkdir()
+    (run / "checkpoints" / "step-00000004" / "model.safetensors").write_bytes(b"x" * 1000)
+    record(root, "running", seed=1, host="elsewhere")
+    listed = oelm("clean", "--all", "--weights").stdout
+    assert "would delete the weights of 1 run: 1,000 bytes; nothing was deleted, --yes does it" in listed
+    assert "deleted the weights of 1 run: 1,000 bytes" in oelm("clean", "--all", "--weights", "--yes").stdout
+    listed = oelm("clean", "gpt-02").stdout
+    assert "left there, not written by oelm: thesis.tex" in listed and "seed-1: left alone: in use; stop it first" in listed
+    assert (run / "config.json").exists()
+    assert "deleted 1 run" in oelm("clean", "gpt-02", "--yes").stdout
+    assert [path.name for path in run.iterdir()] == ["thesis.tex"]
+
+
+def test_clean_keeps_to_its_budget(root: Path) -> None:
+    record(root, "done")
+    other = record(root, "done", budget="laptop")
+    oelm("clean", "--all", "--budget", "smoke", "--yes")
+    assert other.is_dir() and not (root / "GPT-02" / "smoke").exists()
+
+
+@pytest.mark.parametrize("name", ["..", ".", "../GPT-02", "/", "GPT-02/smoke", "", "GPT-02\x00", "*"])
+def test_clean_takes_no_name_that_is_not_a_runs(root: Path, name: str) -> None:
+    run = record(root, "done")
+    outside = record(root.parent, "done")
+    assert "no runs of" in oelm("clean", "--yes", name, code=2).stderr
+    assert run.is_dir() and outside.is_dir()
+
+
+def test_clean_refuses_a_root_that_is_no_folder(root: Path) -> None:
+    assert "is not there" in oelm("clean", "--all", code=3).stderr
+    root.write_text("x")
+    assert "is a file" in oelm("clean", "--all", code=3).stderr

@@ -133,7 +133,7 @@ def _log_ratios(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[
 
 def _pooled_variance(arms: Sequence[Mapping[int, float]]) -> tuple[float, float]:
     """Return the variance pooled over arms, and how many degrees of freedom it is worth."""
-    residuals = [{seed: value - mean for seed, value in arm.items()} for arm in arms for mean in [_mean(arm.values())]]
+    residuals = [_residuals(arm) for arm in arms]
     total = math.fsum(value**2 for arm in residuals for value in arm.values())
     nominal = sum(len(arm) - 1 for arm in arms)
     if total == 0:
@@ -143,6 +143,11 @@ def _pooled_variance(arms: Sequence[Mapping[int, float]]) -> tuple[float, float]
     # 2 v**2 / Var(v) degrees (Box 1954, Satterthwaite), and products of two arms' residuals estimate their covariance.
     shared = math.fsum(_shared_error(one, other) for one in residuals for other in residuals)
     return total / nominal, total**2 / shared
+
+
+def _residuals(arm: Mapping[int, float]) -> dict[int, float]:
+    mean = _mean(arm.values())
+    return {seed: value - mean for seed, value in arm.items()}
 
 
 def _shared_error(one: Mapping[int, float], other: Mapping[int, float]) -> float:

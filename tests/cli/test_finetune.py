@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from oelm.cli.app import app
 from tests.cli.test_cli import digests
+from tests.data.test_examples import write_lines
 from tests.models.test_hub import write_model
 from tests.train.finetuning import made_rows, write_table, write_tables
 
@@ -101,6 +103,21 @@ def test_epochs_stand_in_for_the_budgets_steps(place: Path, tmp_path: Path) -> N
     assert read(tmp_path / "run" / "config.json")["steps"] == 6
 
 
+def test_a_task_prepared_by_its_name_is_trained_on_without_its_files(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OELM_CACHE", str(tmp_path / "cache"))
+    for split, seed in (("train", 1), ("dev", 2)):
+        rows = [f"{text}\t{('neg', 'pos').index(label)}" for text, _, label in made_rows(40, seed=seed)]
+        write_lines(tmp_path / "sets" / "SST-2" / f"{split}.tsv", "sentence\tlabel", *rows)
+    oelm("data", "prepare", "sst2", "--from", tmp_path / "sets", "--tokenizer", place / "model", "--max-length", 16)
+    shutil.rmtree(tmp_path / "sets")
+    asked = ["--budget", "smoke", "--steps", 2, "--max-length", 16, "--model", place / "model", "--task", "sst2"]
+    assert "sst2: examples 40 train, 40 val" in oelm("finetune", *asked, "--out", tmp_path / "run")
+    assert read(tmp_path / "run" / "config.json")["examples"]["folder"] is None
+    assert "sst2, split val" in oelm("eval", tmp_path / "run")
+
+
 REFUSALS: dict[str, tuple[list[str], int, str]] = {
     "two lengths": (["--epochs", "1", "--steps", "5"], 2, "--epochs and --steps both say how long to train"),
     "config and model": (["--config", "x.json", "--model", "m"], 2, "leave out --budget and --model"),
@@ -109,6 +126,11 @@ REFUSALS: dict[str, tuple[list[str], int, str]] = {
     "task without a model": (["--budget", "smoke", "--task", "sst2"], 2, "needs a model to read it with"),
     "unknown key": (["--set", "optim.weigth_decay=0"], 2, "unknown key 'weigth_decay' (did you mean 'weight_decay'?)"),
     "key of examples": (["--set", "examples.max_lenght=9"], 2, "(did you mean 'max_length'?)"),
+    "architecture of a pretrained model": (
+        ["--model", "{model}", "--set", "model.architecture=t5"],
+        2,
+        "architecture 't5' is for fresh models",
+    ),
     "unknown method": (["--method", "oelm_freze"], 2, "did you mean 'oelm_freeze'?"),
     "unknown budget": (["--budget", "smok"], 2, "did you mean 'smoke'?"),
     "no steps": (["--budget", "smoke", "--steps", "0"], 2, "give either steps or epochs"),

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from oelm.data.corpora import folder_corpus
-from oelm.data.local import find_splits, split_in_name
-from oelm.data.sets import CORPORA
+from oelm.data.local import find_splits, set_folder, split_in_name
+from oelm.data.sets import CORPORA, set_called
 from oelm.errors import DataError
 
 LM = ("train", "val", "test")
@@ -149,3 +149,65 @@ def test_a_folder_with_its_own_validation_is_split_as_it_says(tmp_path: Path) ->
 def test_a_folder_without_validation_is_split_by_hash(tmp_path: Path) -> None:
     put(tmp_path, "train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl")
     assert [part.split for part in folder_corpus(CORPORA["openwebtext"], tmp_path).parts] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("SST-2", "sst2"),
+        ("sst2", "sst2"),
+        ("TinyStories", "tinystories"),
+        ("wikitext-103", "wikitext103"),
+        ("wikitext-103-v1", "wikitext103"),
+        ("wikitext-2-v1", "wikitext2"),
+        ("OpenWebText", "openwebtext"),
+        ("owt", "openwebtext"),
+        ("MNLI", "mnli"),
+        ("multinli_1.0", "mnli"),
+        ("XNLI", "xnli"),
+        # The raw texts are others: they have no <unk>.
+        ("wikitext-103-raw-v1", ""),
+        ("CoLA", ""),
+        ("gpt2_bpe", ""),
+    ],
+)
+def test_a_folder_s_name_says_whose_it_is(folder: str, name: str) -> None:
+    assert set_called(folder) == name
+
+
+@pytest.mark.parametrize("files", [("train.tsv", "dev.tsv"), ("data/train.tsv",), ("sst2/train.tsv", "train.tsv")], ids=str)
+def test_a_folder_with_files_of_the_set_is_its_own(files: tuple[str, ...], tmp_path: Path) -> None:
+    assert set_folder("sst2", put(tmp_path / "SomeName", *files)) == tmp_path / "SomeName"
+
+
+def test_a_folder_of_the_set_s_name_is_its_own_whatever_lies_in_it(tmp_path: Path) -> None:
+    folder = put(tmp_path / "XNLI", "multinli/multinli.train.en.tsv", "xnli/xnli.dev.tsv")
+    assert set_folder("xnli", folder) == folder
+
+
+def test_the_working_folder_is_known_by_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(put(tmp_path / "XNLI", "mnli/train.tsv", "xnli/xnli.dev.tsv"))
+    assert set_folder("xnli", Path(".")) == Path(".")
+
+
+@pytest.mark.parametrize(("name", "inside"), [("sst2", "SST-2"), ("mnli", "multinli_1.0"), ("tinystories", "TinyStories")])
+def test_a_set_is_found_inside_a_folder_of_sets(name: str, inside: str, tmp_path: Path) -> None:
+    put(tmp_path, "SST-2/train.tsv", "multinli_1.0/train.tsv", "TinyStories/train.txt", "README.md")
+    assert set_folder(name, tmp_path) == tmp_path / inside
+
+
+def test_a_set_missing_among_others_is_refused_with_what_was_looked_for(tmp_path: Path) -> None:
+    put(tmp_path, "SST-2/train.tsv", "tinystories/train.txt")
+    with pytest.raises(DataError, match="of sst2, tinystories and none of mnli .looked for 'mnli' or 'multinli' or"):
+        set_folder("mnli", tmp_path)
+
+
+def test_two_folders_of_one_set_are_refused_with_both(tmp_path: Path) -> None:
+    put(tmp_path, "SST-2/train.tsv", "sst2/train.tsv")
+    with pytest.raises(DataError, match=r"more than one folder is called as sst2 is \(SST-2, sst2\)"):
+        set_folder("sst2", tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such folder"):
+        set_folder("sst2", tmp_path / "none")

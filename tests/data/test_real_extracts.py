@@ -11,7 +11,7 @@ import pytest
 
 from oelm.data.encoded import ExampleSet
 from oelm.data.order import BucketOrder
-from oelm.data.request import Request
+from oelm.data.request import Request, prepare_named
 from oelm.data.tokenizer import load_tokenizer
 from oelm.data.tokens import TokenSet
 from tests.conftest import run_here, tiny_config
@@ -131,3 +131,24 @@ def test_a_short_training_runs_on_each_corpus(name: str, tmp_path: Path) -> None
     result = run_here(config, tmp_path / "run")
     # Four steps from the loss of a guess among 300 tokens: lower than that, and no miracle.
     assert result.figures is not None and 50 < result.figures["best_ppl"] < 300
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_the_folder_of_all_sets_serves_each_corpus(name: str) -> None:
+    found = [prepare_named(name, at, tokenizer="bpe:300", max_tokens=2000) for at in (EXTRACTS, EXTRACTS / name)]
+    assert found[0].path == found[1].path
+
+
+@pytest.mark.parametrize(
+    ("name", "examples"),
+    [
+        ("sst2", {"train": 67_349, "val": 872}),
+        ("mnli", {"train": 24_511, "val": 9_815}),
+        # English XNLI trains on MNLI's pairs.
+        ("xnli", {"train": 24_511, "val": 2_490}),
+    ],
+)
+def test_the_folder_of_all_sets_serves_each_task(name: str, examples: dict[str, int], vocabulary: Path) -> None:
+    prepared = prepare_named(name, EXTRACTS, tokenizer=str(vocabulary), max_length=64)
+    assert isinstance(prepared, ExampleSet)
+    assert {split: known.examples for split, known in prepared.meta.splits.items()} == examples

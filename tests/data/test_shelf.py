@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from oelm.data.encoded import ExampleMeta, ExampleSet
 from oelm.data.request import Request
-from oelm.data.shelf import find_sets, find_tokens, open_any, prepared_sets, read_any_meta
+from oelm.data.sets import NLI_LABELS
+from oelm.data.shelf import (
+    examples_there,
+    find_examples,
+    find_sets,
+    find_tokens,
+    open_any,
+    prepared_sets,
+    read_any_meta,
+)
 from oelm.data.tokens import TokenMeta, TokenSet
 from oelm.errors import DataError
 from tests.conftest import made_text
@@ -152,7 +162,7 @@ def test_tokens_of_another_name_are_not_found(name: str, cache: Path) -> None:
 
 
 def test_a_name_prepared_with_another_tokenizer_is_told_so(cache: Path) -> None:
-    with pytest.raises(DataError, match="with tokenizer bpe:300, not gpt2: say --tokenizer bpe:300"):
+    with pytest.raises(DataError, match="is prepared here with --tokenizer bpe:300, not with --tokenizer gpt2: "):
         find_tokens("tinystories", "gpt2")
 
 
@@ -174,3 +184,121 @@ def test_a_name_prepared_twice_is_refused_with_both_paths(cache: Path, tmp_path:
     with pytest.raises(DataError, match="tinystories was prepared 2 times with tokenizer bpe:300") as problem:
         find_tokens("tinystories", "bpe:300")
     assert str(first) in str(problem.value) and str(second.path) in str(problem.value) and "--data PATH" in str(problem.value)
+
+
+def test_a_limit_finds_the_extract_prepared_to_it_and_no_other(cache: Path, tmp_path: Path) -> None:
+    files, paths = write_stories(tmp_path / "stories"), {}
+    for limit in (150, 250):
+        paths[limit] = Request(name="tinystories", folder=files, tokenizer="bpe:300", max_tokens=limit).prepare().path
+    assert {limit: find_tokens("tinystories", "bpe:300", max_tokens=limit) for limit in paths} == paths
+
+
+def test_without_a_limit_an_extract_of_the_name_is_found(cache: Path, tmp_path: Path) -> None:
+    shutil.rmtree(set_called(cache, "tinystories"))
+    files = write_stories(tmp_path / "stories")
+    made = Request(name="tinystories", folder=files, tokenizer="bpe:300", max_tokens=150).prepare()
+    assert find_tokens("tinystories", "bpe:300") == made.path
+
+
+def test_an_extract_to_another_limit_is_refused_with_what_there_is_and_the_command(cache: Path, tmp_path: Path) -> None:
+    files = write_stories(tmp_path / "stories")
+    Request(name="tinystories", folder=files, tokenizer="bpe:300", max_tokens=150).prepare()
+    with pytest.raises(DataError) as problem:
+        find_tokens("tinystories", "bpe:300", max_tokens=200)
+    assert "with --tokenizer bpe:300 and with --tokenizer bpe:300 --max-tokens 150, not with" in str(problem.value)
+    assert str(problem.value).endswith("oelm data prepare tinystories --tokenizer bpe:300 --max-tokens 200")
+
+
+def test_an_extract_that_a_number_of_documents_limits_too_is_another_one(cache: Path, tmp_path: Path) -> None:
+    files = write_stories(tmp_path / "stories")
+    Request(name="tinystories", folder=files, tokenizer="bpe:300", max_tokens=150, max_documents=1).prepare()
+    with pytest.raises(DataError, match="--max-documents 1 --max-tokens 150, not with --tokenizer bpe:300 --max-tokens 150"):
+        find_tokens("tinystories", "bpe:300", max_tokens=150)
+
+
+def test_two_sets_of_the_same_tokens_are_one(cache: Path, tmp_path: Path) -> None:
+    first, files = set_called(cache, "tinystories"), write_stories(tmp_path / "stories")
+    # A limit that is never reached.
+    second = Request(name="tinystories", folder=files, tokenizer="bpe:300", max_tokens=10**6).prepare().path
+    assert first != second and find_tokens("tinystories", "bpe:300") in (first, second)
+
+
+def test_a_set_in_gpt2_s_tokens_is_looked_for_without_its_vocabulary(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "none"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert find_tokens("openwebtext", "gpt2") is None
+
+
+def find_mnli(vocabulary: Path, *, max_length: int = 128, splits: tuple[str, ...] = ("train", "val"), known: str = "") -> Any:
+    return find_examples("mnli", str(vocabulary), max_length=max_length, labels=NLI_LABELS, splits=splits, known=known)
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Path:
+    """The tokenizer that the shelf's tasks were prepared with, elsewhere."""
+    return write_vocabulary(tmp_path / "vocabulary")
+
+
+def test_examples_are_found_by_name_tokenizer_and_length(cache: Path, vocabulary: Path) -> None:
+    assert find_mnli(vocabulary) == set_called(cache, "mnli")
+
+
+def test_examples_are_found_by_the_tokenizer_that_lies_beside_them(cache: Path) -> None:
+    assert find_mnli(set_called(cache, "mnli") / "tokenizer.json") == set_called(cache, "mnli")
+
+
+def test_examples_cut_at_another_length_are_not_found(cache: Path, vocabulary: Path) -> None:
+    assert find_mnli(vocabulary, max_length=64) is None
+
+
+def test_examples_in_another_tokenizer_s_ids_are_not_found(cache: Path, vocabulary: Path) -> None:
+    with (vocabulary / "vocab.txt").open("a") as file:
+        file.write("more\n")
+    assert find_mnli(vocabulary) is None
+
+
+def test_examples_with_other_labels_are_not_found(cache: Path, vocabulary: Path) -> None:
+    other = ("neutral", "entailment", "contradiction")
+    assert find_examples("mnli", str(vocabulary), max_length=128, labels=other, splits=("val",)) is None
+
+
+def test_examples_without_a_split_that_is_needed_are_not_found(cache: Path, vocabulary: Path) -> None:
+    found = [
+        find_examples("xnli-en", str(vocabulary), max_length=128, labels=NLI_LABELS, splits=splits)
+        for splits in (("val",), ("train", "val"))
+    ]
+    assert found == [set_called(cache, "xnli-en"), None]
+
+
+@pytest.fixture
+def other_mnli(cache: Path, vocabulary: Path, tmp_path: Path) -> Path:
+    """A second set of the name, with one more training example."""
+    files = glue_mnli(tmp_path / "files")
+    with next(files.glob("train*")).open("a") as file:
+        file.write(next(files.glob("train*")).read_text().splitlines()[-1].replace("neutral", "entailment") + "\n")
+    return Request(name="mnli", folder=files, tokenizer=str(vocabulary)).prepare().path
+
+
+def test_examples_prepared_twice_are_refused_with_both_paths(cache: Path, vocabulary: Path, other_mnli: Path) -> None:
+    with pytest.raises(DataError, match="mnli was prepared 2 times for this model") as problem:
+        find_mnli(vocabulary)
+    assert str(other_mnli) in str(problem.value) and "--from FOLDER" in str(problem.value)
+
+
+def test_of_two_example_sets_a_run_finds_the_one_it_knows(cache: Path, vocabulary: Path, other_mnli: Path) -> None:
+    for path, meta in prepared_sets():
+        if meta.name == "mnli":
+            assert find_mnli(vocabulary, known=meta.fingerprint) == path
+
+
+def test_examples_that_differ_elsewhere_only_are_one(cache: Path, vocabulary: Path, other_mnli: Path) -> None:
+    assert find_mnli(vocabulary, splits=("val",)) in [path for path, meta in prepared_sets() if meta.name == "mnli"]
+
+
+def test_what_is_prepared_under_a_task_s_name_is_told(cache: Path, vocabulary: Path) -> None:
+    told = "train, val, val_mismatched with this tokenizer, cut at 128 tokens"
+    assert examples_there("mnli", str(vocabulary)) == told and examples_there("sst2", str(vocabulary)) == ""

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import nn
 
 from oelm.errors import CheckpointError, ConfigError
 from oelm.models.hub import (
-    BertShape,
+    ClassifierShape,
     export_classifier,
-    fresh_bert,
+    fresh_classifier,
     model_folder,
     pretrained_classifier,
     save_model_config,
@@ -53,6 +53,21 @@ def write_tokenizer(folder: Path, *, words: tuple[str, ...] = VOCAB) -> Path:
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=marks
     )
     folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def write_t5_tokenizer(folder: Path) -> Path:
+    """Write the tokenizer.json of a T5: pieces of a unigram model, filled up with id 0, every text closed with </s>."""
+    words = [(f"\u2581{word}", -2.0) for word in (*GOOD, *BAD, *NEUTRAL)]
+    marks = [(mark, 0.0) for mark in ("<pad>", "</s>", "<unk>")]
+    tokenizer = Tokenizer(models.Unigram([*marks, *words, ("\u2581", -4.0)], unk_id=2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens([mark for mark, _ in marks])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -244,19 +259,16 @@ def test_a_run_that_lost_its_model_config_is_told_so(tmp_path: Path) -> None:
         shaped_classifier(tmp_path / "model")
 
 
-SHAPE = BertShape(vocab_size=30, seq_len=16, model_dim=32, num_layers=2, num_heads=4, ff_dim=48, num_labels=3, pad=0)
+SHAPE = ClassifierShape(
+    vocab_size=30, seq_len=16, model_dim=32, num_layers=2, num_heads=4, ff_dim=48, num_labels=3, pad=0, end=3
+)
 
 
-def test_fresh_bert_follows_the_seed_alone() -> None:
-    made = [weights(fresh_bert(SHAPE, seed=seed)) for seed in (0, 0, 1)]
-    assert made[0] == made[1] != made[2]
-
-
-def test_fresh_bert_with_heads_that_do_not_fit_is_refused() -> None:
-    from dataclasses import replace
-
-    with pytest.raises(ConfigError, match="model_dim 32 does not split into 5 heads"):
-        fresh_bert(replace(SHAPE, num_heads=5), seed=0)
+def test_a_t5_whose_config_does_not_say_how_its_decoder_starts_begins_with_the_pad(tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"vocab_size": len(VOCAB), "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
+    folder = write_model(tmp_path / "model", "T5", **shape, pad_token_id=0, eos_token_id=3)
+    assert "decoder_start_token_id" not in json.loads((folder / "config.json").read_text())
+    assert pretrained_classifier(folder, num_labels=2, seed=0).config.decoder_start_token_id == 0  # type: ignore[union-attr]
 
 
 def test_a_folder_is_its_own_model_folder(bert: Path) -> None:
@@ -291,14 +303,14 @@ def test_an_export_is_not_written_over_what_is_there(bert: Path, tmp_path: Path)
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "thesis.tex").write_text("precious")
     with pytest.raises(CheckpointError, match="is there already; give a new folder"):
-        export_classifier(fresh_bert(SHAPE, seed=0), bert / "tokenizer.json", tmp_path / "export")
+        export_classifier(fresh_classifier("bert", SHAPE, seed=0), bert / "tokenizer.json", tmp_path / "export")
     assert [path.name for path in (tmp_path / "export").iterdir()] == ["thesis.tex"]
 
 
 def test_an_export_reads_pairs_as_training_did(bert: Path, tmp_path: Path) -> None:
     import transformers
 
-    export_classifier(fresh_bert(SHAPE, seed=0), bert / "tokenizer.json", tmp_path / "export")
+    export_classifier(fresh_classifier("bert", SHAPE, seed=0), bert / "tokenizer.json", tmp_path / "export")
     exported = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "export"))
     given = exported("the good film", "we saw it")
     expected = Tokenizer.from_file(str(bert / "tokenizer.json")).encode("the good film", "we saw it")
@@ -325,7 +337,7 @@ def test_an_export_of_a_model_without_types_asks_for_none(bert: Path, tmp_path: 
 def test_an_export_knows_its_marks(bert: Path, tmp_path: Path) -> None:
     import transformers
 
-    export_classifier(fresh_bert(SHAPE, seed=0), bert / "tokenizer.json", tmp_path / "export")
+    export_classifier(fresh_classifier("bert", SHAPE, seed=0), bert / "tokenizer.json", tmp_path / "export")
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "export"))
     marks = (tokenizer.pad_token, tokenizer.unk_token, tokenizer.cls_token, tokenizer.sep_token, tokenizer.mask_token)
     assert marks == MARKS

@@ -9,7 +9,7 @@ from typing import Any
 
 from oelm.data.prepare import no_progress
 from oelm.files import sha256_file
-from oelm.train.classify import ClassifierTask, prepare_task_examples
+from oelm.train.classify import ClassifierTask
 from oelm.train.config import FinetuneConfig, parse_as, with_overrides
 from oelm.train.device import Compute
 from oelm.train.metrics import read_metrics
@@ -17,6 +17,7 @@ from oelm.train.run import Result, train
 from oelm.train.rundir import RunDir
 from oelm.train.session import Session, build_session
 from oelm.train.stop import StopFlag
+from oelm.train.task_examples import prepare_task_examples
 from oelm.train.watch import Silence, Watch
 from tests.models.test_hub import BAD, GOOD, NEUTRAL
 

@@ -23,7 +23,7 @@ from oelm.train.config import FinetuneConfig, parse_as
 from oelm.train.load import LoadedClassifier, load_any
 from oelm.train.metrics import read_metrics
 from oelm.train.stop import StopFlag
-from tests.models.test_hub import BERT, VOCAB, write_model, write_tokenizer
+from tests.models.test_hub import BERT, VOCAB, write_model, write_t5_tokenizer, write_tokenizer
 from tests.train.finetuning import (
     NATS_TOLERANCE,
     NUM_TRAIN,
@@ -178,12 +178,16 @@ BART = {
     "forced_eos_token_id": END,
     "decoder_start_token_id": END,
 }
+# As the pretrained ones have them; 19 words and 3 marks fit.
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 4, "n_positions": 12}
+T5 |= {"eos_token_id": 1, "decoder_start_token_id": 0}
 OTHERS: dict[str, dict[str, Any]] = {
     "Roberta": {**BERT, "max_position_embeddings": 17, "type_vocab_size": 1},
     "DistilBert": DISTIL,
     "Electra": {**BERT, "embedding_size": 24},
     "GPT2": GPT2,
     "Bart": BART,
+    "T5": T5,
 }
 
 
@@ -193,6 +197,8 @@ def other(request: pytest.FixtureRequest, tables: Path, tmp_path_factory: pytest
     root = tmp_path_factory.mktemp("others")
     settings = {"vocab_size": VOCAB_SIZE, "pad_token_id": 0} | OTHERS[request.param]
     write_model(root / "model", request.param, **settings)
+    if request.param == "T5":
+        write_t5_tokenizer(root / "model")
     config = tiny_finetune(root / "model", tables, steps=3, eval_every=3, save_every=3, examples__max_train=18)
     finetune_here(config, root / "whole")
     stopped_at(config, root / "stopped", 1, 2)

@@ -110,7 +110,7 @@ def find_examples(
     """
     digest = tokenizer_sha256(tokenizer)
     found = [
-        (path, meta.fingerprint, str([meta.splits[split] for split in splits]))
+        (path, meta.fingerprint, str([(meta.splits[split].ids_sha256, meta.splits[split].rows_sha256) for split in splits]))
         for path, meta in prepared_sets()
         if isinstance(meta, ExampleMeta)
         and (meta.name, meta.tokenizer_sha256, meta.max_length, meta.labels) == (name, digest, max_length, labels)

@@ -63,7 +63,7 @@ class QueueView:
         lines = [_progress(job) for job in jobs if job.state in ("running", "elsewhere")]
         counts = f"{self._ended} of {self._total} runs done, {len(lines)} running, ETA {duration(self._eta_s(jobs))}"
         if self._live is not None:
-            self._live.update(Text("\n".join([*lines, counts])), refresh=True)
+            self._live.update(Text("\n".join([*lines, counts]), no_wrap=True, overflow="ellipsis"), refresh=True)
         else:
             out.print("; ".join([counts, *lines]), soft_wrap=True)
 
@@ -95,7 +95,8 @@ def _progress(job: Job) -> str:
 
     status = read_status(job.run.path)
     if status is None or status.status != "running":
-        return f"{job.run.name}: {'starting' if job.state == 'running' else 'in another process'}"
+        doing = "ending" if status is not None and status.status == "done" else "starting"
+        return f"{job.run.name}: {doing if job.state == 'running' else 'in another process'}"
     filled = round(_BAR * status.step / max(1, status.steps))
     loss = "" if status.loss is None else f"  loss {status.loss:.3f}"
     best = "" if status.best is None else f"  best {figure_text(status.metric, status.best)}"

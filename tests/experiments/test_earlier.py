@@ -19,6 +19,7 @@ from oelm.cli.archive import archive
 from oelm.errors import DataError
 from oelm.experiments.earlier import Evaluation, Reported, inconsistencies, load_reported, read_earlier, write_reported
 from oelm.files import MAX_JSON_BYTES
+from oelm.report.words import Words
 
 # As reported for GPT-01, and the rest invented so that it adds up to half of the wall time, as there.
 TIMING: dict[str, Any] = {
@@ -50,6 +51,12 @@ LOG = (
     f"\r{BAR}\r[Step 100000] Validation - Loss: 1.4516, PPL: 4.27"
 )
 CURVE = (Evaluation(20000, 1.7316, 5.65), Evaluation(61000, 1.5063, 4.51), Evaluation(100000, 1.4516, 4.27))
+
+
+def told_of(row: Reported) -> list[str]:
+    """Return a row's inconsistencies in the words of the command line."""
+    words = Words("en")
+    return [words(f"inconsistency.{problem.code}", **problem.values) for problem in inconsistencies(row)]
 
 
 def write_study(root: Path, name: str = "GPT-01_baseline", *, log: str | bytes | None = LOG, **changes: Any) -> Path:
@@ -251,13 +258,13 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
 
 def test_the_unaccounted_share_of_the_wall_time_is_computed(tmp_path: Path) -> None:
     # 100,000 x 0.0837 s = 8,370 s, and 500 s of validation: 8,870 of 16,287 s.
-    assert inconsistencies(one(tmp_path)) == [
+    assert told_of(one(tmp_path)) == [
         "100,000 steps x 0.0837 s + 500 s of validation = 2h27m50s of 4h31m27s wall time: 45.5% of it is unaccounted for"
     ]
 
 
 def test_steps_longer_than_the_wall_time_are_told(tmp_path: Path) -> None:
-    (told,) = inconsistencies(one(tmp_path, mean_step_time=0.184))
+    (told,) = told_of(one(tmp_path, mean_step_time=0.184))
     assert told.endswith("= 5h15m00s, 16.0% more than the wall time of 4h31m27s")
 
 
@@ -277,7 +284,7 @@ def test_reported_perplexities_are_those_of_their_losses_within_rounding(tmp_pat
 @pytest.mark.parametrize(("ppl", "loss"), [(4.29, 1.4516), (4.25, 1.4516), (4.5, 1.5), (1e300, 1e5)])
 def test_a_perplexity_that_is_not_of_its_loss_is_told(tmp_path: Path, ppl: float, loss: float) -> None:
     row = one(tmp_path, log=None, total_wall_time=9000.0, final_perplexity=ppl, best_val_loss=loss)
-    assert len(inconsistencies(row)) == 1 and "is not exp(best validation loss" in inconsistencies(row)[0]
+    assert len(told_of(row)) == 1 and "is not exp(best validation loss" in told_of(row)[0]
 
 
 @pytest.mark.parametrize(
@@ -290,10 +297,11 @@ def test_a_perplexity_that_is_not_of_its_loss_is_told(tmp_path: Path, ppl: float
         ({"min_step_time": 0.084, "median_step_time": 0.085}, "the mean step of 0.0837 s is outside"),
         ({"log": LOG + "\n[Step 20000] Validation - Loss: 1.9, PPL: 6.69"}, "step 20,000 was evaluated twice"),
         ({"log": LOG.replace("5.65", "5.75")}, "step 20,000: PPL 5.75 is not exp(1.7316) = 5.65"),
+        ({"log": LOG.replace("5.65", "5.75").replace("4.51", "4.61")}, "is not exp(1.7316) = 5.65 (and 1 more such lines)"),
     ],
 )
 def test_what_does_not_agree_is_told_with_its_numbers(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
-    found = inconsistencies(one(tmp_path, total_wall_time=9000.0, **changes))
+    found = told_of(one(tmp_path, total_wall_time=9000.0, **changes))
     assert len(found) == 1 and told in found[0]
 
 

@@ -69,14 +69,17 @@ def _import(path: Path, root: Path) -> None:
 
 def _import_study(folder: Path, root: Path) -> None:
     from oelm.experiments.earlier import inconsistencies, read_earlier, write_reported
+    from oelm.report.words import Words
 
+    words = Words("en")
     rows = read_earlier(folder)
     write_reported(rows, root)
     for row in rows:
         ppl = f"PPL {row.figures['best_ppl']:.4g}, " if "best_ppl" in row.figures else ""
         out.print(f"{row.id}: {ppl}{len(row.curve)} evaluations, {row.label}", soft_wrap=True)
         for problem in inconsistencies(row):
-            out.print(f"  does not add up: {problem}", soft_wrap=True)
+            told = words(f"inconsistency.{problem.code}", **problem.values)
+            out.print(f"  does not add up: {told}", soft_wrap=True)
     out.print(f"{len(rows)} experiments written to {root / 'reported'}", soft_wrap=True)
 
 

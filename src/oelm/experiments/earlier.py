@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -33,8 +34,29 @@ _MAX_UNACCOUNTED = 0.05
 # Losses were computed in single precision.
 _FLOAT32 = 1e-6
 
+InconsistencyCode = Literal[
+    "ppl_not_exp",
+    "times_crossed",
+    "mean_outside",
+    "validations_apart",
+    "clock_over",
+    "clock_under",
+    "line_not_exp",
+    "lines_not_exp",
+    "step_twice",
+    "curve_below",
+    "curve_above",
+]
 Word = Annotated[str, Field(max_length=64, pattern=r"^[ -~]*$")]
 Figure = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Inconsistency:
+    """What does not agree in a reported row: a code and the numbers of its arithmetic, put into words elsewhere."""
+
+    code: InconsistencyCode
+    values: Mapping[str, int | float | str]
 
 
 class Evaluation(NamedTuple):
@@ -192,59 +214,63 @@ def load_reported(root: Path) -> dict[str, Reported]:
     return rows
 
 
-def inconsistencies(reported: Reported) -> list[str]:
+def inconsistencies(reported: Reported) -> list[Inconsistency]:
     """Return, each with its arithmetic, what in a reported row does not agree with the rest of it beyond rounding."""
     return [*_figures_apart(reported.figures), *_clock_apart(reported.figures), *_curve_apart(reported)]
 
 
-def _figures_apart(figures: dict[str, float]) -> Iterator[str]:
+def _figures_apart(figures: dict[str, float]) -> Iterator[Inconsistency]:
     loss, ppl = figures.get("best_val_loss"), figures.get("best_ppl")
     if loss is not None and ppl is not None and not _is_exp(loss, ppl):
-        yield f"PPL {ppl:g} is not exp(best validation loss {loss:g}) = {_exp(loss):.4g}"
+        yield Inconsistency("ppl_not_exp", {"ppl": ppl, "loss": loss, "exp": _exp(loss)})
     names = [name for name in ("step_s_min", "step_s_median", "step_s_p95", "step_s_p99", "step_s_max") if name in figures]
     for low, high in pairwise(names):
         if figures[low] > figures[high]:
-            yield f"{low} {figures[low]:g} s is more than {high} {figures[high]:g} s"
+            yield Inconsistency("times_crossed", {"low": low, "low_s": figures[low], "high": high, "high_s": figures[high]})
     mean, least, most = (figures.get(name) for name in ("step_s", "step_s_min", "step_s_max"))
     if mean is not None and least is not None and most is not None and not least <= mean <= most:
-        yield f"the mean step of {mean:g} s is outside of the steps' range, {least:g} to {most:g} s"
+        yield Inconsistency("mean_outside", {"mean": mean, "least": least, "most": most})
 
 
-def _clock_apart(figures: dict[str, float]) -> Iterator[str]:
+def _clock_apart(figures: dict[str, float]) -> Iterator[Inconsistency]:
     validation, wall = figures.get("validation_s", 0.0), figures.get("wall_s", 0.0)
     count, each = figures.get("validations"), figures.get("validation_s_mean")
     # Beyond rounding: a mean is given to three digits at least.
     if count is not None and each is not None and validation and abs(count * each - validation) > 0.005 * validation:
-        yield f"{count:g} validations x {each:.4g} s = {count * each:,.1f} s, but {validation:,.1f} s are reported for them all"
+        values = {"count": count, "each": each, "product": count * each, "reported": validation}
+        yield Inconsistency("validations_apart", values)
     if "measured_steps" not in figures or "step_s" not in figures or not wall:
         return
     steps = figures["measured_steps"] + figures.get("warmup_steps", 0.0)
     spent = steps * figures["step_s"] + validation
-    sum_text = f"{steps:,.0f} steps x {figures['step_s']:.4g} s + {validation:,.0f} s of validation = {_clock(spent)}"
+    addends = {"steps": steps, "step_s": figures["step_s"], "validation": validation}
+    clocks = {"spent": _clock(spent), "wall": _clock(wall)}
     if spent > wall * (1 + _MAX_UNACCOUNTED):
-        yield f"{sum_text}, {spent / wall - 1:.1%} more than the wall time of {_clock(wall)}"
+        yield Inconsistency("clock_over", {**addends, **clocks, "share": spent / wall - 1})
     elif spent < wall * (1 - _MAX_UNACCOUNTED):
-        yield f"{sum_text} of {_clock(wall)} wall time: {1 - spent / wall:.1%} of it is unaccounted for"
+        yield Inconsistency("clock_under", {**addends, **clocks, "share": 1 - spent / wall})
 
 
-def _curve_apart(reported: Reported) -> Iterator[str]:
+def _curve_apart(reported: Reported) -> Iterator[Inconsistency]:
     curve, best = reported.curve, reported.figures.get("best_val_loss")
     odd = [line for line in curve if not _is_exp(line.val_loss, line.val_ppl)]
     if odd:
         first = odd[0]
-        more = f" (and {len(odd) - 1:,} more such lines)" if len(odd) > 1 else ""
-        yield f"step {first.step:,}: PPL {first.val_ppl:g} is not exp({first.val_loss:g}) = {_exp(first.val_loss):.4g}{more}"
+        values = {"step": first.step, "ppl": first.val_ppl, "loss": first.val_loss, "exp": _exp(first.val_loss)}
+        if len(odd) == 1:
+            yield Inconsistency("line_not_exp", values)
+        else:
+            yield Inconsistency("lines_not_exp", {**values, "more": len(odd) - 1})
     for one, other in pairwise(curve):
         if one.step == other.step:
-            losses = f"{one.val_loss:g} and {other.val_loss:g}"
-            yield f"step {one.step:,} was evaluated twice, with losses {losses}: two runs in one log?"
+            yield Inconsistency("step_twice", {"step": one.step, "first": one.val_loss, "second": other.val_loss})
             break
     if not curve or best is None:
         return
     least = min(curve, key=lambda line: line.val_loss)
     if abs(least.val_loss - best) > _half_unit(least.val_loss, decimals=3) + _half_unit(best, decimals=3):
-        side = "below" if least.val_loss < best else "above"
-        yield f"the best evaluation line (loss {least.val_loss:g} at step {least.step:,}) is {side} the best reported, {best:g}"
+        code: InconsistencyCode = "curve_below" if least.val_loss < best else "curve_above"
+        yield Inconsistency(code, {"loss": least.val_loss, "step": least.step, "best": best})
 
 
 def _is_exp(loss: float, ppl: float) -> bool:

@@ -30,7 +30,7 @@ class Report:
     def document(self, lang: str) -> Document:
         """Return the whole report in one language; sections without anything to say are left out."""
         words, findings = Words(lang), self.findings
-        budgets = ", ".join(sorted({arm.budget for arm in findings.arms})) or "-"
+        budgets = words.listed(sorted({arm.budget for arm in findings.arms})) or "-"
         sections = (
             verdict_section(findings, self.judged, words),
             learning_section(findings, words),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection as Some
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from oelm.errors import ConfigError, DataError
 from oelm.experiments.monitor import RunView, scan
@@ -27,6 +27,7 @@ from oelm.train.records import (
 
 # Where something lies, as opposed to what it is: the weights' digest and the data's fingerprint tell that.
 _PLACES = (("model", "source"), ("examples", "folder"))
+MixtureCode = Literal["seed_twice", "recipes_differ", "data_differ"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,14 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """Why runs make no arm together: a code and its values, put into words elsewhere."""
+
+    code: MixtureCode
+    values: Mapping[str, int | Path | tuple[str, ...]]
+
+
+@dataclass(frozen=True)
 class Arm:
     """The finished runs of one experiment at one budget and variant, by seed; `refused` says why they give no figure."""
 
@@ -99,7 +108,7 @@ class Arm:
     variant: str
     runs: tuple[Run, ...]
     unfinished: tuple[Run, ...]
-    refused: str = ""
+    refused: Mixture | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -107,7 +116,7 @@ class Arm:
 
     @property
     def is_usable(self) -> bool:
-        return bool(self.runs) and not self.refused
+        return bool(self.runs) and self.refused is None
 
     @property
     def best(self) -> dict[int, float]:
@@ -168,24 +177,25 @@ def _arm(key: tuple[str, str, str], runs: list[Run]) -> Arm:
     return Arm(*key, runs=tuple(finished), unfinished=rest, refused=_mixture(finished))
 
 
-def _mixture(runs: Sequence[Run]) -> str:
+def _mixture(runs: Sequence[Run]) -> Mixture | None:
     """Tell what forbids taking the runs for one arm: a seed twice, or runs that differ in more than the seed."""
     for first, second in zip(runs, runs[1:], strict=False):
         if first.seed == second.seed:
-            return f"seed {first.seed} stands twice: {first.path} and {second.path}"
+            return Mixture("seed_twice", {"seed": first.seed, "first": first.path, "second": second.path})
     for run in runs[1:]:
+        both = {"first": runs[0].path, "second": run.path}
         if changes := recipe_differences(runs[0].recipe, run.recipe):
-            return f"{runs[0].path} and {run.path} differ in {'; '.join(changes[:4])}"
+            return Mixture("recipes_differ", {**both, "settings": tuple(changes[:4])})
         if run.fingerprint != runs[0].fingerprint:
-            return f"{runs[0].path} and {run.path} were trained on different data (fingerprints)"
-    return ""
+            return Mixture("data_differ", both)
+    return None
 
 
 def recipe_differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Return in which settings two recipes differ, by dotted path."""
+    """Return in which settings two recipes differ: the dotted path and both values, without a word of any language."""
     old, new = _flat(first), _flat(second)
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return [f"{key} ({old.get(key)} and {new.get(key)})" for key in keys]
+    return [f"{key} ({old.get(key)} / {new.get(key)})" for key in keys]
 
 
 def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:

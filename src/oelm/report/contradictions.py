@@ -10,7 +10,7 @@ from typing import Any
 
 from oelm.experiments.forecast import count_parameters
 from oelm.experiments.plan import make_config
-from oelm.experiments.registry import Catalog
+from oelm.experiments.registry import Catalog, Experiment
 from oelm.experiments.yamlfile import parse_yaml
 from oelm.models.flops import step_work
 from oelm.train.config import RunConfig
@@ -54,6 +54,15 @@ def _figures(catalog: Catalog, name: str) -> dict[str, float]:
     reported = catalog.get(name).reported
     assert reported is not None
     return reported.figures
+
+
+def _studied(catalog: Catalog) -> list[Experiment]:
+    """Return what the earlier study ran: a user's entry that extends one of its entries is of the group, but not reported."""
+    return [experiment for experiment in catalog.select(["study"]) if experiment.reported is not None]
+
+
+def _source(experiment: Experiment) -> str:
+    return experiment.reported.source if experiment.reported is not None else ""
 
 
 def _gpt(catalog: Catalog, name: str) -> RunConfig:
@@ -119,7 +128,7 @@ def _scale(catalog: Catalog) -> Contradiction:
 
 def _rates(catalog: Catalog) -> Contradiction:
     pairs = []
-    for experiment in catalog.select(["study"]):
+    for experiment in _studied(catalog):
         if experiment.baseline is not None:
             arms = [make_config(catalog.get(name), "paper", seed=0) for name in (experiment.id, experiment.baseline)]
             if arms[0].optim.lr != arms[1].optim.lr:
@@ -190,10 +199,6 @@ def _same_pairs(catalog: Catalog) -> Contradiction:
 
 
 def _count(catalog: Catalog) -> Contradiction:
-    listed = [
-        experiment
-        for experiment in catalog.select(["study"])
-        if experiment.reported is not None and _LATER not in experiment.reported.source
-    ]
+    listed = [experiment for experiment in _studied(catalog) if _LATER not in _source(experiment)]
     announced = reported_values()["experiments_announced"]
     return Contradiction("contradiction.count", {"announced": announced, "listed": len(listed)})

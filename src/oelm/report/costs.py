@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +14,11 @@ from oelm.report.findings import Findings, label
 from oelm.report.words import Words
 
 _MIB = 2**20
+# Records of timings keep the model's shape as `oelm bench` printed it.
+_SHAPE = re.compile(
+    r"(?P<layers>\d+) layers, (?P<width>\d+) wide, dropout (?P<dropout>\S+), batch (?P<batch>\d+) x (?P<length>\d+)"
+)
+_CHANGED = "+changes"
 
 
 def costs_section(findings: Findings, words: Words) -> Section | None:
@@ -62,7 +68,7 @@ def _speed(findings: Findings, words: Words) -> list[Block]:
     rows = tuple(
         (
             Cell(f"{row.first} / {row.second}"),
-            Cell(row.shape),
+            Cell(_shape_text(row.shape, words)),
             Cell(f"{row.value:.3f}x [{row.low:.3f}, {row.high:.3f}]", row.value),
             Cell(f"{row.bound:.3f}x", row.bound),
             Cell(str(row.rounds), row.rounds),
@@ -71,6 +77,11 @@ def _speed(findings: Findings, words: Words) -> list[Block]:
     )
     columns = tuple(words(f"speed.{name}") for name in ("arms", "shape", "ratio", "bound", "rounds"))
     return [Table("speed", words("speed.caption"), columns, rows, frozenset({2, 3, 4}))]
+
+
+def _shape_text(shape: str, words: Words) -> str:
+    found = _SHAPE.fullmatch(shape)
+    return words("speed.model", **found.groupdict()) if found is not None else shape
 
 
 def totals_section(findings: Findings, words: Words) -> Section:
@@ -87,8 +98,8 @@ def totals_section(findings: Findings, words: Words) -> Section:
         "hours": f"{hours:,.2f}",
         "tokens": f"{tokens / 1e6:,.1f}M",
         "bytes": f"{size / _MIB:,.1f} MiB",
-        "machines": "; ".join(sorted(_machines(finished))) or "-",
-        "revisions": "; ".join(sorted(_revisions(finished))) or "-",
+        "machines": "; ".join(sorted(_machines(finished, words))) or "-",
+        "revisions": "; ".join(sorted(_revisions(finished, words))) or "-",
     }
     rows = tuple((Cell(words(f"totals.{name}")), Cell(text)) for name, text in values.items())
     table = Table("totals", words("totals.caption"), (words("totals.what"), words("totals.value")), rows, frozenset())
@@ -99,17 +110,23 @@ def _bytes(run: Path) -> int:
     return sum(path.stat().st_size for path in run.rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def _machines(runs: Iterable[Run]) -> set[str]:
+def _machines(runs: Iterable[Run], words: Words) -> set[str]:
     """Return what runs were computed on, without naming a machine."""
     found = set()
     for run in runs:
         if run.manifest is not None:
             setting = run.manifest.environment
-            words = (setting.get(name, "?") for name in ("device", "precision", "machine", "cpu_capability"))
-            found.add(f"{', '.join(words)}, {setting.get('threads', '?')} threads, torch {run.manifest.torch}")
+            kind = ", ".join(setting.get(name, "?") for name in ("device", "precision", "machine", "cpu_capability"))
+            threads = setting.get("threads", "?")
+            found.add(words("totals.machine", kind=kind, threads=threads, torch=run.manifest.torch))
     return found
 
 
-def _revisions(runs: Iterable[Run]) -> set[str]:
-    revisions = {run.manifest.source_revision or "unknown" for run in runs if run.manifest is not None}
-    return {revision[:12] + ("+changes" if revision.endswith("+changes") else "") for revision in revisions}
+def _revisions(runs: Iterable[Run], words: Words) -> set[str]:
+    return {_revision(run.manifest.source_revision, words) for run in runs if run.manifest is not None}
+
+
+def _revision(revision: str | None, words: Words) -> str:
+    if revision is None:
+        return words("totals.unknown")
+    return words("totals.changed", revision=revision[:12]) if revision.endswith(_CHANGED) else revision[:12]

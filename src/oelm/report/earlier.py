@@ -11,7 +11,10 @@ from oelm.report.document import Block, Cell, Section, Table, Text
 from oelm.report.findings import Findings, Pair
 from oelm.report.ladder import compared
 from oelm.report.verdicts import best_text
-from oelm.report.words import Words
+from oelm.report.words import Words, templates
+
+# Sources in the catalog are English text: the English word for each is that text itself, which finds its key.
+_SOURCE = "source."
 
 
 def reported_section(findings: Findings, words: Words) -> Section:
@@ -29,8 +32,8 @@ def reported_section(findings: Findings, words: Words) -> Section:
                 Cell(_reported(figures)),
                 Cell(_reported_gap(findings, experiment.id)),
                 Cell("; ".join(_measured(arm) for arm in measured) or words("reported.not_measured"), mark=_muted(measured)),
-                Cell("; ".join(_gap(pair) for pair in pairs)),
-                Cell(experiment.reported.source),
+                Cell("; ".join(_gap(pair, words) for pair in pairs if pair.seeds)),
+                Cell(source_text(experiment.reported.source, words)),
             )
         )
     columns = tuple(words(f"reported.{name}") for name in ("id", "reported", "reported_gap", "measured", "gap", "source"))
@@ -40,6 +43,12 @@ def reported_section(findings: Findings, words: Words) -> Section:
     blocks.append(Text(words("contradictions.text")))
     blocks += [Text(words(found.key, **found.values)) for found in contradictions(findings.catalog)]
     return Section("reported", words("reported.title"), tuple(blocks))
+
+
+def source_text(source: str, words: Words) -> str:
+    """Return a source of the package's catalog in the reader's language, and a user's own as it is."""
+    keys = {text: key for key, text in templates("en").items() if key.startswith(_SOURCE)}
+    return words(keys[source]) if source in keys else source
 
 
 def _muted(measured: list[Arm]) -> Any:
@@ -66,8 +75,9 @@ def _measured(arm: Arm) -> str:
     return f"{best_text(arm)} ({arm.budget}, n={len(arm.runs)})"
 
 
-def _gap(pair: Pair) -> str:
-    return f"{compared(pair.arm, pair.baseline)[1]} ({pair.arm.budget}, n={len(pair.seeds)})"
+def _gap(pair: Pair, words: Words) -> str:
+    mark = f", {words('verdict.CONFOUNDED')}" if pair.confounded else ""
+    return f"{compared(pair.arm, pair.baseline)[1]} ({pair.arm.budget}, n={len(pair.seeds)}{mark})"
 
 
 def _imported(findings: Findings, words: Words) -> list[Block]:
@@ -75,7 +85,8 @@ def _imported(findings: Findings, words: Words) -> list[Block]:
     blocks: list[Block] = []
     for root in findings.roots:
         for name, row in load_reported(root).items():
-            figures = ", ".join(f"{key} {value:g}" for key, value in row.figures.items())
+            figures = words.listed(f"{key} {value:g}" for key, value in row.figures.items())
             blocks.append(Text(words("reported.imported", name=name, figures=figures), "note"))
-            blocks += [Text(f"{name}: {problem}", "warning") for problem in inconsistencies(row)]
+            problems = [words(f"inconsistency.{problem.code}", **problem.values) for problem in inconsistencies(row)]
+            blocks += [Text(words("reported.inconsistent", name=name, problem=problem), "warning") for problem in problems]
     return blocks

@@ -10,6 +10,7 @@ from oelm.errors import ConfigError
 from oelm.experiments.registry import Catalog, Experiment
 from oelm.experiments.sweep import SweepRecord, read_sweep
 from oelm.report.collect import Arm, recipe_differences
+from oelm.report.words import Words
 
 DEMO = "demo"
 # The method is the question, and the shape that of the lean control; anything else that differs confounds the two.
@@ -78,7 +79,8 @@ def confounds(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> tuple[str, ...]
         if not change.startswith(_QUESTION) and change.split(" ", 1)[0] not in tuned
     ]
     if arm.runs[0].fingerprint != baseline.runs[0].fingerprint:
-        changes.append("data")
+        prints = (run.fingerprint[:8] for run in (arm.runs[0], baseline.runs[0]))
+        changes.append(f"data.fingerprint ({' / '.join(prints)})")
     return tuple(changes)
 
 
@@ -109,9 +111,14 @@ def label(arm: Arm) -> str:
     return arm.experiment if arm.variant == "default" else f"{arm.experiment} ({arm.variant})"
 
 
-def method_of(arm: Arm, catalog: Catalog) -> str:
-    """Return the name of an arm's method."""
+def method_of(arm: Arm, catalog: Catalog) -> str | None:
+    """Return the name of an arm's method; None where it is one of the user's own, which has no name."""
     if arm.experiment == DEMO:
         return arm.variant
     experiment = catalog.experiments.get(arm.experiment)
-    return experiment.method if experiment is not None and isinstance(experiment.method, str) else "own"
+    return experiment.method if experiment is not None and isinstance(experiment.method, str) else None
+
+
+def method_text(arm: Arm, catalog: Catalog, words: Words) -> str:
+    """Return how an arm's method is called in tables; those without a name are told apart by their experiment."""
+    return method_of(arm, catalog) or words("method.own", experiment=arm.experiment)

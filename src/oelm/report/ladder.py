@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oelm.report.collect import Arm
 from oelm.report.document import Block, Cell, Section, Table, Text
-from oelm.report.findings import Findings, Pair, label, method_of
+from oelm.report.findings import Findings, Pair, label, method_of, method_text
 from oelm.report.stats import Interval, paired_difference, paired_log_ratio
 from oelm.report.words import Words
 
@@ -26,8 +26,10 @@ def ladder_section(findings: Findings, words: Words) -> Section | None:
     rows: list[tuple[Cell, ...]] = []
     for baseline, pairs in findings.families():
         fair = [pair.arm for pair in pairs if not pair.confounded]
-        arms = sorted({method_of(arm, findings.catalog): arm for arm in [*fair, baseline]}.items(), key=_rung)
-        climbing = [(method, arm) for method, arm in arms if method in RUNGS]
+        # Of several arms with one method, the one of most seeds; the baseline is the top whatever else learns.
+        arms = {method_of(arm, findings.catalog): arm for arm in sorted(fair, key=lambda arm: len(arm.runs))}
+        arms["baseline"] = baseline
+        climbing = [(method, arms[method]) for method in RUNGS if method in arms]
         if len(climbing) < 3:
             continue
         for (_, below), (method, arm) in zip(climbing, climbing[1:], strict=False):
@@ -37,10 +39,6 @@ def ladder_section(findings: Findings, words: Words) -> Section | None:
     columns = tuple(words(f"ladder.{name}") for name in ("family", "from", "to", "adds", "gap", "seeds"))
     table = Table("ladder", words("ladder.caption"), columns, tuple(rows), frozenset({4, 5}))
     return Section("ladder", words("ladder.title"), (Text(words("ladder.text")), table))
-
-
-def _rung(item: tuple[str, Arm]) -> int:
-    return RUNGS.index(item[0]) if item[0] in RUNGS else len(RUNGS)
 
 
 def _step(baseline: Arm, below: Arm, arm: Arm, adds: str) -> tuple[Cell, ...]:
@@ -101,9 +99,10 @@ def _data(pair: Pair) -> str:
 def _matrix(findings: Findings, pairs: list[Pair], metric: str, words: Words) -> Table:
     sets = sorted({_data(pair) for pair in pairs})
     cells: dict[tuple[str, str], Cell] = {}
-    for pair in pairs:
+    for pair in sorted(pairs, key=lambda pair: len(pair.seeds)):
         gap, text = compared(pair.arm, pair.baseline)
-        cells[method_of(pair.arm, findings.catalog), _data(pair)] = Cell(text, gap.value if gap is not None else None)
+        method = method_text(pair.arm, findings.catalog, words)
+        cells[method, _data(pair)] = Cell(text, gap.value if gap is not None else None)
     methods = sorted({method for method, _ in cells})
     rows = tuple((Cell(method), *(cells.get((method, name), Cell("")) for name in sets)) for method in methods)
     columns = (words("across.method"), *sets)

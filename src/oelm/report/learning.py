@@ -24,7 +24,7 @@ def learning_section(findings: Findings, words: Words) -> Section | None:
         names = [label(arm) for arm in arms]
         metric = words("loss.nats") if baseline.metric == "ppl" else words("loss.example")
         spec = curves(rows, names, x=words("step"), y=metric)
-        blocks.append(Chart(f"learning-{number}", title, spec, words("learning.alt", arms=", ".join(names))))
+        blocks.append(Chart(f"learning-{number}", title, spec, words("learning.alt", arms=words.listed(names))))
     if not blocks:
         return None
     return Section("learning", words("learning.title"), (Text(words("learning.text")), *blocks))

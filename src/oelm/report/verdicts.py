@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from oelm.errors import DataError
-from oelm.report.collect import Arm
+from oelm.report.collect import Arm, Mixture
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
-from oelm.report.findings import Findings, Pair, label, method_of
+from oelm.report.findings import Findings, Pair, label, method_text
 from oelm.report.ladder import compared, points_text, ratio_text
 from oelm.report.plots import forest
 from oelm.report.stats import Interval, example_difference, pooled_log_ratio
@@ -127,7 +127,7 @@ def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
     verdict = words("verdict.SMOKE") if is_smoke else words(f"verdict.{judgement.verdict}")
     return (
         Cell(f"{label(pair.arm)} / {label(pair.baseline)}"),
-        Cell(method_of(pair.arm, findings.catalog)),
+        Cell(method_text(pair.arm, findings.catalog, words)),
         Cell(pair.arm.budget),
         Cell(f"{judgement.num_seeds}/{judgement.planned}", judgement.num_seeds),
         Cell(best_text(pair.arm), _mean(pair.arm)),
@@ -155,7 +155,7 @@ def _forests(judged: list[Judged], words: Words) -> list[Block]:
         if not points:
             continue
         bound = 1.05 if metric == "ppl" else -0.05
-        names = ", ".join(str(point["name"]) for point in points)
+        names = words.listed(point["name"] for point in points)
         spec = forest(points, bound=bound, title=words(f"forest.{metric}"), bound_title=words(f"forest.bound.{metric}"))
         charts.append(Chart(f"forest-{metric}", words(f"forest.caption.{metric}"), spec, words("forest.alt", arms=names)))
     return charts
@@ -187,16 +187,22 @@ def _seed_text(arm: Arm, value: float) -> str:
 
 def _remarks(findings: Findings, words: Words) -> list[str]:
     """Say what is unfinished, damaged or mixed, arm by arm."""
-    remarks = [words("remark.mixed", arm="/".join(arm.key), why=arm.refused) for arm in findings.arms if arm.refused]
+    remarks = [_mixed(arm, arm.refused, words) for arm in findings.arms if arm.refused is not None]
     for arm in findings.arms:
         for state in sorted({run.state for run in arm.unfinished}):
             runs = [run for run in arm.unfinished if run.state == state]
-            seeds = ", ".join(str(run.seed) for run in sorted(runs, key=lambda run: run.seed))
+            seeds = words.listed(sorted(run.seed for run in runs))
+            told = [words("remark.unfinished", arm="/".join(arm.key), state=words(f"state.{state}"), seeds=seeds)]
+            # What a run or a reader of its files said at the time is a record: quoted, in the language it was said in.
             why = next((run.problem or run.message for run in runs if run.problem or run.message), "")
-            remarks.append(
-                words("remark.unfinished", arm="/".join(arm.key), state=words(f"state.{state}"), seeds=seeds, why=why)
-            )
+            told += [words("remark.recorded", why=why)] if why else []
+            remarks.append(words("sentence.separator").join(told))
     return remarks
+
+
+def _mixed(arm: Arm, mixture: Mixture, words: Words) -> str:
+    values = {name: words.listed(value) if isinstance(value, tuple) else value for name, value in mixture.values.items()}
+    return words("remark.mixed", arm="/".join(arm.key), why=words(f"mixture.{mixture.code}", **values))
 
 
 def _reasons(judged: list[Judged], words: Words) -> list[str]:
@@ -204,8 +210,8 @@ def _reasons(judged: list[Judged], words: Words) -> list[str]:
     for row in judged:
         if row.pair.arm.budget == _SMOKE:
             continue
-        told = " ".join(reason_text(reason, row, words) for reason in row.judgement.reasons)
-        lines.append(f"{label(row.pair.arm)}, {row.pair.arm.budget}: {told}")
+        told = words("sentence.separator").join(reason_text(reason, row, words) for reason in row.judgement.reasons)
+        lines.append(words("verdict.note", arm=label(row.pair.arm), budget=row.pair.arm.budget, reasons=told))
     return lines
 
 
@@ -214,7 +220,7 @@ def reason_text(reason: Reason, row: Judged, words: Words) -> str:
     values: dict[str, Any] = {}
     for name, value in reason.values.items():
         if isinstance(value, tuple):
-            values[name] = ", ".join(str(part) for part in value) or "-"
+            values[name] = words.listed(value) or "-"
         elif name in ("bound", "low", "high", "value") and row.pair.arm.metric == "ppl":
             values[name] = f"{value:.3f}x"
         elif name in ("bound", "low", "high", "value"):

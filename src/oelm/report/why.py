@@ -26,7 +26,7 @@ def why_section(findings: Findings, words: Words) -> Section | None:
             names = [label(arm) for arm in arms]
             spec = grouped(rows, names, x=words("why.layer"), y=words(f"why.{measure}"))
             caption = words("why.caption", measure=words(f"why.{measure}"), family=label(baseline), budget=baseline.budget)
-            blocks.append(Chart(f"why-{number}-{measure}", caption, spec, words("why.alt", arms=", ".join(names))))
+            blocks.append(Chart(f"why-{number}-{measure}", caption, spec, words("why.alt", arms=words.listed(names))))
     if not blocks:
         return None
     return Section("why", words("why.title"), (Text(words("why.text")), *blocks))
@@ -61,8 +61,8 @@ def tuning_section(findings: Findings, words: Words) -> Section | None:
             is_best = number == sweep.best
             setting = ", ".join(f"{key} {value}" for key, value in point.values.items())
             score = "" if point.score is None else f"{point.score:.4f}"
-            edge = words("tuning.edge") if is_best and sweep.at_edge else ""
-            mark = words("tuning.best") if is_best else ""
+            is_at_edge = is_best and bool(sweep.at_edge)
+            remarks = [words("tuning.best")] * is_best + [words("tuning.edge")] * is_at_edge
             rows.append(
                 (
                     Cell(sweep.experiment),
@@ -70,7 +70,7 @@ def tuning_section(findings: Findings, words: Words) -> Section | None:
                     Cell(setting),
                     Cell(score, point.score),
                     Cell(str(len(point.seeds)), len(point.seeds)),
-                    Cell(f"{mark} {edge}".strip(), mark="warn" if edge else ""),
+                    Cell(words.listed(remarks), mark="warn" if is_at_edge else ""),
                 )
             )
             rate = point.values.get("optim.lr")
@@ -84,6 +84,6 @@ def tuning_section(findings: Findings, words: Words) -> Section | None:
     if points:
         arms = list(dict.fromkeys(str(point["arm"]) for point in points))
         spec = rates(points, arms, x="optim.lr", y=words("tuning.score"))
-        blocks.append(Chart("tuning", words("tuning.chart"), spec, words("tuning.alt", arms=", ".join(arms))))
+        blocks.append(Chart("tuning", words("tuning.chart"), spec, words("tuning.alt", arms=words.listed(arms))))
     blocks.append(Table("tuning", words("tuning.caption"), columns, tuple(rows), frozenset({3, 4})))
     return Section("tuning", words("tuning.title"), tuple(blocks))

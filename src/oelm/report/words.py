@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -23,6 +24,10 @@ class Words:
 
     def __call__(self, key: str, **values: Any) -> str:
         return self._templates[key].format(**values)
+
+    def listed(self, parts: Iterable[object]) -> str:
+        """Return the parts one after another, as the language separates them."""
+        return self("list.separator").join(str(part) for part in parts)
 
 
 @cache

@@ -1,0 +1,126 @@
+"""A report as one HTML file that needs no network: tables that sort, charts that answer, readable on a phone and on paper."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import importlib.resources
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from oelm.errors import MissingExtraError
+from oelm.report.document import Chart, Document, Table
+from oelm.report.plain import distinct_names, plain_text
+from oelm.report.svg import PAGE, chart_svg, unthemed
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+# Stills are for paper and for readers without JavaScript. Past this, charts go without, so that a page can still be mailed.
+_STILLS_MAX_BYTES = 1_200_000
+_LANGUAGE_TAGS = {"en": "en", "zh": "zh-CN"}
+# A page may run our own scripts, known by their digest, and nothing else: no other script, no eval, no request of any kind.
+_POLICY = "default-src 'none'; script-src {scripts}; style-src {styles}; base-uri 'none'; form-action 'none'"
+
+
+@dataclass(frozen=True)
+class _Picture:
+    """What the browser draws a chart from, and what is seen before that and on paper; both safe inside HTML."""
+
+    definition: str
+    still: str
+
+
+def render_html(document: Document) -> str:
+    """Return the report as one page with everything in it; raise MissingExtraError without jinja2 or, for charts, vl-convert.
+
+    A chart's `width`, where it is a number, is the most it takes; without one it fills its column.
+    """
+    template = _template()
+    pictures = _pictures([block for section in document.sections for block in section.blocks if isinstance(block, Chart)])
+    style, script = _asset("report.css"), _asset("report.js")
+    bundle = _bundle() if pictures else ""
+    scripts = " ".join(_source(text) for text in (script, bundle) if text)
+    return template.render(
+        document=document,
+        anchors=distinct_names(section.name for section in document.sections),
+        language=_LANGUAGE_TAGS.get(document.lang, "en"),
+        words=_words(document.lang),
+        policy=_POLICY.format(scripts=scripts, styles=_source(style)),
+        style=_safe(style),
+        script=_safe(script),
+        bundle=_safe(bundle),
+        config=_safe(_json_in_html(PAGE)),
+        next_picture=iter(pictures).__next__,
+    )
+
+
+def _template() -> Template:
+    try:
+        import jinja2
+    except ImportError:
+        raise MissingExtraError("jinja2", "report") from None
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # What is printed passes here, so no field can be forgotten. `Markup`, a child of str, is ours and already safe.
+        finalize=lambda value: plain_text(value) if type(value) is str else value,
+    )
+    environment.tests |= {"table": lambda block: isinstance(block, Table), "chart": lambda block: isinstance(block, Chart)}
+    return environment.from_string(_asset("report.html.j2"))
+
+
+def _safe(text: str) -> Any:
+    """Exempt from escaping what is safe where it stands: our own scripts and style, and JSON and SVG made for the place."""
+    from markupsafe import Markup
+
+    return Markup(text)
+
+
+def _asset(name: str) -> str:
+    return (importlib.resources.files("oelm.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _words(lang: str) -> dict[str, str]:
+    words = yaml.safe_load(_asset("words.yaml"))
+    return words.get(lang, words["en"])
+
+
+@functools.cache
+def _bundle() -> str:
+    """Return Vega, Vega-Lite and vega-embed as one script."""
+    try:
+        import vl_convert
+    except ImportError:
+        raise MissingExtraError("vl-convert-python", "report") from None
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    # A parser of HTML turns CR into LF, and the digest in the policy would not be the script's.
+    assert "</script" not in bundle.lower() and "<!--" not in bundle and "\r" not in bundle, "the bundle would leave its element"
+    return bundle
+
+
+def _pictures(charts: list[Chart]) -> list[_Picture]:
+    pictures = []
+    room = _STILLS_MAX_BYTES
+    for number, chart in enumerate(charts):
+        still = chart_svg(chart.spec, config=PAGE, prefix=f"still-{number}") if room > 0 else ""
+        room -= len(still.encode())
+        pictures.append(_Picture(_safe(_json_in_html(unthemed(chart.spec))), _safe(still)))
+    return pictures
+
+
+def _source(text: str) -> str:
+    """Return how a content security policy names a script or a style by its content."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _json_in_html(value: Any) -> str:
+    """Return JSON in which no parser of HTML finds the end of the element around it."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,86 @@
+"""A report as GitHub Markdown, with its charts as SVG files beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from oelm.report.document import Block, Cell, Chart, Document, Table, Text
+from oelm.report.plain import distinct_names, one_line
+from oelm.report.svg import PAPER, chart_svg
+
+_SIGNS = {"good": "\u2713 ", "bad": "\u2717 ", "warn": "\u25b3 "}
+_ALERTS = {"note": "NOTE", "warning": "WARNING"}
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_SPECIAL = re.compile(r"[\\`*_\[\]|~$#&<>]")
+# GitHub makes links of these without being asked.
+_BARE_LINK = re.compile(r"(?i)(?<=\bwww)\.|:(?=//)|(?<=\bmailto):|(?<=\bxmpp):")
+_OPENS_BLOCK = re.compile(r"^(?:[-+=](?=[\s\-+=]|$)|\d+(?=[.)](?:\s|$)))")
+
+
+def render_markdown(document: Document, svg_folder_name: str) -> tuple[str, dict[str, str]]:
+    """Return the Markdown and the SVG files it shows, by name in `svg_folder_name`, which lies beside it.
+
+    Pictures are white, so that they can be read in either theme. Raise MissingExtraError for charts without vl-convert.
+    """
+    charts = [block for section in document.sections for block in section.blocks if isinstance(block, Chart)]
+    names = distinct_names(chart.name for chart in charts)
+    pictures = {f"{name}.svg": chart_svg(chart.spec, config=PAPER, prefix="chart") for name, chart in zip(names, charts, strict=True)}
+    paths = iter(f"{quote(svg_folder_name)}/{name}" for name in pictures)
+    parts = [f"# {_escaped(document.title)}", _paragraph(document.subtitle), *_contents(document)]
+    for section in document.sections:
+        parts.append(f"## {_escaped(section.title)}")
+        parts += [part for block in section.blocks for part in _block(block, paths)]
+    parts += ["---", _paragraph(document.footer)]
+    return "\n\n".join(part for part in parts if part) + "\n", pictures
+
+
+def _contents(document: Document) -> list[str]:
+    anchors = _anchors([section.title for section in document.sections])
+    links = [f"- [{_escaped(section.title)}](#{anchor})" for section, anchor in zip(document.sections, anchors, strict=True)]
+    return [f"**{_escaped(document.contents)}**" if one_line(document.contents) else "", "\n".join(links)]
+
+
+def _anchors(titles: list[str]) -> list[str]:
+    """Return the anchors that GitHub gives to headings: letters and digits of any script, in lower case, and hyphens."""
+    bare = [re.sub(r"[^\w\- ]", "", one_line(title).lower()).replace(" ", "-") for title in titles]
+    return [f"{name}-{count}" if (count := bare[:place].count(name)) else name for place, name in enumerate(bare)]
+
+
+def _block(block: Block, paths: Iterator[str]) -> list[str]:
+    if isinstance(block, Table):
+        return [_caption(block.caption), _table(block)]
+    if isinstance(block, Chart):
+        return [f"![{_escaped(block.alt)}]({next(paths)})", _caption(block.caption)]
+    return [_text(block)]
+
+
+def _text(text: Text) -> str:
+    body = _paragraph(text.text)
+    return f"> [!{_ALERTS[text.kind]}]\n> {body}" if text.kind in _ALERTS else body
+
+
+def _table(table: Table) -> str:
+    rules = ["---:" if column in table.numeric else "---" for column in range(len(table.columns))]
+    rows = [[_escaped(column) for column in table.columns], rules, *([_cell(cell) for cell in row] for row in table.rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(cell: Cell) -> str:
+    return _SIGNS.get(cell.mark, "") + _escaped(cell.text)
+
+
+def _caption(text: str) -> str:
+    return f"*{_escaped(text)}*" if one_line(text) else ""
+
+
+def _paragraph(text: str) -> str:
+    """Return text that begins no list, rule, table or heading."""
+    return _OPENS_BLOCK.sub(lambda found: f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}", _escaped(text))
+
+
+def _escaped(text: str) -> str:
+    """Return text on one line in which nothing is markup, wherever in a line it stands."""
+    escaped = _SPECIAL.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), one_line(text))
+    return _BARE_LINK.sub(lambda found: f"\\{found[0]}", escaped)

@@ -1,0 +1,236 @@
+"""A report says everything in the reader's language: the same sentences in both, each used, and no English in a Chinese one."""
+
+from __future__ import annotations
+
+import ast
+import re
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from oelm.errors import ConfigError
+from oelm.experiments.earlier import InconsistencyCode, inconsistencies, load_reported
+from oelm.experiments.monitor import State
+from oelm.experiments.registry import load_catalog
+from oelm.report.build import Report, build_report
+from oelm.report.collect import MixtureCode
+from oelm.report.document import Chart, Document, Table, Text
+from oelm.report.earlier import source_text
+from oelm.report.ladder import RUNGS
+from oelm.report.verdict import ReasonCode, Verdict
+from oelm.report.words import LANGUAGES, Words, templates
+from tests.report.recorded_study import MESSAGE, OWN_SOURCE, arm, own_catalog, record_study, second_root
+
+SRC = Path(__file__).parents[2] / "src" / "oelm"
+SOURCES = sorted([*(SRC / "report").glob("*.py"), *(SRC / "cli").glob("*.py")])
+CATALOG_SOURCES = {entry.reported.source for entry in load_catalog() if entry.reported is not None}
+# Keys that are put together from values which no loop over a tuple shows: the f-string as it stands, and its values.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "f'verdict.{judgement.verdict}'": get_args(Verdict),
+    "f'verdict.{row.judgement.verdict}'": get_args(Verdict),
+    "f'reason.{reason.code}'": get_args(ReasonCode),
+    "f'mixture.{mixture.code}'": get_args(MixtureCode),
+    "f'state.{state}'": get_args(State),
+    "f'rung.{method}'": RUNGS,
+    "f'across.{metric}'": ("ppl", "accuracy"),
+    "f'inconsistency.{problem.code}'": get_args(InconsistencyCode),
+}
+# Keys that are not in the call at all: a contradiction names its own where it is made, a source is found by its English text.
+ELSEWHERE = {"found.key": set[str](), "keys[source]": {key for key in templates("en") if key.startswith("source.")}}
+
+# Every word of ASCII letters that a Chinese report may hold: names, units, and what researchers write in English.
+NAMES = {"oelm", "report", "bench", "GPT", "BERT", "RTX", "XNLI", "MNLI", "OpenWebText", "TinyStories", "Transformer", "torch"}
+TERMS = {"PASS", "FAIL", "INCONCLUSIVE", "CONFOUNDED", "PPL", "exp", "logit", "dropout", "nat", "MiB", "MB", "ms"}
+IDS = {"baseline", "uniform", "laptop", "smoke", "cpu", "tinystories", "openwebtext", "mnli", "validations"}
+# Each is there on purpose: what users and records said stays as it was said.
+SAID = (OWN_SOURCE, MESSAGE)
+
+
+def holes(template: str) -> list[tuple[str, str, str]]:
+    """Return a template's places, each with its format and conversion, in the order of their names."""
+    parts = string.Formatter().parse(template)
+    return sorted((name, spec or "", conversion or "") for _, name, spec, conversion in parts if name is not None)
+
+
+def without_holes(template: str) -> str:
+    return " ".join(text for text, *_ in string.Formatter().parse(template))
+
+
+def english_words(text: str) -> set[str]:
+    """Return the words of ASCII letters in a text; with a digit, dot, slash or underscore inside it is an id or a path."""
+    words = {token.strip("()[]{}<>,.;:!?%+-=*'\"`^") for token in re.findall(r"[!-~]+", text)}
+    return {part for word in words if not re.search(r"[0-9_./=]", word) for part in re.findall(r"[A-Za-z]{2,}", word)}
+
+
+def test_both_languages_have_the_same_keys() -> None:
+    assert list(templates("zh")) == list(templates("en"))
+
+
+@pytest.mark.parametrize("key", templates("en"))
+def test_both_languages_have_the_same_places_in_a_sentence(key: str) -> None:
+    assert holes(templates("zh")[key]) == holes(templates("en")[key])
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_every_sentence_takes_its_values(lang: str) -> None:
+    for key, template in templates(lang).items():
+        values: dict[str, Any] = {name: 2 if spec else "\u503c {x}" for name, spec, _ in holes(template)}
+        said = Words(lang)(key, **values)
+        assert said.count("\u503c {x}") == sum(not spec for _, spec, _ in holes(template)), key
+
+
+def test_no_sentence_of_the_chinese_words_is_english() -> None:
+    for key, template in templates("zh").items():
+        assert english_words(without_holes(template)) <= NAMES | TERMS | IDS, key
+
+
+def test_the_english_words_are_ascii() -> None:
+    assert all(template.isascii() for template in templates("en").values())
+
+
+def test_an_unknown_language_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--lang 'de': there are en, zh"):
+        Words("de")
+
+
+def test_every_key_in_the_source_has_words_and_all_words_are_used() -> None:
+    used = {key for path in SOURCES for key in keys_in(path)}
+    assert used - set(templates("en")) == set(), "no words for these"
+    assert set(templates("en")) - used == set(), "nothing says these"
+
+
+def keys_in(path: Path) -> Iterator[str]:
+    """Yield the keys that a module's calls of `words` name; an unknown way to name one fails."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+        loops = _loops(tree, function)
+        for call in [node for node in ast.walk(function) if isinstance(node, ast.Call) and _says(node)]:
+            yield from _keys(call.args[0], loops, where=f"{path.name}:{call.lineno}")
+
+
+def _says(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and call.func.id in ("words", "self", "Contradiction") and bool(call.args)
+
+
+def _keys(named: ast.expr, loops: dict[str, set[str]], *, where: str) -> set[str]:
+    text = ast.unparse(named)
+    if isinstance(named, ast.Constant):
+        return {str(named.value)}
+    if isinstance(named, ast.JoinedStr):
+        prefix, last = named.values[0], named.values[-1]
+        assert isinstance(prefix, ast.Constant) and isinstance(last, ast.FormattedValue), f"{where}: {text}"
+        values = FAMILIES.get(text) or loops.get(ast.unparse(last.value))
+        assert values, f"{where}: add {text} and its values to FAMILIES"
+        return {f"{prefix.value!s}{value}" for value in values}
+    assert text in ELSEWHERE, f"{where}: {text} names a key in a way that cannot be followed"
+    return ELSEWHERE[text]
+
+
+def _loops(tree: ast.Module, function: ast.FunctionDef) -> dict[str, set[str]]:
+    """Return the texts that each loop variable of a function runs over, where they stand in the source."""
+    constants = {
+        target.id: node.value
+        for scope in (tree.body, list(ast.walk(function)))
+        for node in scope
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    loops: dict[str, set[str]] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.For | ast.comprehension):
+            over = _without_items(node.iter)
+            over = constants.get(over.id, over) if isinstance(over, ast.Name) else over
+            listed = over.keys if isinstance(over, ast.Dict) else over.elts if isinstance(over, ast.Tuple) else []
+            texts = {item.value for item in listed if isinstance(item, ast.Constant) and isinstance(item.value, str)}
+            variable = node.target.elts[0] if isinstance(node.target, ast.Tuple) else node.target
+            loops.setdefault(ast.unparse(variable), set()).update(texts)
+    return loops
+
+
+def _without_items(over: ast.expr) -> ast.expr:
+    is_items = isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) and over.func.attr == "items"
+    return over.func.value if is_items else over  # type: ignore[attr-defined]
+
+
+def texts_of(document: Document) -> Iterator[str]:
+    """Yield every text that a reader of any format may see."""
+    yield from (document.title, document.subtitle, document.contents, document.footer)
+    for section in document.sections:
+        yield section.title
+        for block in section.blocks:
+            if isinstance(block, Text):
+                yield block.text
+            elif isinstance(block, Table):
+                yield from (block.caption, *block.columns, *(cell.text for row in block.rows for cell in row))
+            else:
+                yield from _chart_texts(block)
+
+
+def _chart_texts(chart: Chart) -> Iterator[str]:
+    yield from (chart.caption, chart.alt)
+    stack: list[Any] = [chart.spec]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, dict):
+            stack += part.values()
+            rows = part.get("values", [])
+            shown = [part.get("title"), *(value for row in rows for value in row.values())]
+            yield from (text for text in shown if isinstance(text, str))
+        elif isinstance(part, list):
+            stack += part
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a recorded study."""
+    root = tmp_path_factory.mktemp("study") / "runs"
+    record_study(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def report(root: Path) -> Report:
+    return build_report([root, second_root(root)], own_catalog(root))
+
+
+def test_a_chinese_report_holds_no_english_beside_names_units_and_ids(report: Report) -> None:
+    document = report.document("zh")
+    assert len(document.sections) == 10, "the study lacks something that a section is about"
+    for text in texts_of(document):
+        # What a record said is quoted, in its own language.
+        ours = re.sub("\u8bb0\u5f55\u539f\u6587\uff1a\u201c.*\u201d", "", text)
+        for said in SAID:
+            ours = ours.replace(said, "")
+        assert english_words(ours) <= NAMES | TERMS | IDS, text
+    assert any(MESSAGE in text for text in texts_of(document)) and OWN_SOURCE in texts_of(document)
+
+
+@pytest.mark.parametrize("experiments", [(), ("GPT-01",), ("GPT-01", "GPT-02")], ids=["nothing", "a-baseline", "one-seed"])
+def test_a_chinese_report_on_hardly_any_runs_holds_no_english(tmp_path: Path, experiments: tuple[str, ...]) -> None:
+    for experiment in experiments:
+        arm(tmp_path, experiment, 30.0, seeds=range(1))
+    for text in texts_of(build_report([tmp_path], load_catalog()).document("zh")):
+        assert english_words(text) <= NAMES | TERMS | IDS, text
+
+
+def test_an_english_report_holds_no_chinese(report: Report) -> None:
+    assert all(text.isascii() for text in texts_of(report.document("en")))
+
+
+def test_the_study_has_every_inconsistency_to_put_into_words(root: Path) -> None:
+    rows = load_reported(root).values()
+    assert {problem.code for row in rows for problem in inconsistencies(row)} == set(get_args(InconsistencyCode))
+
+
+@pytest.mark.parametrize("source", sorted(CATALOG_SOURCES))
+def test_every_source_of_the_catalog_has_words(source: str) -> None:
+    assert source_text(source, Words("en")) == source
+    assert not english_words(source_text(source, Words("zh"))) - NAMES
+
+
+def test_a_source_that_a_user_gives_stays_as_it_is() -> None:
+    assert source_text(OWN_SOURCE, Words("zh")) == OWN_SOURCE

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from oelm.train.run import Result
     from oelm.train.watch import StepReport
 
-# No markup: paths, names and values of users may hold brackets.
-out = Console(markup=False, highlight=False)
-err = Console(stderr=True, markup=False, highlight=False)
+# No markup, no emoji: paths, names and values of users may hold brackets and colons.
+out = Console(markup=False, highlight=False, emoji=False)
+err = Console(stderr=True, markup=False, highlight=False, emoji=False)
 _PLAIN_EVERY_S = 10.0
 _BAR_EVERY_S = 0.1
 

@@ -78,7 +78,9 @@ def pretrained_classifier(
     _check_head(_weight_files(folder), num_labels)
     with _quiet(transformers), _seeded(seed):
         try:
-            config = transformers.AutoConfig.from_pretrained(str(folder), num_labels=num_labels, local_files_only=True)
+            config = transformers.AutoConfig.from_pretrained(
+                str(folder), num_labels=num_labels, local_files_only=True, trust_remote_code=False
+            )
             config.pad_token_id = config.pad_token_id if pad is None else pad
             if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
                 # T5 starts with its pad; configs that the library writes today need not say so.
@@ -118,7 +120,7 @@ def shaped_classifier(folder: Path) -> nn.Module:
     model_facts(folder)
     with _quiet(transformers), _seeded(0):
         try:
-            config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+            config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
             model: nn.Module = transformers.AutoModelForSequenceClassification.from_config(config)
         except (ValueError, KeyError, OSError) as problem:
             reason = str(problem).strip().splitlines()[0][:200]

@@ -286,9 +286,12 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not all(key.split(".")):
         raise ConfigError(f"--set {text!r}: write it as key=value, for example --set optim.lr=0.001")
     try:
-        return key, json.loads(value, parse_constant=_refuse_constant)
+        parsed = json.loads(value, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return key, value
+    if isinstance(parsed, float) and not math.isfinite(parsed):
+        raise ConfigError(f"--set {text!r}: {value} is too large for a number")
+    return key, parsed
 
 
 def _refuse_constant(name: str) -> float:

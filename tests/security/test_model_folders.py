@@ -1,0 +1,48 @@
+"""A model's folder is data: code in it is never run, and nobody is asked whether to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from oelm.errors import CheckpointError
+from oelm.models import hub, shapes
+
+folder = Path(sys.argv[1])
+calls = {
+    "pretrained": lambda: hub.pretrained_classifier(folder, num_labels=2, seed=0),
+    "shaped": lambda: hub.shaped_classifier(folder),
+    "skeleton": lambda: shapes.classifier_skeleton(str(folder), num_labels=2),
+}
+try:
+    calls[sys.argv[2]]()
+except CheckpointError as problem:
+    print("refused:", problem)
+"""
+
+
+@pytest.mark.parametrize("call", ["pretrained", "shaped", "skeleton"])
+def test_code_that_a_model_folder_names_is_never_run(tmp_path: Path, call: str) -> None:
+    folder, marker = tmp_path / "model", tmp_path / "ran"
+    folder.mkdir()
+    hostile = (
+        f"open({str(marker)!r}, 'w').close()\nimport transformers as t\nclass C(t.PretrainedConfig): pass\n"
+    )
+    (folder / "code.py").write_text(hostile)
+    config = {"model_type": "hostile", "auto_map": {"AutoConfig": "code.C", "AutoModelForSequenceClassification": "code.C"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    # An empty safetensors file: the length of its header, and the header.
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", SCRIPT, str(folder), call]
+    # Somebody, or a script, who says yes to whatever is asked.
+    child = subprocess.run(command, input="y\n" * 20, env=environment, capture_output=True, text=True, timeout=120)
+    assert not marker.exists() and child.stdout.startswith("refused:"), child.stdout + child.stderr

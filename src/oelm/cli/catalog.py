@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,13 +23,15 @@ def list_experiments(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
 ) -> None:
     """List the experiments of the catalog."""
+    import json
+
     from oelm.experiments.registry import load_catalog
-    from oelm.files import dump_json
 
     found = load_catalog(catalog)
     chosen = found.select(names) if names else list(found)
     if as_json:
-        out.print(dump_json([experiment.model_dump(mode="json") for experiment in chosen]), soft_wrap=True)
+        # ASCII, and not by the console: no title can drive a terminal, and no word between colons becomes a picture.
+        typer.echo(json.dumps([experiment.model_dump(mode="json") for experiment in chosen], indent=2))
         return
     _print_list(chosen, found)
 
@@ -64,7 +67,7 @@ def show(
 ) -> None:
     """Show one experiment: its whole recipe at a budget, parameters, what was reported, and what it will take here."""
     from oelm.experiments.plan import plan_runs, variant_name
-    from oelm.experiments.registry import load_catalog
+    from oelm.experiments.registry import dotted, load_catalog
     from oelm.train.config import parse_override
 
     found = load_catalog(catalog)
@@ -82,10 +85,12 @@ def show(
     own = next(run for run in runs if run.experiment.id == experiment.id)
     _print_facts(own, [run for run in runs if run is not own], root)
     out.print("\nrecipe:", style="bold")
-    for key, value in _dotted(own.config.as_dict()).items():
+    for key, value in dotted(own.config.as_dict()).items():
         out.print(f"  {key}: {printable(str(value))}", soft_wrap=True)
-    command = f"oelm run {experiment.id} --budget {budget}" + "".join(f" --set {text}" for text in overrides or [])
-    out.print(f"\nrun it: {command}", soft_wrap=True)
+    command = ["oelm", "run", experiment.id, "--budget", budget]
+    command += [part for text in overrides or [] for part in ("--set", text)]
+    command += ["--catalog", str(catalog)] if catalog is not None else []
+    out.print(f"\nrun it: {printable(shlex.join(command))}", soft_wrap=True)
 
 
 def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> None:
@@ -132,10 +137,3 @@ def _imported(name: str, root: Path) -> dict[str, str]:
         return {}
     figures = ", ".join(f"{key} {value:g}" for key, value in row.figures.items())
     return {"imported": f"{figures} ({row.label})"}
-
-
-def _dotted(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

@@ -139,8 +139,13 @@ def _vocabulary(config: RunConfig) -> int:
 
 
 def num_labels(config: FinetuneConfig) -> int:
-    """Return how many labels a task has; two where only its table can tell."""
-    return len(TASKS[config.examples.task].labels) if config.examples.task in TASKS else NUM_LABELS
+    """Return how many labels a task has; of a user's own table those that the config names, else two."""
+    task, named = config.examples.task, config.examples.labels
+    if task in TASKS:
+        return len(TASKS[task].labels)
+    if task == "stdlib":
+        return NUM_LABELS
+    return 2 if named is None else len(named.split(","))
 
 
 def step_operations(config: RunConfig | FinetuneConfig, counted: Audit | None) -> float | None:

@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from oelm.data.sets import CORPORA, TASKS
-from oelm.errors import ConfigError, MethodError, RunDirError
+from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.budget import EXTRACT_TOKENS, budget_settings, classifier_settings
-from oelm.experiments.registry import Catalog, Experiment
+from oelm.experiments.registry import Catalog, Experiment, dotted
 from oelm.files import dump_json
-from oelm.method.method import Method, resolve_method
+from oelm.method.method import resolve_method
 from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig, parse_as, read_any_config, with_overrides
 
 # What only data and model can tell, filled in when a run begins: placeholders of a plan stand for whatever is there.
 _FILLED_IN = {"model.vocab_size", "model.num_labels", "model.sha256", "steps", "epochs", "eval_every", "save_every"}
 # A model is its weights, not the place they were read from.
 _PLACE = "model.source"
-# What arms of a fair comparison may differ in: the method is the question, the shape that of the lean control.
-_QUESTION = ("method.", "seed", "model.")
+# What arms of a fair comparison may differ in: the method is the question, the shape that of the lean control. Other
+# weights to start from, another dropout or another context are neither.
+_SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim"}
 _SLUG_LENGTH = 40
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run to be made: an experiment at a budget and a seed, with what the user changed."""
+    """One run to be made: an experiment at a budget and a seed, with what the user changed.
+
+    `tuned` are the settings that each arm has from its own sweep: in these, arms of a fair comparison may differ.
+    """
 
     experiment: Experiment
     budget: str
@@ -38,6 +41,7 @@ class PlannedRun:
     seed: int
     config: RunConfig | FinetuneConfig
     path: Path
+    tuned: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -49,55 +53,47 @@ def make_config(
     experiment: Experiment, budget: str, *, seed: int, changes: Mapping[str, Any] | None = None
 ) -> RunConfig | FinetuneConfig:
     """Return the whole config of an experiment at a budget and a seed, with the user's changes by dotted path."""
-    settings = with_overrides(_base(experiment, budget), _flat(experiment.settings))
-    settings = with_overrides(settings, _flat(experiment.at.get(budget, {})))  # type: ignore[call-overload]
-    settings["method"] = _method(experiment).model_dump(mode="json")
-    settings = with_overrides(settings, {**(changes or {}), "seed": seed})
-    if isinstance(settings["method"], str):
-        settings["method"] = resolve_method(settings["method"]).model_dump(mode="json")
+    changes = dict(changes or {})
     where = f"{experiment.where} ({experiment.id} at {budget}{', with your options' if changes else ''})"
-    if experiment.kind == "language_model":
-        return parse_as(RunConfig, settings, where=where)
-    # Weights of the user's own are not those that the catalog knows by digest.
-    if _PLACE in (changes or {}) and "model.sha256" not in (changes or {}):
-        settings["model"]["sha256"] = ""
-    return parse_as(FinetuneConfig, settings, where=where)
+    if any(key.split(".")[0] == "seed" for key in changes):
+        raise ConfigError("seed is not set but planned: give seeds with --seeds, for example --seeds 5-9")
+    own = dotted(experiment.settings) | dotted(experiment.at.get(budget, {}))  # type: ignore[call-overload]
+    base = _base(experiment, budget, model={**own, **changes}.get(_PLACE))
+    try:
+        base["method"] = _as_data(experiment.method)
+        # Weights of the user's own are not those that the catalog knows by digest.
+        unknown = {"model.sha256": ""} if _PLACE in changes and experiment.kind == "classifier" else {}
+        settings = with_overrides(base, {**own, **unknown, **changes, "seed": seed})
+        settings["method"] = _as_data(settings["method"])
+        if experiment.kind == "language_model":
+            return parse_as(RunConfig, settings, where=where)
+        return parse_as(FinetuneConfig, settings, where=where)
+    except ConfigError as problem:
+        text = str(problem)
+        raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from None
 
 
-def _base(experiment: Experiment, budget: str) -> dict[str, Any]:
+def _base(experiment: Experiment, budget: str, *, model: Any) -> dict[str, Any]:
+    """Return the settings of the budget with the experiment's data; `model` is a pretrained one's place."""
     # Smoke proves the path with what is on every machine; a user's own text is.
     is_named = experiment.data in CORPORA or experiment.data in TASKS
     data = "stdlib" if budget == "smoke" and is_named else experiment.data
+    if experiment.data in (TASKS if experiment.kind == "language_model" else CORPORA):
+        raise ConfigError(f"{experiment.where}: {experiment.id}: {experiment.data} is no data for a {experiment.kind}")
     if experiment.kind == "language_model":
         settings = budget_settings(budget)
         settings["data"]["source"] = data
         if data in CORPORA or budget == "smoke":
             settings["data"]["max_tokens"] = EXTRACT_TOKENS[budget]
         return settings
-    source = _flat(experiment.at.get(budget, {})).get(_PLACE)  # type: ignore[call-overload]
-    settings = classifier_settings(budget, model=source)
+    settings = classifier_settings(budget, model=model)
     settings["examples"]["task"] = data
     return settings
 
 
-def _method(experiment: Experiment) -> Method:
-    try:
-        if isinstance(experiment.method, str):
-            return resolve_method(experiment.method)
-        return Method.model_validate_json(dump_json(experiment.method))
-    except MethodError as problem:
-        raise ConfigError(f"{experiment.where}: {experiment.id}: {problem}") from None
-    except ValidationError as problem:
-        error = problem.errors()[0]
-        dotted = ".".join(str(part) for part in error["loc"])
-        raise ConfigError(f"{experiment.where}: {experiment.id}: method.{dotted}: {error['msg']}") from None
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+def _as_data(method: Any) -> Any:
+    """Return a preset as data, so that --set method.KEY=VALUE can change a part of it."""
+    return resolve_method(method).model_dump(mode="json") if isinstance(method, str) else method
 
 
 def variant_name(changes: Mapping[str, Any]) -> str:
@@ -106,17 +102,24 @@ def variant_name(changes: Mapping[str, Any]) -> str:
         return "default"
     words = "-".join(f"{key.rsplit('.', 1)[-1]}-{value}" for key, value in sorted(changes.items()))
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", words).strip("-.")[:_SLUG_LENGTH].rstrip("-.") or "changed"
-    digest = hashlib.sha256(dump_json(dict(sorted(changes.items()))).encode()).hexdigest()
+    try:
+        digest = hashlib.sha256(dump_json(dict(sorted(changes.items()))).encode()).hexdigest()
+    except ValueError as problem:
+        raise ConfigError(f"--set {words!r}: numbers must be finite and text must be Unicode ({problem})") from None
     return f"{slug}-{digest[:8]}"
 
 
 def parse_seeds(text: str) -> list[int]:
     """Read '5' (the seeds 0 to 4), '5-9' or '0,3,7'."""
-    if re.fullmatch(r"[1-9]\d{0,3}", text):
+    text = text.strip()
+    if re.fullmatch(r"[0-9]+", text):
+        # Never taken for a seed's own number, however large.
+        if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
+            raise ConfigError(f"--seeds {text[:40]}: a number of seeds from 1 to 9,999; one seed alone is written as 7-7")
         return list(range(int(text)))
     seeds: list[int] = []
     for part in text.split(","):
-        if not (found := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())):
+        if not (found := re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())):
             raise ConfigError(f"--seeds {text!r}: a number of seeds (5: 0 to 4), a range (5-9) or a list (0,3,7)")
         first, last = int(found[1]), int(found[2] or found[1])
         if last < first or last - first >= 10_000:
@@ -178,19 +181,36 @@ def recipe_changes(planned: TrainConfig, held: TrainConfig) -> list[str]:
     """Return in which settings a run on disk is not what is planned, placeholders of the plan aside."""
     if type(planned) is not type(held):
         return ["it is of another kind"]
-    old, new = _flat(held.as_dict()), _flat(planned.as_dict())
+    old, new = dotted(held.as_dict()), dotted(planned.as_dict())
     differing = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     changes = []
     for key in differing:
-        is_open = key in _FILLED_IN and (new.get(key) in (0, "", None) or key == "epochs")
+        is_open = key in _FILLED_IN and (new.get(key) in (0, "", None) or (key == "epochs" and _as_long(old, new)))
         is_moved = key == _PLACE and old.get(key) is not None and new.get("model.sha256") not in ("", None)
         if not is_open and not is_moved:
             changes.append(f"{key}: {old.get(key)!r} there, {new.get(key)!r} planned")
     return changes
 
 
-def confounds(arm: TrainConfig, baseline: TrainConfig) -> list[str]:
-    """Return what besides method and shape an arm and its baseline differ in; not empty means that a gap proves nothing."""
-    ours, theirs = _flat(arm.as_dict()), _flat(baseline.as_dict())
-    keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key) and not key.startswith(_QUESTION)]
+def _as_long(held: Mapping[str, Any], planned: Mapping[str, Any]) -> bool:
+    """Whether the steps of a begun run may be the epochs that are planned."""
+    if held.get("epochs") is not None:
+        return False
+    # Where evaluations were left to the epochs, they say how many steps one has; of a part of one, nothing does.
+    is_known = planned.get("eval_every") == 0 and planned["epochs"] >= 1
+    return not is_known or bool(held["steps"] == math.ceil(planned["epochs"] * held["eval_every"]))
+
+
+def confounds(arm: TrainConfig, baseline: TrainConfig, *, tuned: Iterable[str] = ()) -> list[str]:
+    """Return what besides method and shape an arm and its baseline differ in; not empty means that a gap proves nothing.
+
+    In the settings named by `tuned` they may differ, because each got its own from the same sweep.
+    """
+    ours, theirs = dotted(arm.as_dict()), dotted(baseline.as_dict())
+    allowed = {"seed", *_SHAPE, *tuned}
+    keys = [
+        key
+        for key in {**ours, **theirs}
+        if ours.get(key) != theirs.get(key) and key not in allowed and not key.startswith("method.")
+    ]
     return [f"{key} {ours.get(key)} against {theirs.get(key)}" for key in keys]

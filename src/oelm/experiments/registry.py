@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +27,11 @@ _RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt
 _TAKEN = {"train", "finetune", "demo", "reported", "bench"}
 # What an entry says of itself alone, so that `extends` does not hand it on.
 _OWN = ("title", "reported", "note", "extends")
+_MAX_EXTENDS = 20
+# What no setting can say, because something else does.
+_SAID_BY = {"method": "the entry's own `method:` says it", "seed": "--seeds gives it"}
+# Settings that may be paths.
+_PATHS = ("model.source", "examples.dev", "examples.folder")
 
 
 class Plain(BaseModel):
@@ -101,7 +107,7 @@ class Catalog:
         """Return the ids of each group; `all` has every experiment."""
         found: dict[str, list[str]] = {}
         for experiment in self:
-            for group in (*experiment.groups, ALL):
+            for group in dict.fromkeys((*experiment.groups, ALL)):
                 found.setdefault(group, []).append(experiment.id)
         return found
 
@@ -114,7 +120,10 @@ class Catalog:
         for experiment in self:
             if experiment.id.lower() == name.lower():
                 return experiment
-        raise self._unknown(name, list(self.experiments))
+        for group, ids in self.groups().items():
+            if group.lower() == name.lower():
+                raise ConfigError(f"{name!r} is a group; name one of its experiments: {', '.join(ids)}")
+        raise self._unknown(name)
 
     def select(self, names: Iterable[str]) -> list[Experiment]:
         """Return the experiments that ids and groups stand for, each once, in the order of the catalog."""
@@ -126,16 +135,36 @@ class Catalog:
                 continue
             known = {experiment.id.lower(): experiment.id for experiment in self}
             if name.lower() not in known:
-                raise self._unknown(name, [*self.experiments, *groups])
+                raise self._unknown(name)
             wanted.add(known[name.lower()])
         return [experiment for experiment in self if experiment.id in wanted]
 
-    def _unknown(self, name: str, known: list[str]) -> ConfigError:
-        by_case = {text.lower(): text for text in known}
-        near = difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=0.5)
-        hint = f" (did you mean '{by_case[near[0]]}'?)" if near else ""
-        groups = ", ".join(self.groups())
-        return ConfigError(f"no experiment or group called {name!r}{hint}; `oelm list` shows them, groups are: {groups}")
+    def _unknown(self, name: str) -> ConfigError:
+        groups = self.groups()
+        hint = _nearest(name, [*self.experiments, *groups])
+        return ConfigError(
+            f"no experiment or group called {name!r}{hint}; `oelm list` shows them, groups are: {', '.join(groups)}"
+        )
+
+
+def dotted(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings by dotted path, each value that is not a mapping once."""
+    return dict(_leaves(data))
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Return a question with the nearest of known names, whatever its case; '' where nothing is near."""
+    by_case = {text.lower(): text for text in known}
+    near = difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=0.5)
+    return f" (did you mean '{by_case[near[0]]}'?)" if near else ""
 
 
 def load_catalog(extra: Path | None = None) -> Catalog:
@@ -154,15 +183,16 @@ def load_catalog(extra: Path | None = None) -> Catalog:
 def build_catalog(sources: Iterable[YamlFile], *, own: Path | None = None) -> Catalog:
     """Check and join the entries of files; a later file may extend an earlier one's entries, never replace them."""
     entries: dict[str, tuple[YamlFile, dict[str, Any]]] = {}
+    taken: dict[str, str] = {}
     for source in sources:
         for name, entry in source.data.items():
-            _check_entry(source, name, entry, taken={known.lower(): known for known in entries})
-            entries[name] = (source, entry)
+            _check_entry(source, name, entry, taken=taken)
+            entries[name], taken[name.lower()] = (source, entry), name
     experiments: dict[str, Experiment] = {}
-    for name, (source, entry) in entries.items():
+    for name, (source, _) in entries.items():
         merged = _extended(name, entries, seen=())
         if own is not None and source.path == str(own):
-            merged["data"] = _whole_path(entry.get("data", merged.get("data")), own)
+            merged = _with_whole_paths(merged, own.parent)
         experiments[name] = _parse(source, name, merged)
     _check_references(experiments)
     return Catalog(experiments)
@@ -189,44 +219,96 @@ def _check_entry(source: YamlFile, name: str, entry: Any, *, taken: dict[str, st
     known = [key for key in Experiment.model_fields if key not in ("id", "where")] + ["extends"]
     for key in entry:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f" (did you mean '{near[0]}'?)" if near else f"; known keys: {', '.join(known)}"
+            hint = _nearest(key, known) or f"; known keys: {', '.join(known)}"
             raise ConfigError(f"{source.where(name, key)}: {name}: unknown key '{key}'{hint}")
+    at = entry.get("at")
+    # Of another type, they are refused with the rest of the entry.
+    for budget, settings in at.items() if isinstance(at, dict) else ():
+        if isinstance(settings, dict):
+            _check_settings(source, (name, "at", budget), settings)
+    if isinstance(entry.get("settings"), dict):
+        _check_settings(source, (name, "settings"), entry["settings"])
+
+
+def _check_settings(source: YamlFile, place: tuple[str, ...], settings: dict[str, Any]) -> None:
+    seen = set[str]()
+    for key, _ in _leaves(settings):
+        where = source.where(*place, key)
+        if reason := _SAID_BY.get(key.split(".")[0]):
+            raise ConfigError(f"{where}: {place[0]}: {key} is not for {'.'.join(place[1:])}; {reason}")
+        if key in seen:
+            raise ConfigError(f"{where}: {place[0]}: {key} stands twice in {'.'.join(place[1:])}, in two spellings")
+        seen.add(key)
 
 
 def _extended(name: str, entries: dict[str, tuple[YamlFile, dict[str, Any]]], *, seen: tuple[str, ...]) -> dict[str, Any]:
     """Return an entry with what it inherits: `settings` and `at` key by key, everything else whole."""
     source, entry = entries[name]
+    own = {key: value for key, value in entry.items() if key != "extends"}
     parent = entry.get("extends")
     if parent is None:
-        return dict(entry)
+        return own
     where = source.where(name, "extends")
     if not isinstance(parent, str) or parent not in entries:
-        near = difflib.get_close_matches(str(parent), entries, n=1)
-        raise ConfigError(f"{where}: {name} extends {parent!r}, which is not there" + (f"; {near[0]!r}?" if near else ""))
+        raise ConfigError(f"{where}: {name} extends {parent!r}, which is not there{_nearest(str(parent), entries)}")
     if parent in (*seen, name):
         raise ConfigError(f"{where}: extends goes in a circle: {' -> '.join((*seen, name, parent))}")
+    if len(seen) == _MAX_EXTENDS:
+        raise ConfigError(f"{where}: {seen[0]} extends more than {_MAX_EXTENDS} entries, one behind the other")
     above = {key: value for key, value in _extended(parent, entries, seen=(*seen, name)).items() if key not in _OWN}
-    merged = above | {key: value for key, value in entry.items() if key != "extends"}
-    for key in ("settings", "at"):
-        if isinstance(above.get(key), dict) and isinstance(entry.get(key), dict):
-            merged[key] = _merged(above[key], entry[key])
+    merged = above | own
+    if "settings" in own:
+        merged["settings"] = _over(above.get("settings"), own["settings"])
+    if isinstance(own.get("at"), dict) and isinstance(above.get("at"), dict):
+        budgets = {budget: _over(above["at"].get(budget), settings) for budget, settings in own["at"].items()}
+        merged["at"] = above["at"] | budgets
     return merged
 
 
-def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    both = dict(old)
-    for key, value in new.items():
-        inner = both.get(key)
-        both[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
-    return both
+def _over(above: Any, own: Any) -> Any:
+    """Return settings on top of inherited ones; what is no mapping is left for the type to refuse."""
+    if not isinstance(above, dict) or not isinstance(own, dict):
+        return own
+    # By dotted path: `optim.lr` and `optim: {lr:}` are one setting.
+    inherited, added = dotted(above), dotted(own)
+    if "model.source" in added and "model.sha256" not in added:
+        # Other weights have another digest.
+        inherited.pop("model.sha256", None)
+    return inherited | added
 
 
-def _whole_path(data: Any, own: Path) -> Any:
-    """Return a path in a user's file as seen from that file's folder; a name of a data set stays one."""
-    if isinstance(data, str) and (own.parent / data).exists() and ("/" in data or "." in data):
-        return str((own.parent / data).absolute())
-    return data
+def _with_whole_paths(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return an entry of a user's file with its paths as seen from that file's folder."""
+    # Not above: it takes longer to import than all the rest, and `oelm status` has no use for it.
+    from oelm.data.sets import CORPORA, TASKS
+
+    whole = dict(entry)
+    data = entry.get("data")
+    # A name of a data set stays one, even beside a folder of that name.
+    if isinstance(data, str) and data not in ("", "stdlib", *CORPORA, *TASKS) and ("/" in data or _exists(folder / data)):
+        whole["data"] = str((folder / data).absolute())
+    if isinstance(entry.get("settings"), dict):
+        whole["settings"] = _whole_settings(entry["settings"], folder)
+    if isinstance(entry.get("at"), dict):
+        whole["at"] = {
+            budget: _whole_settings(settings, folder) if isinstance(settings, dict) else settings
+            for budget, settings in entry["at"].items()
+        }
+    return whole
+
+
+def _whole_settings(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    return {
+        key: str((folder / value).absolute())
+        if key in _PATHS and isinstance(value, str) and value and _exists(folder / value)
+        else value
+        for key, value in dotted(settings).items()
+    }
+
+
+def _exists(path: Path) -> bool:
+    # os.path, which takes a name that no file can have for one that is not there.
+    return os.path.exists(path)
 
 
 def _parse(source: YamlFile, name: str, merged: dict[str, Any]) -> Experiment:
@@ -234,32 +316,50 @@ def _parse(source: YamlFile, name: str, merged: dict[str, Any]) -> Experiment:
     try:
         return Experiment.model_validate_json(dump_json(data))
     except ValidationError as problem:
-        error = problem.errors()[0]
-        # Where a field may be of several types, the library adds the type's name; only keys of the file have a line.
+        errors = problem.errors()
+        # A key misspelt is also one that is missing; the first is what to mend.
+        error = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
         keys = tuple(str(part) for part in error["loc"])
         message = str(error["msg"]).removeprefix("Value error, ")
         if error["type"] == "missing":
             message = "missing, and it has no default"
+        if error["type"] == "extra_forbidden":
+            known = (Criterion if keys[0] == "criterion" else Reported).model_fields
+            message = f"unknown key{_nearest(keys[-1], known) or '; known keys: ' + ', '.join(known)}"
+        if keys[:1] == ("method",):
+            message, keys = "must be the name of a preset, or a mapping", keys[:1]
         if error["loc"][:1] == ("at",) and len(keys) > 1 and keys[1] not in BUDGETS:
             message, keys = f"unknown budget {keys[1]!r}; there are: {', '.join(BUDGETS)}", keys[:2]
-        dotted = ".".join(keys) or "entry"
-        raise ConfigError(f"{source.where(name, *keys)}: {name}: {dotted}: {message}") from None
+        raise ConfigError(f"{source.where(name, *keys)}: {name}: {'.'.join(keys) or 'entry'}: {message}") from None
 
 
 def _check_references(experiments: dict[str, Experiment]) -> None:
-    groups = {group.lower() for experiment in experiments.values() for group in experiment.groups}
+    _check_groups(experiments)
     for experiment in experiments.values():
-        if experiment.id.lower() in groups:
-            raise ConfigError(f"{experiment.where}: {experiment.id!r} is also the name of a group; rename one of them")
-        for group in experiment.groups:
-            check_name(group, where=experiment.where)
         if experiment.baseline is None:
             continue
         if experiment.baseline not in experiments:
-            near = difflib.get_close_matches(experiment.baseline, experiments, n=1)
-            hint = f" (did you mean '{near[0]}'?)" if near else ""
+            hint = _nearest(experiment.baseline, experiments)
             raise ConfigError(f"{experiment.where}: {experiment.id}: no baseline called {experiment.baseline!r}{hint}")
         other = experiments[experiment.baseline]
         if other.kind != experiment.kind or other.baseline is not None:
             reason = "is of another kind" if other.kind != experiment.kind else f"has a baseline itself ({other.baseline})"
             raise ConfigError(f"{experiment.where}: {experiment.id}: its baseline {other.id} {reason}")
+
+
+def _check_groups(experiments: dict[str, Experiment]) -> None:
+    """Raise ConfigError unless each name, whatever its case, stands for one experiment or one group."""
+    order = {name: number for number, name in enumerate(experiments)}
+    ids = {name.lower(): name for name in experiments}
+    spelled: dict[str, str] = {}
+    for experiment in experiments.values():
+        for group in experiment.groups:
+            check_name(group, where=experiment.where)
+            if group.lower() == ALL:
+                raise ConfigError(f"{experiment.where}: every experiment is in the group {ALL!r}; leave it out")
+            if (name := ids.get(group.lower())) is not None:
+                # Who came second is told: the other may be the package's own.
+                later = max((experiment, experiments[name]), key=lambda found: order[found.id])
+                raise ConfigError(f"{later.where}: {name!r} is also the name of a group; rename one of them")
+            if (known := spelled.setdefault(group.lower(), group)) != group:
+                raise ConfigError(f"{experiment.where}: the group {group!r} is also spelled {known!r}; choose one spelling")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from oelm.train.watch import Watch
 
 @dataclass(frozen=True)
 class Study:
-    """What a user asks to have run. `model` is where a pretrained classifier lies on this machine."""
+    """What a user asks to have run. `model` and `copies`: where a pretrained classifier and data sets lie on this machine."""
 
     names: tuple[str, ...]
     budget: str
@@ -31,12 +31,13 @@ class Study:
     seeds: list[int] | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
     model: Path | None = None
+    copies: Path | None = None
     tuned: bool = False
     baselines: bool = True
 
     def plan(self, catalog: Catalog) -> list[PlannedRun]:
         """Return the study's runs; raise before anything is started when one cannot be what is asked for."""
-        _check_root(self.root)
+        self._check_folders()
         if not self.names:
             raise ConfigError("say what to run: ids or groups of `oelm list`, for example `oelm run GPT-02 --budget smoke`")
         chosen = catalog.select(self.names)
@@ -46,43 +47,58 @@ class Study:
         if self.tuned:
             changes, variant = tuned_changes(experiments, self.budget, self.root, changes=self.changes)
         runs = plan_runs(experiments, budget=self.budget, seeds=self.seeds, root=self.root, changes=changes, variant=variant)
-        runs = [_placed(run, self.model) for run in runs]
+        _check_one_model(runs, self.model)
+        tuned = tuple(sorted({key for chosen in changes.values() for key in chosen} - self.changes.keys()))
+        runs = [replace(_placed(run, self.model), tuned=tuned) for run in runs]
         for run in runs:
             check_same_recipe(run)
         return runs
 
     def plan_sweep(self, catalog: Catalog, grid: Grid, *, num_seeds: int) -> SweepPlan:
         """Return a sweep of the study's experiments and their baselines over a grid."""
-        _check_root(self.root)
+        self._check_folders()
         if not self.names:
             raise ConfigError("say what to sweep: ids or groups of `oelm list`")
         experiments = with_baselines(catalog, catalog.select(self.names))
-        plan = plan_sweep(
-            experiments, grid, budget=self.budget, num_seeds=num_seeds, root=self.root, changes=self.changes
-        ).placed(lambda run: _placed(run, self.model))
+        plan = plan_sweep(experiments, grid, budget=self.budget, num_seeds=num_seeds, root=self.root, changes=self.changes)
+        _check_one_model(plan.runs, self.model)
+        plan = plan.placed(lambda run: _placed(run, self.model))
         for run in plan.runs:
             check_same_recipe(run)
         return plan
 
-
-def _check_root(root: Path) -> None:
-    """Raise ConfigError when runs cannot be written there: better now than after hours of preparing their data."""
-    there = next((parent for parent in (root, *root.absolute().parents) if os.path.lexists(parent)), Path("/"))
-    if not there.is_dir():
-        raise ConfigError(f"--out {root}: {there} is a file; give a folder, new or with runs in it")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"--out {root}: {there} cannot be written to; give a folder of yours")
+    def _check_folders(self) -> None:
+        """Raise ConfigError when a folder is not what it is to be: better now than after hours of preparing data."""
+        for option, folder, content in (
+            ("--model", self.model, "config.json and model.safetensors"),
+            ("--from", self.copies, "the data sets, each in a folder called as it is"),
+        ):
+            if folder is not None and not folder.is_dir():
+                raise ConfigError(f"{option} {folder}: no such folder; give the one that holds {content}")
+        there = next(parent for parent in (self.root, *self.root.absolute().parents) if os.path.lexists(parent))
+        if not there.is_dir():
+            raise ConfigError(f"--out {self.root}: {there} is a file; give a folder, new or with runs in it")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise ConfigError(f"--out {self.root}: {there} cannot be written to; give a folder of yours")
 
 
 def _placed(run: PlannedRun, model: Path | None) -> PlannedRun:
     """Return the run with its pretrained model read from a folder; fresh models and language models have none."""
     if model is None or not isinstance(run.config, FinetuneConfig) or run.config.model.source is None:
         return run
-    if not model.is_dir():
-        raise ConfigError(f"--model {model}: no such folder; give the one that holds config.json and model.safetensors")
     placed = run.config.model.model_copy(update={"source": str(model.absolute())})
-    config = run.config.model_copy(update={"model": placed})
-    return PlannedRun(run.experiment, run.budget, run.variant, run.seed, config, run.path)
+    return replace(run, config=run.config.model_copy(update={"model": placed}))
+
+
+def _check_one_model(runs: Sequence[PlannedRun], model: Path | None) -> None:
+    """Raise ConfigError when a folder would stand for more than one pretrained model."""
+    meant: dict[str, str] = {}
+    for run in runs:
+        if isinstance(run.config, FinetuneConfig) and run.config.model.source is not None:
+            meant.setdefault(run.config.model.source, run.experiment.id)
+    named = [f"{source} ({name})" for source, name in meant.items()]
+    if model is not None and len(named) > 1:
+        raise ConfigError(f"--model {model} would stand for {' and '.join(named)}; run their experiments apart")
 
 
 def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:

@@ -43,15 +43,15 @@ def summarize(runs: Sequence[PlannedRun]) -> list[SummaryRow]:
     for name, values in sorted(best.items(), key=lambda item: _place(first[item[0]].experiment, list(first))):
         run = first[name]
         other = run.experiment.baseline or ""
-        apart = tuple(confounds(run.config, first[other].config)) if other in first else ()
+        apart = tuple(confounds(run.config, first[other].config, tuned=run.tuned)) if other in first else ()
         gap = _gap(metrics[name], values, best.get(other, {}))
         rows.append(SummaryRow(run.experiment, metrics[name], dict(sorted(values.items())), gap, apart))
     return rows
 
 
-def _place(experiment: Experiment, order: list[str]) -> tuple[int, int]:
+def _place(experiment: Experiment, order: list[str]) -> tuple[int, bool, int]:
     leader = experiment.baseline if experiment.baseline in order else experiment.id
-    return order.index(leader), order.index(experiment.id)
+    return order.index(leader), leader != experiment.id, order.index(experiment.id)
 
 
 def _gap(metric: str, ours: dict[int, float], theirs: dict[int, float]) -> Ratio | Difference | None:

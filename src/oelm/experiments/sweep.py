@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
-from oelm.errors import ConfigError
+from oelm.errors import ConfigError, DataError
 from oelm.experiments.plan import PlannedRun, plan_runs, variant_name
 from oelm.experiments.registry import Experiment, Plain
-from oelm.files import dump_json, read_json, write_json
-from oelm.train.config import parse_override
+from oelm.files import read_json, write_json
+from oelm.train.config import RunConfig, parse_override
 from oelm.train.status import now_text, read_status
 
 # Not among the seeds of any comparison: what was chosen by the luck of a seed must not be judged on that seed.
@@ -45,6 +46,12 @@ class SweepRecord(Plain):
     at_edge: tuple[str, ...]
     written: str
 
+    @model_validator(mode="after")
+    def _best_is_there(self) -> Self:
+        if self.best is not None and not 0 <= self.best < len(self.points):
+            raise ValueError(f"best is {self.best}, of {len(self.points)} points")
+        return self
+
 
 @dataclass(frozen=True)
 class SweepPlan:
@@ -67,23 +74,36 @@ def parse_grid(texts: Sequence[str]) -> Grid:
     grid: Grid = {}
     for text in texts:
         key, _, listed = text.partition("=")
-        values = [parse_override(f"{key}={value.strip()}")[1] for value in listed.split(",") if value.strip()]
-        if not key or len(values) < 2:
+        parts = [part.strip() for part in listed.split(",") if part.strip()]
+        if not all(key.split(".")) or len(parts) < 2:
             raise ConfigError(f"--grid {text!r}: write it as key=value,value, for example --grid optim.lr=3e-4,1e-3")
-        if key in grid or len({dump_json(value) for value in values}) != len(values):
-            raise ConfigError(f"--grid {text!r}: the same setting or value stands there twice")
-        if key in ("seed", "method"):
+        if key.split(".")[0] in ("seed", "method"):
             raise ConfigError(f"--grid {text!r}: {key} is not tuned; give seeds with --seeds, methods as experiments")
-        grid[key] = sorted(values) if all(isinstance(value, int | float) for value in values) else values
+        values = [parse_override(f"{key}={part}")[1] for part in parts]
+        if any(isinstance(value, float) and not math.isfinite(value) for value in values):
+            raise ConfigError(f"--grid {text!r}: every number must be finite")
+        if key in grid or any(values.count(value) > 1 for value in values):
+            raise ConfigError(f"--grid {text!r}: the same setting or value stands there twice")
+        grid[key] = sorted(values) if _are_numbers(values) else values
     if not grid:
         raise ConfigError("say what to try: --grid optim.lr=3e-4,1e-3")
     return grid
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _check_apart(changes: Mapping[str, Any], grid: Grid) -> None:
+    if both := sorted(changes.keys() & grid.keys()):
+        raise ConfigError(f"--set {both[0]}: the sweep tries several values of it; leave one of the two out")
 
 
 def plan_sweep(
     experiments: Sequence[Experiment], grid: Grid, *, budget: str, num_seeds: int, root: Path, changes: Mapping[str, Any]
 ) -> SweepPlan:
     """Return the runs of a sweep: the same points and seeds for every arm."""
+    _check_apart(changes, grid)
     seeds = list(range(FIRST_SEED, FIRST_SEED + num_seeds))
     points: dict[str, list[tuple[dict[str, Any], list[PlannedRun]]]] = {experiment.id: [] for experiment in experiments}
     runs: list[PlannedRun] = []
@@ -143,14 +163,19 @@ def _score(runs: Sequence[PlannedRun]) -> float | None:
         status = read_status(run.path)
         if status is None or status.status != "done":
             return None
-        figures = read_json(run.path / "timing_stats.json")
-        scores.append(figures["best_val_loss"] if status.metric == "ppl" else 1.0 - figures["best_accuracy"])
+        path = run.path / "timing_stats.json"
+        figures = read_json(path)
+        try:
+            is_ppl = isinstance(run.config, RunConfig)
+            scores.append(float(figures["best_val_loss"]) if is_ppl else 1.0 - float(figures["best_accuracy"]))
+        except (KeyError, TypeError, ValueError) as problem:
+            raise DataError(f"{path}: damaged, though the run is done ({problem!r}); `oelm clean` it and repeat") from None
     return statistics.fmean(scores)
 
 
 def edges(grid: Grid, values: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the settings whose best value is the first or last of several numbers: the true best may lie outside."""
-    numeric = {key: tried for key, tried in grid.items() if all(isinstance(value, int | float) for value in tried)}
+    numeric = {key: tried for key, tried in grid.items() if _are_numbers(tried)}
     return tuple(key for key, tried in numeric.items() if values[key] in (tried[0], tried[-1]))
 
 
@@ -176,11 +201,17 @@ def tuned_changes(
     for record in records:
         if record.best is None:
             raise ConfigError(f"--tuned: the sweep of {record.experiment} is not finished; repeat its command")
-        if record.grid != records[0].grid or [p.seeds for p in record.points] != [p.seeds for p in records[0].points]:
+        if _terms(record) != _terms(records[0]):
             raise ConfigError(
-                f"--tuned: {record.experiment} and {records[0].experiment} were swept over different grids or seeds, so "
-                "their best are not comparable; sweep them together"
+                f"--tuned: {record.experiment} and {records[0].experiment} were swept over different grids or seeds or with "
+                "different --set, so their best are not comparable; sweep them together"
             )
+    _check_apart(changes, records[0].grid)
     chosen = {record.experiment: {**changes, **record.points[record.best or 0].values} for record in records}
     digest = variant_name({"grid": records[0].grid, **changes}).rsplit("-", 1)[-1]
     return chosen, f"tuned-{digest}"
+
+
+def _terms(record: SweepRecord) -> tuple[object, ...]:
+    """Return what two sweeps must share to be one."""
+    return record.grid, record.changes, [(point.values, point.seeds) for point in record.points]

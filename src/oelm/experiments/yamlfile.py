@@ -137,7 +137,7 @@ def _scalar(node: yaml.ScalarNode, where: str) -> Any:
 
 def _is_plain_float(text: str) -> bool:
     try:
-        return ":" not in text and math.isfinite(float(text.replace("_", "")))
+        return math.isfinite(float(text.replace("_", "")))
     except ValueError:
         return False
 

@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from oelm.models.gpt import GPTConfig
+from typing import Protocol
 
 # AdamW reads and writes weight and two moments and reads the gradient: about this many operations an element.
 _OPTIMIZER_OPERATIONS = 16
+
+
+class Shape(Protocol):
+    """What the work depends on; `GPTConfig` has it all."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def seq_len(self) -> int: ...
+
+    @property
+    def model_dim(self) -> int: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def ff_dim(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -25,7 +43,7 @@ class StepWork:
         return total / (total - self.frozen_saving)
 
 
-def step_work(model: GPTConfig, *, batch_size: int) -> StepWork:
+def step_work(model: Shape, *, batch_size: int) -> StepWork:
     """Count the matrix products of forward and backward, the optimizer's update, and what frozen Q and K leave out."""
     tokens, width = batch_size * model.seq_len, model.model_dim
     block = 4 * width * width + 2 * width * model.ff_dim

@@ -1,0 +1,119 @@
+"""A user's own catalog: found, seen from its own folder, beside the built-in one and never instead of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from oelm.cli.app import app
+from oelm.errors import ConfigError
+from oelm.experiments.budget import BUDGETS
+from oelm.experiments.plan import make_config
+from oelm.experiments.registry import dotted, load_catalog
+
+DOCS = Path(__file__).parents[2] / "docs" / "experiments.md"
+
+
+def entry(**changes: Any) -> str:
+    """Return an entry called `mine`, the third line of its file, with keys put in or replaced."""
+    return "\n\nmine: " + json.dumps({"kind": "language_model", "data": "stdlib"} | changes)
+
+
+def listed(*arguments: str) -> dict[str, dict[str, Any]]:
+    result = CliRunner().invoke(app, ["list", "--json", *arguments])
+    assert result.exit_code == 0, result.output
+    return {row["id"]: row for row in json.loads(result.stdout)}
+
+
+def test_a_file_in_the_working_folder_is_picked_up_and_one_that_is_named_instead_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "mine" not in listed()
+    (tmp_path / "experiments.yaml").write_text(entry())
+    (tmp_path / "other.yaml").write_text("other: {kind: classifier, data: sst2}")
+    found, named = listed(), listed("--catalog", "other.yaml")
+    assert list(found)[-1] == "mine" and found["mine"]["where"] == "experiments.yaml:3"
+    assert list(named)[-1] == "other" and list(named)[:-1] == list(found)[:-1]
+
+
+def test_a_user_s_entry_extends_a_built_in_one_and_cannot_replace_it(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("my-frozen: {extends: GPT-02, groups: [mine], method: {init: orthogonal, freeze: [q, k], layers: last 2}}")
+    mine = load_catalog(own).get("my-frozen")
+    assert (mine.baseline, mine.data, mine.groups, mine.reported) == ("GPT-01", "tinystories", ("mine",), None)
+    for name in ("GPT-02", "gpt-02", "study"):
+        own.write_text(f"\n{name}: {{extends: GPT-01}}")
+        with pytest.raises(ConfigError, match=rf"^{own}:2: '{name}' is (taken|also the name of a group)"):
+            load_catalog(own)
+
+
+def test_a_missing_catalog_is_a_mistake_of_the_command() -> None:
+    result = CliRunner().invoke(app, ["list", "--catalog", "nowhere.yaml"])
+    assert result.exit_code == 2 and "nowhere.yaml: cannot be read" in result.stderr
+
+
+@pytest.mark.parametrize("written", ["texts", "texts/", "./texts", "texts/a.txt", "deep/../texts"])
+def test_data_of_a_user_s_file_is_seen_from_that_file(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for made in (folder / "texts", folder / "deep", elsewhere / "texts"):
+        made.mkdir(parents=True)
+    (folder / "texts" / "a.txt").write_text("text")
+    (folder / "own.yaml").write_text(entry(data=written) + "\nchild: {extends: mine}")
+    monkeypatch.chdir(elsewhere)
+    for own in (folder / "own.yaml", Path("../project/own.yaml")):
+        catalog = load_catalog(own)
+        found = [Path(catalog.get(name).data) for name in ("mine", "child")]
+        assert all(path.is_absolute() and path.resolve() == (folder / written).resolve() for path in found)
+
+
+def test_a_data_set_s_name_stays_one_beside_a_folder_of_that_name(tmp_path: Path) -> None:
+    for name in ("tinystories", "stdlib"):
+        (tmp_path / name).mkdir()
+        (tmp_path / "own.yaml").write_text(entry(data=name))
+        assert load_catalog(tmp_path / "own.yaml").get("mine").data == name
+
+
+def test_tables_and_models_of_a_user_s_file_are_seen_from_that_file(tmp_path: Path) -> None:
+    for name in ("dev.csv", "train.csv", "bert"):
+        (tmp_path / name).write_text("")
+    settings = {"examples.dev": "dev.csv", "examples": {"columns": "text=a,label=b"}, "model.source": "bert"}
+    (tmp_path / "own.yaml").write_text(
+        entry(kind="classifier", data="train.csv", settings=settings, at={"smoke": {"model.source": "org/x"}})
+    )
+    mine = load_catalog(tmp_path / "own.yaml").get("mine")
+    assert mine.data == str(tmp_path / "train.csv")
+    assert dotted(mine.settings) == {
+        "examples.dev": str(tmp_path / "dev.csv"),
+        "examples.columns": "text=a,label=b",
+        "model.source": str(tmp_path / "bert"),
+    }
+    assert mine.at["smoke"] == {"model.source": "org/x"}
+
+
+def test_titles_can_neither_drive_a_terminal_nor_change_on_their_way(tmp_path: Path) -> None:
+    title = "\x1b[31m red :smile: [bold] \x9b31m"
+    (tmp_path / "own.yaml").write_text(entry(title=title))
+    arguments = ["mine", "--catalog", str(tmp_path / "own.yaml")]
+    assert listed(*arguments)["mine"]["title"] == title
+    for extra in ([], ["--json"]):
+        shown = CliRunner().invoke(app, ["list", *arguments, *extra]).stdout
+        assert "\x1b" not in shown and "\x9b" not in shown and "red" in shown
+
+
+def test_the_example_of_the_docs_is_a_catalog_at_every_budget(tmp_path: Path) -> None:
+    [example] = re.findall(r"```yaml\n(.*?)```", DOCS.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "own.yaml").write_text(example, encoding="utf-8")
+    catalog = load_catalog(tmp_path / "own.yaml")
+    assert list(catalog.experiments)[-3:] == ["my-frozen", "my-text", "my-text-baseline"]
+    for name in ("my-frozen", "my-text", "my-text-baseline"):
+        for budget in BUDGETS:
+            assert make_config(catalog.get(name), budget, seed=0).seed == 0
+    assert catalog.get("my-text-baseline").data == str(tmp_path / "texts")
+    assert make_config(catalog.get("my-text-baseline"), "laptop", seed=0).steps == 4000

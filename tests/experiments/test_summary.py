@@ -1,0 +1,103 @@
+"""What a queue came to: arms behind their baselines, paired by seed, and no word about seeds that one of them lacks."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from oelm.experiments.plan import PlannedRun, plan_runs
+from oelm.experiments.registry import Catalog
+from oelm.experiments.summary import figure_text, gap_text, summarize
+from oelm.intervals import Difference, Ratio
+from tests.experiments.planned import PAIR, catalog_of, finish
+from tests.experiments.recorded import record
+
+# The arm stands before its baseline, as in the docs.
+CATALOG = catalog_of(
+    PAIR, "early: {extends: arm, baseline: early-base, settings: {optim.lr: 0.5}}\nearly-base: {extends: base}"
+)
+BERT = catalog_of(
+    "bert: {kind: classifier, data: sst2}\n"
+    "bert-arm: {extends: bert, baseline: bert, method: oelm_freeze, criterion: {accuracy_loss_at_most: 0.05}}"
+)
+
+
+def runs_of(catalog: Catalog, root: Path, seeds: list[int], *names: str) -> dict[tuple[str, int], PlannedRun]:
+    runs = plan_runs(catalog.select(names), budget="smoke", seeds=seeds, root=root)
+    return {(run.experiment.id, run.seed): run for run in runs}
+
+
+def test_nothing_finished_is_no_row(tmp_path: Path) -> None:
+    runs = runs_of(CATALOG, tmp_path, [0], "base", "arm")
+    for said in ("running", "failed"):
+        record(tmp_path, said, experiment="base", best=3.0, metric="ppl")
+        assert summarize(list(runs.values())) == []
+
+
+def test_a_gap_is_the_geometric_mean_of_ratios_of_the_same_seed(tmp_path: Path) -> None:
+    runs = runs_of(CATALOG, tmp_path, [0, 1, 2, 3], "base", "arm")
+    for name, figures in {"base": {0: 4.0, 1: 5.0, 3: 0.1}, "arm": {0: 4.4, 1: 6.0, 2: 99.0}}.items():
+        for seed, best in figures.items():
+            finish(runs[name, seed], best)
+    base, arm = summarize(list(runs.values()))
+    assert (base.experiment.id, base.best, base.gap) == ("base", {0: 4.0, 1: 5.0, 3: 0.1}, None)
+    assert base.mean == pytest.approx(2 ** (1 / 3))
+    # Seeds that only one of them has count among its figures and not in the comparison.
+    assert arm.best == {0: 4.4, 1: 6.0, 2: 99.0}
+    assert isinstance(arm.gap, Ratio) and arm.gap.count == 2 and arm.gap.value == pytest.approx(math.sqrt(1.1 * 1.2))
+    assert arm.gap.low < 1.1 and arm.gap.high > 1.2
+
+
+def test_a_gap_of_accuracies_is_the_mean_difference(tmp_path: Path) -> None:
+    runs = runs_of(BERT, tmp_path, [0, 1], "bert", "bert-arm")
+    for (name, seed), best in {("bert", 0): 0.9, ("bert", 1): 0.8, ("bert-arm", 0): 0.85, ("bert-arm", 1): 0.79}.items():
+        finish(runs[name, seed], best)
+    bert, arm = summarize(list(runs.values()))
+    assert bert.mean == pytest.approx(0.85) and isinstance(arm.gap, Difference) and arm.gap.value == pytest.approx(-0.03)
+
+
+def test_arms_stand_behind_their_baseline_wherever_the_catalog_has_them(tmp_path: Path) -> None:
+    runs = runs_of(CATALOG, tmp_path, [0], "all")
+    for run in runs.values():
+        finish(run, 4.0)
+    assert [row.experiment.id for row in summarize(list(runs.values()))] == ["base", "arm", "early-base", "early"]
+
+
+def test_an_arm_whose_baseline_is_not_in_the_queue_has_no_gap(tmp_path: Path) -> None:
+    runs = runs_of(CATALOG, tmp_path, [0], "arm")
+    finish(runs["arm", 0], 4.0)
+    [row] = summarize(list(runs.values()))
+    assert row.gap is None and row.confounded == ()
+
+
+def test_a_confounded_arm_says_by_what(tmp_path: Path) -> None:
+    runs = runs_of(CATALOG, tmp_path, [0], "early", "early-base", "arm", "base")
+    for run in runs.values():
+        finish(run, 4.0)
+    rows = {row.experiment.id: row.confounded for row in summarize(list(runs.values()))}
+    assert rows == {"base": (), "arm": (), "early-base": (), "early": ("optim.lr 0.5 against 0.002",)}
+
+
+@pytest.mark.parametrize(
+    ("gap", "text"),
+    [
+        (None, ""),
+        (Ratio(1.098, 1.08, 1.116, 5), "+9.8% [+8.0, +11.6]"),
+        (Ratio(0.95, 0.9, 1.01, 2), "-5.0% [-10.0, +1.0]"),
+        (Ratio(1.098, 0.0, math.inf, 1), "+9.8%"),
+        (Difference(-0.046, -0.05, -0.042, 3), "-4.6 points [-5.0, -4.2]"),
+        (Difference(0.01, -math.inf, math.inf, 1), "+1.0 points"),
+    ],
+)
+def test_a_gap_is_said_with_its_interval_and_one_seed_has_none(gap: Ratio | Difference | None, text: str) -> None:
+    assert gap_text(gap) == text
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "text"),
+    [("ppl", 4.268, "4.27"), ("accuracy", 0.9312, "93.12%"), ("ppl", None, ""), ("accuracy", None, "")],
+)
+def test_a_figure_is_said_as_people_read_it(metric: str, value: float | None, text: str) -> None:
+    assert figure_text(metric, value) == text

@@ -1,0 +1,251 @@
+"""A sweep gives every arm the same points and seeds, and tells the best of each only when all of them are there."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oelm.errors import ConfigError, DataError
+from oelm.experiments.plan import variant_name
+from oelm.experiments.study import Study
+from oelm.experiments.sweep import (
+    FIRST_SEED,
+    SWEEP,
+    Grid,
+    SweepPlan,
+    conclude_sweep,
+    edges,
+    parse_grid,
+    plan_sweep,
+    read_sweep,
+    tuned_changes,
+)
+from oelm.files import read_json, write_json
+from tests.experiments.planned import PAIR, catalog_of, finish
+from tests.experiments.recorded import record
+
+CATALOG = catalog_of(PAIR)
+ARMS = [CATALOG.get("base"), CATALOG.get("arm")]
+LRS = [1e-3, 2e-3, 4e-3]
+GRID: Grid = {"optim.lr": LRS}
+
+
+def plan(root: Path, grid: Grid = GRID, *, num_seeds: int = 2, changes: dict[str, Any] | None = None) -> SweepPlan:
+    return plan_sweep(ARMS, grid, budget="smoke", num_seeds=num_seeds, root=root, changes=changes or {})
+
+
+def swept(
+    root: Path, best: dict[str, float], *, grid: Grid = GRID, num_seeds: int = 2, changes: dict[str, Any] | None = None
+) -> SweepPlan:
+    """Return a sweep whose runs are all finished, the nearer to the arm's best lr the better."""
+    made = plan(root, grid, num_seeds=num_seeds, changes=changes)
+    for run in made.runs:
+        finish(run, 3.0 + abs(math.log(run.config.optim.lr / best[run.experiment.id])))
+    conclude_sweep(made)
+    return made
+
+
+def test_a_grid_is_read_as_numbers_in_their_order() -> None:
+    grid = parse_grid(["optim.lr=4e-3, 1e-3,2e-3", "schedule.warmup_steps=50,10"])
+    assert grid == {"optim.lr": [1e-3, 2e-3, 4e-3], "schedule.warmup_steps": [10, 50]}
+
+
+def test_a_grid_of_words_keeps_the_order_it_was_given() -> None:
+    assert parse_grid(["precision=float32,bf16", "compile=true,false"]) == {
+        "precision": ["float32", "bf16"],
+        "compile": [True, False],
+    }
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], "^say what to try: --grid optim.lr=3e-4,1e-3$"),
+        (["optim.lr"], "write it as key=value,value"),
+        (["optim.lr="], "write it as key=value,value"),
+        (["optim.lr=1e-3"], "write it as key=value,value"),
+        (["optim.lr=1e-3,,"], "write it as key=value,value"),
+        (["=1,2"], "write it as key=value,value"),
+        (["optim..lr=1,2"], "write it as key=value,value"),
+        ([".=1,2"], "write it as key=value,value"),
+        (["optim.lr=1e-3,0.001"], "stands there twice"),
+        (["optim.lr=1,1.0"], "stands there twice"),
+        (["optim.lr=1,2", "optim.lr=3,4"], "stands there twice"),
+        (["optim.lr=1,1e999"], "every number must be finite"),
+        (["seed=1,2"], "seed is not tuned"),
+        (["method=baseline,oelm_freeze"], "method is not tuned"),
+        (["method.init=orthogonal,gaussian"], "method.init is not tuned"),
+    ],
+)
+def test_a_grid_that_means_nothing_is_refused_as_it_was_written(texts: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parse_grid(texts)
+    assert not texts or str(caught.value).startswith(f"--grid {texts[-1]!r}: ")
+
+
+@given(st.lists(st.text(max_size=12), max_size=3))
+def test_any_grid_is_read_or_refused(texts: list[str]) -> None:
+    try:
+        grid = parse_grid(texts)
+    except ConfigError:
+        return
+    assert len(grid) == len(texts) and all(len(values) > 1 for values in grid.values())
+
+
+def test_every_arm_gets_the_same_points_and_seeds_and_none_of_a_comparison_s(tmp_path: Path) -> None:
+    grid: Grid = {"optim.lr": LRS, "schedule.warmup_steps": [2, 4]}
+    made = plan(tmp_path, grid, num_seeds=3)
+    by_arm = {arm.id: {(run.variant, run.seed) for run in made.runs if run.experiment.id == arm.id} for arm in ARMS}
+    assert by_arm["base"] == by_arm["arm"] and len(by_arm["arm"]) == 6 * 3 == len(made.runs) // 2
+    assert {run.seed for run in made.runs} == {FIRST_SEED, FIRST_SEED + 1, FIRST_SEED + 2} and FIRST_SEED == 100
+    assert [values for values, _ in made.points["arm"]] == [
+        {"optim.lr": lr, "schedule.warmup_steps": n} for lr in LRS for n in (2, 4)
+    ]
+    for run in made.runs:
+        changed = {"optim.lr": run.config.optim.lr, "schedule.warmup_steps": run.config.schedule.warmup_steps}
+        assert run.variant == variant_name(changed)
+
+
+def test_a_sweep_goes_seed_by_seed_so_that_a_whole_one_comes_early(tmp_path: Path) -> None:
+    assert [run.seed for run in plan(tmp_path).runs] == [100] * 6 + [101] * 6
+
+
+def test_a_setting_cannot_be_set_and_swept(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="^--set optim.lr: the sweep tries several values of it"):
+        plan(tmp_path, changes={"optim.lr": 1.0})
+
+
+def test_the_best_is_the_least_mean_over_seeds_of_each_arm(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    scores = {"base": [(3.0, 3.4), (3.1, 3.1), (3.3, 3.3)], "arm": [(4.0, 4.0), (3.9, 4.2), (3.8, 4.1)]}
+    for name, points in made.points.items():
+        for (_, runs), losses in zip(points, scores[name], strict=True):
+            for run, loss in zip(runs, losses, strict=True):
+                finish(run, loss)
+    base, arm = conclude_sweep(made)
+    assert (base.experiment, base.best, base.at_edge) == ("base", 1, ())
+    assert (arm.experiment, arm.best, arm.at_edge) == ("arm", 2, ("optim.lr",))
+    assert [point.score for point in base.points] == [pytest.approx(sum(losses) / 2) for losses in scores["base"]]
+    assert read_sweep("arm", "smoke", tmp_path) == arm
+
+
+def test_the_best_of_classifiers_is_the_most_accurate(tmp_path: Path) -> None:
+    [arm] = catalog_of("bert: {kind: classifier, data: sst2}")
+    made = plan_sweep([arm], GRID, budget="smoke", num_seeds=1, root=tmp_path, changes={})
+    for run, accuracy in zip(made.runs, (0.7, 0.9, 0.8), strict=True):
+        finish(run, accuracy)
+    [found] = conclude_sweep(made)
+    assert found.best == 1 and found.points[1].score == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("left", ["queued", "running", "stopped", "failed", None])
+def test_an_unfinished_sweep_has_no_best_however_good_the_rest_is(left: Any, tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    for run in made.runs[:-1]:
+        finish(run, 3.0)
+    last = made.runs[-1]
+    if left is not None:
+        record(tmp_path, left, experiment="arm", variant=last.variant, seed=last.seed, best=1.0, metric="ppl")
+    base, arm = conclude_sweep(made)
+    assert (base.best, arm.best, arm.at_edge) == (0, None, ()) and arm.points[-1].score is None
+    with pytest.raises(ConfigError, match="^--tuned: the sweep of arm is not finished; repeat its command$"):
+        tuned_changes(ARMS, "smoke", tmp_path, changes={})
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"best_val_loss": null}', '{"best_val_loss": "low"}', "{", "NaN"])
+def test_a_finished_run_without_figures_is_told_by_its_file(content: str, tmp_path: Path) -> None:
+    made = swept(tmp_path, {"base": 2e-3, "arm": 2e-3})
+    (made.runs[3].path / "timing_stats.json").write_text(content)
+    with pytest.raises(DataError, match=str(made.runs[3].path / "timing_stats.json")):
+        conclude_sweep(made)
+
+
+@pytest.mark.parametrize(
+    ("grid", "values", "at"),
+    [
+        ({"a": [1, 2, 3]}, {"a": 2}, ()),
+        ({"a": [1, 2, 3]}, {"a": 1}, ("a",)),
+        ({"a": [1, 2, 3]}, {"a": 3}, ("a",)),
+        ({"a": [1, 2, 3], "b": [1.5, 2.5]}, {"a": 2, "b": 2.5}, ("b",)),
+        ({"a": ["x", "y"]}, {"a": "x"}, ()),
+        ({"a": [True, False]}, {"a": True}, ()),
+    ],
+)
+def test_a_best_number_at_the_edge_of_its_grid_is_told(grid: Grid, values: dict[str, Any], at: tuple[str, ...]) -> None:
+    assert edges(grid, values) == at
+
+
+def test_tuned_arms_have_each_its_own_best_and_one_variant(tmp_path: Path) -> None:
+    swept(tmp_path, {"base": 1e-3, "arm": 4e-3})
+    chosen, variant = tuned_changes(ARMS, "smoke", tmp_path, changes={"steps": 9})
+    assert chosen == {"base": {"steps": 9, "optim.lr": 1e-3}, "arm": {"steps": 9, "optim.lr": 4e-3}}
+    assert variant.startswith("tuned-") and variant != tuned_changes(ARMS, "smoke", tmp_path, changes={})[1]
+
+
+def test_tuned_arms_are_planned_in_one_place_and_are_not_confounded_by_what_was_tuned(tmp_path: Path) -> None:
+    from oelm.experiments.summary import summarize
+
+    swept(tmp_path, {"base": 1e-3, "arm": 4e-3})
+    runs = Study(("arm",), "smoke", tmp_path, seeds=[0, 1], tuned=True).plan(CATALOG)
+    assert [run.config.optim.lr for run in runs] == [1e-3, 4e-3] * 2 and len({run.variant for run in runs}) == 1
+    for run in runs:
+        finish(run, 5.0)
+    assert [row.confounded for row in summarize(runs)] == [(), ()]
+
+
+def test_what_the_user_sets_cannot_be_tuned_as_well(tmp_path: Path) -> None:
+    swept(tmp_path, {"base": 1e-3, "arm": 4e-3})
+    with pytest.raises(ConfigError, match="^--set optim.lr: the sweep tries several values of it"):
+        tuned_changes(ARMS, "smoke", tmp_path, changes={"optim.lr": 0.5})
+
+
+def test_an_arm_that_was_not_swept_is_refused_with_the_command(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="^--tuned: base was not swept at smoke.*oelm sweep base --budget smoke --grid optim.lr=..."
+    ):
+        tuned_changes(ARMS, "smoke", tmp_path, changes={})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"grid": {"optim.lr": [1e-3, 4e-3]}}, {"num_seeds": 1}, {"changes": {"batch_size": 16}}],
+    ids=["grid", "seeds", "set"],
+)
+def test_arms_of_different_sweeps_are_refused(other: dict[str, Any], tmp_path: Path) -> None:
+    best = {"base": 1e-3, "arm": 4e-3}
+    swept(tmp_path, best)
+    swept(tmp_path / "other", best, **other)
+    write_json(tmp_path / "arm" / "smoke" / SWEEP, read_json(tmp_path / "other" / "arm" / "smoke" / SWEEP))
+    with pytest.raises(
+        ConfigError, match="^--tuned: arm and base were swept over different grids or seeds or with different --set"
+    ):
+        tuned_changes(ARMS, "smoke", tmp_path, changes={})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: text.replace('"best": 0', '"best": 99'),
+        lambda text: text.replace('"best": 0', '"best": -1'),
+        lambda text: text.replace('"best": 0', '"best": "0"'),
+        lambda text: text.replace('"budget"', '"budge"'),
+        lambda text: json.dumps(json.loads(text) | {"points": []}),
+    ],
+)
+def test_a_damaged_record_is_told_by_its_file(damage: Any, tmp_path: Path) -> None:
+    swept(tmp_path, {"base": 1e-3, "arm": 1e-3})
+    path = tmp_path / "arm" / "smoke" / SWEEP
+    damaged = damage(path.read_text())
+    assert damaged != path.read_text()
+    path.write_text(damaged)
+    with pytest.raises(ConfigError, match=rf"^{path}: damaged \(.*\); repeat the sweep$"):
+        read_sweep("arm", "smoke", tmp_path)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 from oelm.errors import MissingExtraError
 from oelm.files import write_bytes, write_text
+from oelm.report.plain import plain_values
 from oelm.train.metrics import read_metrics
 
 # Okabe-Ito colours: distinct for readers who do not see red and green apart.
@@ -59,7 +61,8 @@ def save_chart(chart: Any, path: Path) -> list[Path]:
         import vl_convert
     except ImportError:
         raise MissingExtraError("vl-convert-python", "report") from None
-    spec = chart.to_json()
+    # What XML forbids would end this whole process in the library.
+    spec = json.dumps(plain_values(chart.to_dict()))
     svg, png = path.with_name(f"{path.name}.svg"), path.with_name(f"{path.name}.png")
     write_text(svg, vl_convert.vegalite_to_svg(spec))
     write_bytes(png, vl_convert.vegalite_to_png(spec, scale=2))

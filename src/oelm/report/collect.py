@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
+import difflib
+import statistics
+from collections import defaultdict
 from collections.abc import Collection as Some
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from oelm.errors import ConfigError, DataError
+from oelm.experiments.budget import BUDGETS
 from oelm.experiments.monitor import RunView, scan
-from oelm.files import dump_json, read_json
+from oelm.files import read_json
 from oelm.train.metrics import read_metrics
 from oelm.train.records import (
     AttentionRecord,
@@ -20,6 +23,7 @@ from oelm.train.records import (
     EvaluationRow,
     ExampleRow,
     Figures,
+    HeadRecord,
     Manifest,
     read_as,
     read_rows,
@@ -32,7 +36,10 @@ MixtureCode = Literal["seed_twice", "recipes_differ", "data_differ"]
 
 @dataclass(frozen=True)
 class Run:
-    """One recorded run. What it has not written yet is None; `problem` says why a run that says it is done is not used."""
+    """One recorded run. What it has not written yet is None; `problem` says why a run that says it is done is not used.
+
+    `curve` is its validation loss by step; `heads` is each measure's mean over the heads of a layer, by layer.
+    """
 
     experiment: str
     budget: str
@@ -45,6 +52,8 @@ class Run:
     manifest: Manifest | None
     audit: AuditRecord | None
     figures: Figures | None
+    curve: Mapping[int, float] = field(default_factory=dict)
+    heads: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     problem: str = ""
 
     @property
@@ -67,28 +76,14 @@ class Run:
         return plain
 
     @property
-    def recipe_key(self) -> str:
-        return hashlib.sha256(dump_json(self.recipe).encode()).hexdigest()
-
-    @property
     def fingerprint(self) -> str:
         assert self.manifest is not None
         return self.manifest.data.fingerprint
-
-    def evaluations(self) -> list[EvaluationRow]:
-        """Return the run's evaluations, step by step."""
-        path = self.path / "metrics.jsonl"
-        return read_rows(EvaluationRow, path, [row for row in read_metrics(path, only='"val_loss"') if "val_loss" in row])
 
     def predictions(self) -> list[ExampleRow]:
         """Return a classifier's predictions of its final evaluation."""
         path = self.path / "predictions.jsonl"
         return read_rows(ExampleRow, path, read_metrics(path))
-
-    def attention(self) -> AttentionRecord | None:
-        """Return what the heads of the trained model do, where that was looked at."""
-        path = self.path / "attention.json"
-        return read_as(AttentionRecord, path) if path.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -136,26 +131,36 @@ def collect(roots: Sequence[Path], *, only: Some[str] = (), budgets: Some[str] =
     for root in roots:
         if not root.is_dir():
             raise ConfigError(f"{root}: no such folder; give the one that holds the runs (--out)")
-        views += [view for view in scan(root, only=only) if not budgets or view.budget in budgets]
+        views += scan(root, only=only)
+    _check_budgets(budgets, {view.budget for view in views})
     groups: dict[tuple[str, str, str], list[Run]] = {}
     for view in views:
-        run = read_run(view)
+        if budgets and view.budget not in budgets:
+            continue
+        run = _in_its_place(read_run(view))
         groups.setdefault((run.experiment, run.budget, run.variant), []).append(run)
     return [_arm(key, runs) for key, runs in sorted(groups.items())]
 
 
+def _check_budgets(wanted: Some[str], found: set[str]) -> None:
+    known = {*BUDGETS, *found}
+    for budget in wanted:
+        if budget not in known:
+            near = difflib.get_close_matches(budget, known, n=1)
+            hint = f" (did you mean '{near[0]}'?)" if near else ""
+            raise ConfigError(
+                f"no budget called {budget!r}{hint}; there are: {', '.join((*BUDGETS, *sorted(found - {*BUDGETS})))}"
+            )
+
+
 def read_run(view: RunView) -> Run:
     """Read what a report needs of a run; damage becomes its `problem`, never an exception."""
-    parts: dict[str, Any] = {"config": None, "manifest": None, "audit": None, "figures": None}
+    config: dict[str, Any] | None = None
+    whole: dict[str, Any] = {"manifest": None, "audit": None, "figures": None}
     problem = ""
     try:
-        parts["config"] = read_json(view.path / "config.json")
-        if view.state == "done":
-            parts["manifest"] = read_as(Manifest, view.path / "manifest.json")
-            parts["audit"] = read_as(AuditRecord, view.path / "audit.json")
-            parts["figures"] = read_as(Figures, view.path / "timing_stats.json")
-        if not isinstance(parts["config"], dict):
-            problem = "config.json is no object"
+        config = _read_config(view.path / "config.json")
+        whole = _read_whole(view.path) if view.state == "done" else whole
     except DataError as trouble:
         problem = str(trouble)
     return Run(
@@ -166,9 +171,81 @@ def read_run(view: RunView) -> Run:
         path=view.path,
         state=view.state,
         message=view.status.message if view.status is not None else "",
+        config=config,
         problem=problem,
-        **parts,
+        **whole,
     )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    config = read_json(path)
+    if not isinstance(config, dict):
+        raise DataError(f"{path}: must be an object, found {type(config).__name__}")
+    return config
+
+
+def _read_whole(run: Path) -> dict[str, Any]:
+    """Return what a finished run left; DataError where a file is missing, damaged, or at odds with another."""
+    figures = read_as(Figures, run / "timing_stats.json")
+    _check_figures(figures, run / "timing_stats.json")
+    curve = _read_curve(run / "metrics.jsonl")
+    if min(curve.values()) != figures.best_val_loss or curve[max(curve)] != figures.final_val_loss:
+        raise DataError(f"{run / 'metrics.jsonl'}: lacks the best or the final evaluation of {run / 'timing_stats.json'}")
+    audit = read_as(AuditRecord, run / "audit.json")
+    if audit.total < 1 or audit.trainable + audit.frozen != audit.total:
+        raise DataError(f"{run / 'audit.json'}: trainable and frozen parameters do not add up to the total")
+    return {
+        "manifest": read_as(Manifest, run / "manifest.json"),
+        "audit": audit,
+        "figures": figures,
+        "curve": curve,
+        "heads": _read_heads(run / "attention.json"),
+    }
+
+
+def _check_figures(figures: Figures, path: Path) -> None:
+    ppl, accuracy = figures.best_ppl, figures.best_accuracy
+    if (ppl is None) == (accuracy is None):
+        raise DataError(f"{path}: must have one of best_ppl and best_accuracy")
+    if ppl is not None and ppl <= 0:
+        raise DataError(f"{path}: best_ppl {ppl:g} is no perplexity")
+    if accuracy is not None and not 0 <= accuracy <= 1:
+        raise DataError(f"{path}: best_accuracy {accuracy:g} is no share of examples")
+    if "total" not in figures.wall_s:
+        raise DataError(f"{path}: wall_s has no total")
+
+
+def _read_curve(path: Path) -> dict[int, float]:
+    try:
+        rows = [row for row in read_metrics(path, only='"val_loss"') if "val_loss" in row]
+    except OSError as problem:
+        raise DataError(f"{path}: cannot be read ({problem})") from None
+    curve = {row.step: row.val_loss for row in read_rows(EvaluationRow, path, rows)}
+    if max(curve, default=0) < 1:
+        raise DataError(f"{path}: holds no evaluation")
+    return curve
+
+
+def _read_heads(path: Path) -> dict[str, dict[int, float]]:
+    """Return what the heads of the trained model do, where that was looked at."""
+    if not path.is_file():
+        return {}
+    layers: dict[int, list[HeadRecord]] = defaultdict(list)
+    for head in read_as(AttentionRecord, path).heads:
+        layers[head.layer].append(head)
+    measures = [name for name in HeadRecord.model_fields if name not in ("layer", "head")]
+    return {
+        name: {layer: statistics.fmean(getattr(head, name) for head in heads) for layer, heads in layers.items()}
+        for name in measures
+    }
+
+
+def _in_its_place(run: Run) -> Run:
+    """Return a run with a problem where its folder is another seed's: a copy would count as one more seed."""
+    if run.problem or run.config is None or run.config.get("seed") == run.seed:
+        return run
+    found = run.config.get("seed")
+    return replace(run, problem=f"{run.path / 'config.json'}: has the seed {found}, and the folder is that of seed {run.seed}")
 
 
 def _arm(key: tuple[str, str, str], runs: list[Run]) -> Arm:

@@ -3,96 +3,139 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from oelm.errors import ConfigError, DataError
-from oelm.files import read_json
-from oelm.report.collect import recipe_differences
+from oelm.errors import ConfigError
+from oelm.experiments.monitor import look_at
+from oelm.report.collect import Run, read_run, recipe_differences
 from oelm.report.document import Cell, Table
 from oelm.report.ladder import points_text, ratio_text
-from oelm.report.stats import paired_difference, paired_log_ratio
-from oelm.train.records import AuditRecord, Figures, read_as
-from oelm.train.status import read_status
+from oelm.report.stats import common_seeds, paired_difference, paired_log_ratio
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one path stands for: finished runs by seed, and what is in the folder beside them."""
+
+    path: Path
+    runs: dict[int, Run]
+    left_out: tuple[str, ...]
+
+    @property
+    def first(self) -> Run:
+        return next(iter(self.runs.values()))
+
+    @property
+    def best(self) -> dict[int, float]:
+        return {seed: run.figures.best for seed, run in self.runs.items() if run.figures is not None}
+
+    @property
+    def metric(self) -> str:
+        assert self.first.figures is not None
+        return "ppl" if self.first.figures.best_ppl is not None else "accuracy"
 
 
 def compare_runs(paths: Sequence[Path]) -> tuple[Table, list[str]]:
-    """Return a table of finished runs beside the first of them, and what their configs differ in.
+    """Return a table of finished runs beside the first of them, and what to know: left-out seeds, what their configs differ in.
 
     A folder that holds seeds (seed-0, seed-1, ...) stands for all of them, paired by seed with those of the first.
     """
     if len(paths) < 2:
         raise ConfigError("give two runs at least: oelm compare RUN RUN")
-    sides = [_seeds(path) for path in paths]
-    kinds = {("ppl" if figures.best_ppl is not None else "accuracy") for side in sides for figures, _ in side.values()}
-    if len(kinds) > 1:
+    sides = [_side(path) for path in paths]
+    if len({side.metric for side in sides}) > 1:
         raise ConfigError("language models and classifiers cannot be compared: perplexity and accuracy are different things")
-    metric = kinds.pop()
-    rows = tuple(_row(path, side, sides[0], metric) for path, side in zip(paths, sides, strict=True))
+    first, metric = sides[0], sides[0].metric
+    rows = tuple(_row(side, None if side is first else first) for side in sides)
     columns = ("run", "seeds", "best PPL" if metric == "ppl" else "best accuracy", "against the first", "trainable", "step")
-    remarks = [remark for path in paths[1:] for remark in _differences(paths[0], path)]
+    remarks = [remark for side in sides for remark in side.left_out]
+    remarks += [remark for side in sides[1:] for remark in (*_seeds_apart(side, first), *_differences(side, first))]
     return Table("compare", "", columns, rows, frozenset({1, 2, 3, 4, 5})), remarks
 
 
-def _seeds(path: Path) -> dict[int, tuple[Figures, AuditRecord]]:
-    runs = [path] if (path / "config.json").is_file() else sorted(path.glob("seed-*"))
-    found = {}
-    for run in runs:
-        status = read_status(run)
-        if status is None or status.status != "done":
-            state = status.status if status is not None else "not a run"
-            if len(runs) > 1:
-                continue
-            raise ConfigError(f"{run}: {state}; only finished runs can be compared")
-        seed = int(read_json(run / "config.json")["seed"])
-        found[seed] = (read_as(Figures, run / "timing_stats.json"), read_as(AuditRecord, run / "audit.json"))
-    if not found:
+def _side(path: Path) -> Side:
+    is_run = (path / "config.json").is_file()
+    folders = [path] if is_run else sorted(path.glob("seed-*"), key=lambda folder: (len(folder.name), folder.name))
+    runs: dict[int, Run] = {}
+    left_out = []
+    for folder in folders:
+        run = read_run(look_at(folder))
+        if not run.is_finished:
+            why = run.problem or run.state
+            if len(folders) == 1:
+                raise ConfigError(f"{folder}: {why}; only finished runs can be compared")
+            left_out.append(f"{folder}: {why}, so it is left out")
+            continue
+        seed = (run.config or {}).get("seed")
+        if not isinstance(seed, int) or seed in runs:
+            told = f"its seed, {seed}, is also that of {runs[seed].path}" if seed in runs else "its config.json has no seed"
+            raise ConfigError(f"{folder}: {told}; give folders in which each seed stands once")
+        runs[seed] = run
+    if not runs:
         raise ConfigError(f"{path}: no finished run there; give a run's folder, or one that holds seed-0, seed-1, ...")
-    return found
+    _check_alike(path, list(runs.values()))
+    return Side(path, runs, tuple(left_out))
 
 
-def _row(
-    path: Path,
-    side: dict[int, tuple[Figures, AuditRecord]],
-    first: dict[int, tuple[Figures, AuditRecord]],
-    metric: str,
-) -> tuple[Cell, ...]:
-    best = {seed: figures.best for seed, (figures, _) in side.items()}
-    mean = sum(best.values()) / len(best)
-    medians = [figures.step_s.median for figures, _ in side.values() if figures.step_s.median is not None]
-    audit = next(iter(side.values()))[1]
-    gap = "" if side is first else _gap(best, {seed: figures.best for seed, (figures, _) in first.items()}, metric)
+def _check_alike(path: Path, runs: list[Run]) -> None:
+    for run in runs[1:]:
+        if changes := _changes(runs[0], run):
+            raise ConfigError(
+                f"{path}: {runs[0].path.name} and {run.path.name} differ in {'; '.join(changes[:4])}; compare them one by one"
+            )
+
+
+def _changes(first: Run, second: Run) -> list[str]:
+    changes = recipe_differences(first.recipe, second.recipe)
+    if first.fingerprint != second.fingerprint:
+        changes.append(f"data.fingerprint ({first.fingerprint[:8]} / {second.fingerprint[:8]})")
+    return changes
+
+
+def _row(side: Side, first: Side | None) -> tuple[Cell, ...]:
+    mean = sum(side.best.values()) / len(side.best)
+    medians = [run.figures.step_s.median for run in side.runs.values() if run.figures is not None]
+    known = [median for median in medians if median is not None]
+    audit = side.first.audit
+    assert audit is not None
     return (
-        Cell(str(path)),
-        Cell(str(len(side))),
-        Cell(f"{mean:.2f}" if metric == "ppl" else f"{100 * mean:.2f}%"),
-        Cell(gap),
+        Cell(str(side.path)),
+        Cell(str(len(side.runs))),
+        Cell(f"{mean:.2f}" if side.metric == "ppl" else f"{100 * mean:.2f}%"),
+        Cell(_gap(side, first) if first is not None else ""),
         Cell(f"{audit.trainable:,}"),
-        Cell(f"{1000 * min(medians):.1f} ms" if medians else ""),
+        Cell(f"{1000 * min(known):.1f} ms" if known else ""),
     )
 
 
-def _gap(ours: dict[int, float], theirs: dict[int, float], metric: str) -> str:
-    if metric == "ppl":
-        interval = paired_log_ratio(ours, theirs)
+def _gap(side: Side, first: Side) -> str:
+    if side.metric == "ppl":
+        interval = paired_log_ratio(side.best, first.best)
         if interval is not None:
             return ratio_text(interval)
     else:
-        interval = paired_difference(ours, theirs)
+        interval = paired_difference(side.best, first.best)
         if interval is not None:
             return points_text(interval)
     # Single runs are set side by side whatever their seeds; a reader sees from the number of seeds that there is no interval.
-    mine, reference = (sum(values.values()) / len(values) for values in (ours, theirs))
-    return f"{100 * (mine / reference - 1):+.1f}%" if metric == "ppl" else f"{100 * (mine - reference):+.2f} points"
+    mine, reference = (sum(values.values()) / len(values) for values in (side.best, first.best))
+    return f"{100 * (mine / reference - 1):+.1f}%" if side.metric == "ppl" else f"{100 * (mine - reference):+.2f} points"
 
 
-def _differences(first: Path, second: Path) -> list[str]:
-    """Return a line on what two runs' configs differ in, their seeds aside."""
-    configs = []
-    for path in (first, second):
-        run = path if (path / "config.json").is_file() else next(path.glob("seed-*"))
-        try:
-            configs.append({key: value for key, value in read_json(run / "config.json").items() if key != "seed"})
-        except DataError as problem:
-            return [str(problem)]
-    changes = recipe_differences(configs[0], configs[1])
-    return [f"{second} differs from {first} in {'; '.join(changes)}"] if changes else []
+def _seeds_apart(side: Side, first: Side) -> list[str]:
+    """Return a line on what the gap is made of, where the two have not the same seeds."""
+    if side.best.keys() == first.best.keys():
+        return []
+    common = common_seeds(side.best, first.best)
+    if len(common) < 2:
+        return [
+            f"{side.path} and {first.path} have not two seeds in common: the gap is that of their means, without an interval"
+        ]
+    return [f"{side.path} and {first.path}: the gap is over the seeds that both have, {', '.join(map(str, common))}"]
+
+
+def _differences(side: Side, first: Side) -> list[str]:
+    """Return a line on what two sides' configs and data differ in, their seeds aside."""
+    changes = _changes(first.first, side.first)
+    return [f"{side.path} differs from {first.path} in {'; '.join(changes)}"] if changes else []

@@ -8,14 +8,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from oelm.experiments.forecast import count_parameters
-from oelm.experiments.plan import make_config
-from oelm.experiments.registry import Catalog, Experiment
+from oelm.experiments.budget import budget_settings, classifier_settings
+from oelm.experiments.registry import Catalog, Experiment, dotted
 from oelm.experiments.yamlfile import parse_yaml
 from oelm.models.flops import step_work
-from oelm.train.config import RunConfig
 
 _MIB = 2**20
+_GPT2_VOCABULARY = 50257
 # What the list of experiments had when fifteen were announced; SST-2-03 came with a later write-up.
 _LATER = "later write-up"
 
@@ -26,6 +25,31 @@ class Contradiction:
 
     key: str
     values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An experiment's GPT at `paper`, read off the catalog as data: to parse it takes torch, and a report opens at once."""
+
+    vocab_size: int
+    seq_len: int
+    model_dim: int
+    num_layers: int
+    ff_dim: int
+    batch_size: int
+    steps: int
+
+    @property
+    def total(self) -> int:
+        """All parameters: tied embeddings, positions, and in each block Q, K, V, O, a feed-forward with biases, two norms."""
+        width, inner = self.model_dim, self.ff_dim
+        block = 4 * width * width + 2 * width * inner + inner + width + 4 * width
+        return (self.vocab_size + self.seq_len) * width + self.num_layers * block + 2 * width
+
+    @property
+    def frozen(self) -> int:
+        """Q and K of every block."""
+        return self.num_layers * 2 * self.model_dim**2
 
 
 @cache
@@ -57,23 +81,32 @@ def _figures(catalog: Catalog, name: str) -> dict[str, float]:
 
 
 def _studied(catalog: Catalog) -> list[Experiment]:
-    """Return what the earlier study ran: a user's entry that extends one of its entries is of the group, but not reported."""
-    return [experiment for experiment in catalog.select(["study"]) if experiment.reported is not None]
+    """Return what the earlier study ran, from the package's own files: a user's entry that extends one is of the group too."""
+    names = {entry.name for entry in files("oelm.experiments").joinpath("catalog").iterdir()}
+    of_package = [experiment for experiment in catalog.select(["study"]) if experiment.where.rsplit(":", 1)[0] in names]
+    return [experiment for experiment in of_package if experiment.reported is not None]
 
 
 def _source(experiment: Experiment) -> str:
     return experiment.reported.source if experiment.reported is not None else ""
 
 
-def _gpt(catalog: Catalog, name: str) -> RunConfig:
-    config = make_config(catalog.get(name), "paper", seed=0)
-    assert isinstance(config, RunConfig)
-    return config
+def paper_settings(experiment: Experiment) -> dict[str, Any]:
+    """Return an experiment's settings at `paper` by dotted path."""
+    is_gpt = experiment.kind == "language_model"
+    base = budget_settings("paper") if is_gpt else classifier_settings("paper", model=None)
+    return dotted(base) | dotted(experiment.settings) | dotted(experiment.at.get("paper", {}))
+
+
+def gpt_recipe(catalog: Catalog, name: str) -> Recipe:
+    """Return the recipe of one of the earlier study's GPTs."""
+    settings = paper_settings(catalog.get(name))
+    shape = {key: settings[f"model.{key}"] for key in ("seq_len", "model_dim", "num_layers", "ff_dim")}
+    return Recipe(vocab_size=_GPT2_VOCABULARY, **shape, batch_size=settings["batch_size"], steps=settings["steps"])
 
 
 def _parameters(catalog: Catalog) -> Contradiction:
-    counted = count_parameters(_gpt(catalog, "GPT-02"))
-    assert counted is not None
+    counted = gpt_recipe(catalog, "GPT-02")
     claims = reported_values()
     return Contradiction(
         "contradiction.parameters",
@@ -92,9 +125,8 @@ def _parameters(catalog: Catalog) -> Contradiction:
 
 def _speed(catalog: Catalog) -> Contradiction:
     slow, fast = (_figures(catalog, name)["step_s"] for name in ("XNLI-01", "XNLI-02"))
-    config = _gpt(catalog, "GPT-02")
-    shape = config.model.model_copy(update={"vocab_size": 50257})
-    work = step_work(shape, batch_size=config.batch_size)
+    recipe = gpt_recipe(catalog, "GPT-02")
+    work = step_work(recipe, batch_size=recipe.batch_size)
     claims = reported_values()
     return Contradiction(
         "contradiction.speed",
@@ -110,7 +142,7 @@ def _speed(catalog: Catalog) -> Contradiction:
 
 
 def _scale(catalog: Catalog) -> Contradiction:
-    width = _gpt(catalog, "GPT-02").model.model_dim
+    width = gpt_recipe(catalog, "GPT-02").model_dim
     ours, theirs = width**-0.5, reported_values()["random_std"]
     frames, random = (_figures(catalog, name)["best_ppl"] for name in ("GPT-02", "GPT-03"))
     return Contradiction(
@@ -130,14 +162,15 @@ def _rates(catalog: Catalog) -> Contradiction:
     pairs = []
     for experiment in _studied(catalog):
         if experiment.baseline is not None:
-            arms = [make_config(catalog.get(name), "paper", seed=0) for name in (experiment.id, experiment.baseline)]
-            if arms[0].optim.lr != arms[1].optim.lr:
-                pairs.append(f"{experiment.id} {arms[0].optim.lr:g} / {experiment.baseline} {arms[1].optim.lr:g}")
+            names = (experiment.id, experiment.baseline)
+            ours, theirs = (paper_settings(catalog.get(name))["optim.lr"] for name in names)
+            if ours != theirs:
+                pairs.append(f"{experiment.id} {ours:g} / {experiment.baseline} {theirs:g}")
     return Contradiction("contradiction.rates", {"count": len(pairs), "pairs": "; ".join(pairs)})
 
 
 def _clock(catalog: Catalog) -> Contradiction:
-    figures, steps = _figures(catalog, "GPT-01"), _gpt(catalog, "GPT-01").steps
+    figures, steps = _figures(catalog, "GPT-01"), gpt_recipe(catalog, "GPT-01").steps
     stepping, wall = steps * figures["step_s"], figures["wall_s"]
     other = reported_values()["other_step_s"]
     return Contradiction(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import stat
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -40,7 +43,7 @@ def _row(arm: Arm, baseline: Arm) -> tuple[Cell, ...]:
     assert audit is not None
     state, checkpoint = 8 * audit.trainable, 4 * audit.total + 8 * audit.trainable
     step, other = _median_step(arm), _median_step(baseline)
-    ratio = "" if arm is baseline or step is None or other is None else f"{step / other:.3f}x"
+    ratio = step / other if arm is not baseline and step is not None and other else None
     return (
         Cell(label(arm)),
         Cell(arm.budget),
@@ -50,7 +53,7 @@ def _row(arm: Arm, baseline: Arm) -> tuple[Cell, ...]:
         Cell(f"{state / _MIB:,.1f} MiB", state),
         Cell(f"{checkpoint / _MIB:,.1f} MiB", checkpoint),
         Cell("" if step is None else f"{1000 * step:,.1f} ms", step),
-        Cell(ratio, step),
+        Cell("" if ratio is None else f"{ratio:.3f}x", ratio),
     )
 
 
@@ -107,7 +110,14 @@ def totals_section(findings: Findings, words: Words) -> Section:
 
 
 def _bytes(run: Path) -> int:
-    return sum(path.stat().st_size for path in run.rglob("*") if path.is_file() and not path.is_symlink())
+    size = 0
+    for folder, _, names in os.walk(run):
+        for name in names:
+            # A run under way replaces its files meanwhile.
+            with contextlib.suppress(OSError):
+                facts = os.lstat(os.path.join(folder, name))
+                size += facts.st_size if stat.S_ISREG(facts.st_mode) else 0
+    return size
 
 
 def _machines(runs: Iterable[Run], words: Words) -> set[str]:

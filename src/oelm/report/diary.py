@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
 
+from oelm.experiments.portable import this_machine
 from oelm.report.collect import Run, collect
+from oelm.report.plain import one_line
 from oelm.train.status import read_status
+
+_NO_DATE = "no date"
+_CHANGED = "+changes"
 
 
 def write_diary(roots: Sequence[Path]) -> str:
@@ -16,32 +22,45 @@ def write_diary(roots: Sequence[Path]) -> str:
         for run in (*arm.runs, *arm.unfinished):
             status = read_status(run.path)
             moment = status.heartbeat if status is not None else ""
-            days.setdefault(moment[:10] or "no date", []).append((moment, _line(run)))
+            days.setdefault(_day(moment), []).append((moment, _line(run)))
     if not days:
         return "# Experiment log\n\nNo runs yet.\n"
     parts = ["# Experiment log"]
-    for day in sorted(days, reverse=True):
+    for day in sorted(days, key=lambda day: (day != _NO_DATE, day), reverse=True):
         parts.append(f"## {day}\n\n" + "\n".join(f"- {line}" for _, line in sorted(days[day])))
     return "\n\n".join(parts) + "\n"
 
 
+def _day(moment: str) -> str:
+    try:
+        return datetime.date.fromisoformat(moment[:10]).isoformat()
+    except ValueError:
+        return _NO_DATE
+
+
 def _line(run: Run) -> str:
-    name = f"`{_plain(run.name)}`"
+    name = _code(run.name)
     if not run.is_finished:
-        why = _plain(run.problem or run.message)
-        return f"{name}: {run.state}" + (f" ({why})" if why else "")
+        why = this_machine().stripped(run.problem or run.message)
+        return f"{name}: {run.state}" + (f" ({_code(why)})" if why.strip() else "")
     assert run.figures is not None and run.manifest is not None and run.audit is not None
-    figures = run.figures
+    figures, data = run.figures, run.manifest.data
     best = f"best PPL {figures.best_ppl:.2f}" if figures.best_ppl is not None else f"best accuracy {100 * figures.best:.2f}%"
     minutes = figures.wall_s["total"] / 60
-    revision = (run.manifest.source_revision or "unknown")[:12]
+    device = run.manifest.environment.get("device", "unknown")
     return (
         f"{name}: {best} at step {figures.best_step:,}, {figures.tokens / 1e6:.1f}M tokens in {minutes:.1f} min on "
-        f"{run.manifest.environment.get('device', '?')}; {run.audit.trainable:,} trainable, {run.audit.frozen:,} frozen; "
-        f"data {_plain(run.manifest.data.name)} ({run.manifest.data.fingerprint[:8]}), revision {revision}"
+        f"{_code(device)}; {run.audit.trainable:,} trainable, {run.audit.frozen:,} frozen; "
+        f"data {_code(data.name)} ({_code(data.fingerprint[:8])}), revision {_code(_revision(run.manifest.source_revision))}"
     )
 
 
-def _plain(text: str) -> str:
-    """Return text that stays within its line and its quotes."""
-    return " ".join(text.replace("`", "'").replace("<", "&lt;").split())
+def _revision(revision: str | None) -> str:
+    if revision is None:
+        return "unknown"
+    return revision[:12] + (_CHANGED if revision.endswith(_CHANGED) else "")
+
+
+def _code(text: str) -> str:
+    """Return text as code, which Markdown shows as it is; within its line and its quotes."""
+    return f"`{one_line(text).replace('`', chr(39)) or ' '}`"

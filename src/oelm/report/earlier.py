@@ -29,7 +29,7 @@ def reported_section(findings: Findings, words: Words) -> Section:
         rows.append(
             (
                 Cell(experiment.id),
-                Cell(_reported(figures)),
+                Cell(_reported(figures, words)),
                 Cell(_reported_gap(findings, experiment.id)),
                 Cell("; ".join(_measured(arm) for arm in measured) or words("reported.not_measured"), mark=_muted(measured)),
                 Cell("; ".join(_gap(pair, words) for pair in pairs if pair.seeds)),
@@ -55,8 +55,13 @@ def _muted(measured: list[Arm]) -> Any:
     return "" if measured else "muted"
 
 
-def _reported(figures: dict[str, float]) -> str:
-    return f"{figures['best_ppl']:g}" if "best_ppl" in figures else f"{100 * figures['best_accuracy']:.2f}%"
+def _reported(figures: dict[str, float], words: Words) -> str:
+    """Return the headline of reported figures; a user's own entry may have others only."""
+    if "best_ppl" in figures:
+        return f"{figures['best_ppl']:g}"
+    if "best_accuracy" in figures:
+        return f"{100 * figures['best_accuracy']:.2f}%"
+    return words.listed(f"{name} {value:g}" for name, value in figures.items())
 
 
 def _reported_gap(findings: Findings, name: str) -> str:
@@ -66,9 +71,11 @@ def _reported_gap(findings: Findings, name: str) -> str:
     if experiment.reported is None or other is None:
         return ""
     ours, theirs = experiment.reported.figures, other.figures
-    if "best_ppl" in ours:
+    if "best_ppl" in ours and theirs.get("best_ppl"):
         return f"{100 * (ours['best_ppl'] / theirs['best_ppl'] - 1):+.1f}%"
-    return f"{100 * (ours['best_accuracy'] - theirs['best_accuracy']):+.2f}"
+    if "best_accuracy" in ours and "best_accuracy" in theirs:
+        return f"{100 * (ours['best_accuracy'] - theirs['best_accuracy']):+.2f}"
+    return ""
 
 
 def _measured(arm: Arm) -> str:

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oelm.errors import ConfigError
-from oelm.experiments.registry import Catalog, Experiment
-from oelm.experiments.sweep import SweepRecord, read_sweep
+from oelm.experiments.registry import Catalog, Experiment, dotted
 from oelm.report.collect import Arm, recipe_differences
 from oelm.report.words import Words
 
+if TYPE_CHECKING:
+    from oelm.experiments.sweep import SweepRecord
+
 DEMO = "demo"
-# The method is the question, and the shape that of the lean control; anything else that differs confounds the two.
-_QUESTION = ("method.", "model.")
+# The method is the question, and the shape that of the lean control; anything else that differs confounds the two, other
+# weights to start from, another dropout and another context too.
+_METHOD = "method."
+_SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,12 @@ class Findings:
             found.setdefault(pair.baseline.key, (pair.baseline, []))[1].append(pair)
         return list(found.values())
 
+    def without_baseline(self) -> list[tuple[Arm, tuple[str, str, str]]]:
+        """Return the usable arms that have no usable baseline at their budget and variant, each with the place of one."""
+        usable = {arm.key for arm in self.arms if arm.is_usable}
+        places = [(arm, baseline_key(arm, self.catalog)) for arm in self.arms if arm.is_usable]
+        return [(arm, key) for arm, key in places if key is not None and key not in usable]
+
 
 def find(arms: Sequence[Arm], catalog: Catalog, roots: Sequence[Path]) -> Findings:
     """Pair every usable arm with its baseline; damaged, mixed and lonely ones stay among the arms."""
@@ -55,11 +66,26 @@ def find(arms: Sequence[Arm], catalog: Catalog, roots: Sequence[Path]) -> Findin
     pairs = []
     for arm in arms:
         other = by_key.get(baseline_key(arm, catalog) or ("", "", ""))
-        if other is None or not arm.is_usable or not other.is_usable:
-            continue
         experiment = catalog.experiments.get(arm.experiment)
+        if other is None or not _comparable(arm, other, experiment) or _is_of_a_sweep(arm, sweep_of(arm, roots)):
+            continue
         pairs.append(Pair(arm, other, experiment, confounds(arm, other, roots)))
     return Findings(catalog, tuple(roots), tuple(arms), tuple(pairs))
+
+
+def _comparable(arm: Arm, baseline: Arm, experiment: Experiment | None) -> bool:
+    if not arm.is_usable or not baseline.is_usable:
+        return False
+    # An entry of a user's own catalog may have become another kind since its runs were made.
+    kinds = {"language_model": "ppl", "classifier": "accuracy"}
+    named = {kinds[experiment.kind]} if experiment is not None else set()
+    return len({arm.metric, baseline.metric} | named) == 1
+
+
+def _is_of_a_sweep(arm: Arm, sweep: SweepRecord | None) -> bool:
+    """Whether an arm has only seeds that a setting was chosen by: those are no comparison's."""
+    points = sweep.points if sweep is not None else ()
+    return any(point.variant == arm.variant and arm.best.keys() <= set(point.seeds) for point in points)
 
 
 def baseline_key(arm: Arm, catalog: Catalog) -> tuple[str, str, str] | None:
@@ -76,7 +102,7 @@ def confounds(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> tuple[str, ...]
     changes = [
         change
         for change in recipe_differences(arm.runs[0].recipe, baseline.runs[0].recipe)
-        if not change.startswith(_QUESTION) and change.split(" ", 1)[0] not in tuned
+        if not change.startswith(_METHOD) and change.split(" ", 1)[0] not in _SHAPE | tuned
     ]
     if arm.runs[0].fingerprint != baseline.runs[0].fingerprint:
         prints = (run.fingerprint[:8] for run in (arm.runs[0], baseline.runs[0]))
@@ -85,18 +111,38 @@ def confounds(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> tuple[str, ...]
 
 
 def _tuned_alike(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> set[str]:
+    """Return the settings that both arms have from the best point of the same sweep."""
     if not arm.variant.startswith("tuned-"):
         return set()
-    sweeps = [sweep_of(each, roots) for each in (arm, baseline)]
-    if any(sweep is None or sweep.best is None for sweep in sweeps):
+    ours, theirs = (_at_its_best(each, roots) for each in (arm, baseline))
+    if ours is None or theirs is None or _terms(ours) != _terms(theirs):
         return set()
-    grids = [sweep.grid for sweep in sweeps if sweep is not None]
-    return set(grids[0]) if grids[0] == grids[1] else set()
+    return set(ours.grid)
+
+
+def _at_its_best(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
+    """Return an arm's sweep where its runs have what came out best of it."""
+    sweep = sweep_of(arm, roots)
+    if sweep is None or sweep.best is None:
+        return None
+    settings = dotted(arm.runs[0].recipe)
+    chosen = sweep.points[sweep.best].values
+    return sweep if all(settings.get(key) == value for key, value in chosen.items()) else None
+
+
+def _terms(sweep: SweepRecord) -> tuple[object, ...]:
+    """Return what the sweeps of two arms must share for their best to be comparable."""
+    return sweep.grid, sweep.changes, [(point.values, point.seeds) for point in sweep.points]
 
 
 def sweep_of(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
     """Return the sweep of an arm's experiment at its budget, where there is a readable one."""
     for root in roots:
+        if not (root / arm.experiment / arm.budget / "sweep.json").is_file():
+            continue
+        # Not above: it plans runs, and so waits for torch.
+        from oelm.experiments.sweep import read_sweep
+
         try:
             return read_sweep(arm.experiment, arm.budget, root)
         except ConfigError:

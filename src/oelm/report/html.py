@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import importlib.resources
+import itertools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import yaml
 
 from oelm.errors import MissingExtraError
 from oelm.report.document import Chart, Document, Table
+from oelm.report.gather import gather
 from oelm.report.plain import distinct_names, plain_text
 from oelm.report.svg import PAGE, chart_svg, unthemed
 
@@ -45,9 +47,13 @@ def render_html(document: Document) -> str:
     style, script = _asset("report.css"), _asset("report.js")
     bundle = _bundle() if pictures else ""
     scripts = " ".join(_source(text) for text in (script, bundle) if text)
+    anchors = distinct_names(section.name for section in document.sections)
     return template.render(
         document=document,
-        anchors=distinct_names(section.name for section in document.sections),
+        parts=[
+            (f"part-{anchor}", section, gather(section.blocks))
+            for anchor, section in zip(anchors, document.sections, strict=True)
+        ],
         language=_LANGUAGE_TAGS.get(document.lang, "en"),
         words=_words(document.lang),
         policy=_POLICY.format(scripts=scripts, styles=_source(style)),
@@ -56,6 +62,7 @@ def render_html(document: Document) -> str:
         bundle=_safe(bundle),
         config=_safe(_json_in_html(PAGE)),
         next_picture=iter(pictures).__next__,
+        next_number=itertools.count(1).__next__,
     )
 
 
@@ -100,8 +107,8 @@ def _bundle() -> str:
     except ImportError:
         raise MissingExtraError("vl-convert-python", "report") from None
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    # A parser of HTML turns CR into LF, and the digest in the policy would not be the script's.
-    assert "</script" not in bundle.lower() and "<!--" not in bundle and "\r" not in bundle, "the bundle would leave its element"
+    # The first two would end its element early; a parser turns CR into LF, and the digest would not be the script's.
+    assert not any(mark in bundle.lower() for mark in ("</script", "<!--", "\r")), "the bundle cannot stand in a page"
     return bundle
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from oelm.report.collect import Arm
 from oelm.report.document import Block, Cell, Section, Table, Text
-from oelm.report.findings import Findings, Pair, label, method_of, method_text
+from oelm.report.findings import DEMO, Findings, Pair, label, method_of, method_text
 from oelm.report.stats import Interval, paired_difference, paired_log_ratio
 from oelm.report.words import Words
 
@@ -27,7 +27,7 @@ def ladder_section(findings: Findings, words: Words) -> Section | None:
     for baseline, pairs in findings.families():
         fair = [pair.arm for pair in pairs if not pair.confounded]
         # Of several arms with one method, the one of most seeds; the baseline is the top whatever else learns.
-        arms = {method_of(arm, findings.catalog): arm for arm in sorted(fair, key=lambda arm: len(arm.runs))}
+        arms = {method_of(arm, findings.catalog): arm for arm in sorted(reversed(fair), key=lambda arm: len(arm.runs))}
         arms["baseline"] = baseline
         climbing = [(method, arms[method]) for method in RUNGS if method in arms]
         if len(climbing) < 3:
@@ -93,7 +93,8 @@ def across_section(findings: Findings, words: Words) -> Section | None:
 def _data(pair: Pair) -> str:
     manifest = pair.arm.runs[0].manifest
     assert manifest is not None
-    return f"{manifest.data.name}, {pair.arm.budget}"
+    is_plain = pair.arm.variant == "default" or pair.arm.experiment == DEMO
+    return ", ".join((manifest.data.name, pair.arm.budget) if is_plain else (manifest.data.name, *pair.arm.key[1:]))
 
 
 def _matrix(findings: Findings, pairs: list[Pair], metric: str, words: Words) -> Table:
@@ -102,7 +103,10 @@ def _matrix(findings: Findings, pairs: list[Pair], metric: str, words: Words) ->
     for pair in sorted(pairs, key=lambda pair: len(pair.seeds)):
         gap, text = compared(pair.arm, pair.baseline)
         method = method_text(pair.arm, findings.catalog, words)
-        cells[method, _data(pair)] = Cell(text, gap.value if gap is not None else None)
+        # A control has the method of another arm, or of the baseline itself: it stands under its own name.
+        is_control = method == method_of(pair.baseline, findings.catalog) or (method, _data(pair)) in cells
+        row = f"{method}, {pair.arm.experiment}" if is_control else method
+        cells[row, _data(pair)] = Cell(text, gap.value if gap is not None else None)
     methods = sorted({method for method, _ in cells})
     rows = tuple((Cell(method), *(cells.get((method, name), Cell("")) for name in sets)) for method in methods)
     columns = (words("across.method"), *sets)

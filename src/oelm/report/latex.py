@@ -59,8 +59,8 @@ def _table(table: Table, label: str) -> str:
     head = _row([_escaped(column) for column in table.columns])
     rows = [_row([_cell(cell) for cell in row]) for row in table.rows]
     if len(rows) > _ONE_PAGE_ROWS:
-        top = [f"\\begin{{longtable}}{{{columns}}}", f"{caption} \\\\", "\\toprule", head, "\\midrule", "\\endhead", "\\bottomrule", "\\endfoot"]
-        return "\n".join([*top, *rows, "\\end{longtable}", ""])
+        top = [f"\\begin{{longtable}}{{{columns}}}", f"{caption} \\\\", "\\toprule", head, "\\midrule", "\\endhead"]
+        return "\n".join([*top, "\\bottomrule", "\\endfoot", *rows, "\\end{longtable}", ""])
     top = ["\\begin{table}", "\\centering", caption, f"\\begin{{tabular}}{{{columns}}}", "\\toprule", head, "\\midrule"]
     return "\n".join([*top, *rows, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""])
 

@@ -34,8 +34,8 @@ def _curve(arm: Arm) -> list[dict[str, object]]:
     """Return mean, lowest and highest validation loss over seeds, at every step that all of them have."""
     losses: dict[int, list[float]] = defaultdict(list)
     for run in arm.runs:
-        for row in run.evaluations():
-            losses[row.step].append(row.val_loss)
+        for step, loss in run.curve.items():
+            losses[step].append(loss)
     return [
         {
             "arm": label(arm),
@@ -66,14 +66,10 @@ def _reach_rows(baseline: Arm, pairs: list[Pair], words: Words) -> list[tuple[Ce
     arms = [baseline, *(pair.arm for pair in pairs)]
     target = max(_final(arm) for arm in arms)
     reached = {arm.key: _reach(arm, target) for arm in arms}
-    base = reached[baseline.key]
     rows: list[tuple[Cell, ...]] = []
     for arm in arms:
-        found = reached[arm.key]
-        if found is None:
-            continue
-        steps, tokens, minutes = found
-        against = f"{steps / base[0]:.2f}x" if base is not None else ""
+        steps, tokens, minutes = reached[arm.key]
+        against = steps / reached[baseline.key][0]
         rows.append(
             (
                 Cell(label(arm)),
@@ -82,7 +78,7 @@ def _reach_rows(baseline: Arm, pairs: list[Pair], words: Words) -> list[tuple[Ce
                 Cell(f"{steps:,.0f}", steps),
                 Cell(f"{tokens / 1e6:.2f}M", tokens),
                 Cell(f"{minutes:.1f}", minutes),
-                Cell(against, steps),
+                Cell(f"{against:.2f}x", against),
             )
         )
     return rows
@@ -93,26 +89,22 @@ def _final(arm: Arm) -> float:
     return statistics.fmean(run.figures.best_val_loss for run in arm.runs if run.figures is not None)
 
 
-def _reach(arm: Arm, target: float) -> tuple[float, float, float] | None:
-    """Return steps, tokens and minutes to the first evaluation at the target or below, over seeds; None if one has none."""
-    found = [_first_at(run, target) for run in arm.runs]
-    steps = [step for step in found if step is not None]
-    if not steps or len(steps) < len(found):
-        # The target is a mean: a seed may stay above what its arm reaches on the whole.
-        steps = [step if step is not None else _last(run) for step, run in zip(found, arm.runs, strict=True)]
-    if not steps:
-        return None
-    tokens = statistics.fmean(step * _per_step(run)[0] for step, run in zip(steps, arm.runs, strict=True))
-    minutes = statistics.fmean(step * _per_step(run)[1] / 60 for step, run in zip(steps, arm.runs, strict=True))
+def _reach(arm: Arm, target: float) -> tuple[float, float, float]:
+    """Return steps, tokens and minutes to the first evaluation at the target or below, means over seeds."""
+    # The target is a mean: a seed may stay above what its arm reaches on the whole, and counts with all its steps.
+    steps = [_first_at(run, target) or _last(run) for run in arm.runs]
+    spent = [(step, *_per_step(run)) for step, run in zip(steps, arm.runs, strict=True)]
+    tokens = statistics.fmean(step * per_step for step, per_step, _ in spent)
+    minutes = statistics.fmean(step * seconds / 60 for step, _, seconds in spent)
     return statistics.fmean(steps), tokens, minutes
 
 
 def _first_at(run: Run, target: float) -> int | None:
-    return next((row.step for row in run.evaluations() if row.val_loss <= target), None)
+    return next((step for step, loss in sorted(run.curve.items()) if loss <= target), None)
 
 
 def _last(run: Run) -> int:
-    return max(row.step for row in run.evaluations())
+    return max(run.curve)
 
 
 def _per_step(run: Run) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 from oelm.report.document import Block, Cell, Chart, Document, Table, Text
+from oelm.report.gather import gather
 from oelm.report.plain import distinct_names, one_line
 from oelm.report.svg import PAPER, chart_svg
 
@@ -25,13 +26,13 @@ def render_markdown(document: Document, svg_folder_name: str) -> tuple[str, dict
     Pictures are white, so that they can be read in either theme. Raise MissingExtraError for charts without vl-convert.
     """
     charts = [block for section in document.sections for block in section.blocks if isinstance(block, Chart)]
-    names = distinct_names(chart.name for chart in charts)
-    pictures = {f"{name}.svg": chart_svg(chart.spec, config=PAPER, prefix="chart") for name, chart in zip(names, charts, strict=True)}
-    paths = iter(f"{quote(svg_folder_name)}/{name}" for name in pictures)
+    names = [f"{name}.svg" for name in distinct_names(chart.name for chart in charts)]
+    pictures = {name: chart_svg(chart.spec, config=PAPER, prefix="chart") for name, chart in zip(names, charts, strict=True)}
+    paths = iter([f"{quote(svg_folder_name)}/{name}" for name in names])
     parts = [f"# {_escaped(document.title)}", _paragraph(document.subtitle), *_contents(document)]
     for section in document.sections:
         parts.append(f"## {_escaped(section.title)}")
-        parts += [part for block in section.blocks for part in _block(block, paths)]
+        parts += [part for kind, blocks in gather(section.blocks) for part in _group(kind, blocks, paths)]
     parts += ["---", _paragraph(document.footer)]
     return "\n\n".join(part for part in parts if part) + "\n", pictures
 
@@ -48,17 +49,19 @@ def _anchors(titles: list[str]) -> list[str]:
     return [f"{name}-{count}" if (count := bare[:place].count(name)) else name for place, name in enumerate(bare)]
 
 
-def _block(block: Block, paths: Iterator[str]) -> list[str]:
+def _group(kind: str, blocks: list[Block], paths: Iterator[str]) -> list[str]:
+    texts = [_paragraph(block.text) for block in blocks if isinstance(block, Text)]
+    if kind in _ALERTS:
+        lines = texts if len(texts) == 1 else [f"- {text}" for text in texts]
+        return ["\n".join(f"> {line}" for line in [f"[!{_ALERTS[kind]}]", *lines])]
+    return texts or [part for block in blocks for part in _figure(block, paths)]
+
+
+def _figure(block: Block, paths: Iterator[str]) -> list[str]:
     if isinstance(block, Table):
         return [_caption(block.caption), _table(block)]
-    if isinstance(block, Chart):
-        return [f"![{_escaped(block.alt)}]({next(paths)})", _caption(block.caption)]
-    return [_text(block)]
-
-
-def _text(text: Text) -> str:
-    body = _paragraph(text.text)
-    return f"> [!{_ALERTS[text.kind]}]\n> {body}" if text.kind in _ALERTS else body
+    assert isinstance(block, Chart)
+    return [f"![{_escaped(block.alt)}]({next(paths)})", _caption(block.caption)]
 
 
 def _table(table: Table) -> str:

@@ -13,7 +13,8 @@ _SHOWN_INSTEAD = "\ufffd"
 _CONTROLS = [code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n\r\x85"]
 _BIDI = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _NO_CHARACTERS = [*range(0xD800, 0xE000), 0xFEFF, 0xFFFE, 0xFFFF]
-_TABLE = dict.fromkeys([*_CONTROLS, *_BIDI, *_NO_CHARACTERS], _SHOWN_INSTEAD) | dict.fromkeys([0x0D, 0x85, 0x2028, 0x2029], "\n")
+_LINE_ENDS = dict.fromkeys([0x0D, 0x85, 0x2028, 0x2029], "\n")
+_TABLE = dict.fromkeys([*_CONTROLS, *_BIDI, *_NO_CHARACTERS], _SHOWN_INSTEAD) | _LINE_ENDS
 
 
 def plain_text(text: str) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-# Okabe-Ito colours: distinct for readers who do not see red and green apart; the first is for the baseline.
-COLOURS = ["#666666", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442"]
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 Rows = Sequence[dict[str, Any]]
 
@@ -28,8 +26,8 @@ def curves(rows: Rows, arms: Sequence[str], *, x: str, y: str) -> dict[str, Any]
     line = {
         "mark": {"type": "line", "point": True},
         "encoding": {**shared, "y": _axis("mean", y, zero=False), "tooltip": tooltip},
-        # Drag and scroll to look closer; a double click brings the whole back.
-        "params": [{"name": "look", "select": "interval", "bind": "scales"}],
+        # Drag, or scroll with shift held, to look closer; a double click brings the whole back.
+        "params": [{"name": "look", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}],
     }
     return _chart(rows, {"layer": [band, line]}, height=320)
 
@@ -111,12 +109,12 @@ def _axis(field: str, title: str, *, zero: bool = True) -> dict[str, Any]:
 
 
 def _colour(arms: Sequence[str]) -> dict[str, Any]:
-    colours = [COLOURS[number % len(COLOURS)] for number in range(len(arms))]
+    # The page's own palette, which follows its theme; its first colour is for the baseline.
     return {
         "field": "arm",
         "type": "nominal",
         "sort": list(arms),
         "title": None,
-        "scale": {"domain": list(arms), "range": colours},
+        "scale": {"domain": list(arms)},
         "legend": {"orient": "bottom", "columns": 3, "labelLimit": 260},
     }

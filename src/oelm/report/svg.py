@@ -18,7 +18,7 @@ _SVG = "{http://www.w3.org/2000/svg}"
 _ELEMENTS = {"svg", "g", "path", "rect", "text", "tspan", "line", "circle", "defs", "clipPath", "linearGradient", "stop"}
 # The page says these once, for the picture as a whole, or they are what SVG assumes.
 _NEEDLESS = {"class", "role", "aria-hidden", "aria-label", "aria-roledescription", "pointer-events", "font-family", "version"}
-_ASSUMED = {("opacity", "1"), ("stroke-width", "1"), ("transform", "translate(0,0)"), ("text-anchor", "start"), ("x2", "0"), ("y2", "0")}
+_ASSUMED = {"opacity": "1", "stroke-width": "1", "transform": "translate(0,0)", "text-anchor": "start", "x2": "0", "y2": "0"}
 _LONG_NUMBER = re.compile(r"-?\d*\.\d{2,}")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _STILL_WIDTH = 760
@@ -27,18 +27,20 @@ _STILL_WIDTH = 760
 def chart_config(*, ink: str, muted: str, rule: str, series: list[str]) -> dict[str, Any]:
     """Return the look of all charts as a Vega-Lite config; colours may be anything that SVG in a page understands."""
     text = {"labelColor": ink, "titleColor": ink, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
-    lines = {"gridColor": rule, "domainColor": muted, "tickColor": muted}
-    below = {"orient": "bottom", "columns": 4, "columnPadding": 24, "labelLimit": 260, "symbolOpacity": 1, "gradientDirection": "horizontal"}
+    axis = {"gridColor": rule, "domainColor": muted, "tickColor": muted, "titlePadding": 8, "labelOverlap": True}
+    legend = {"orient": "bottom", "columns": 4, "columnPadding": 24, "symbolOpacity": 1, "gradientDirection": "horizontal"}
+    title = {"color": ink, "subtitleColor": muted, "fontSize": 13, "fontWeight": 600, "anchor": "start", "limit": 700}
     return {
         "aria": False,  # the picture has one description as a whole
         "background": None,
         "font": "sans-serif",  # measuring by a long list of fonts takes vl-convert three times as long
         "padding": 8,
         "view": {"stroke": None},
-        "axis": text | lines | {"labelLimit": 220, "titleLimit": 300, "titlePadding": 8, "labelOverlap": True, "labelSeparation": 8},
-        "legend": text | below | {"gradientStrokeColor": rule},
+        "axis": text | axis | {"labelSeparation": 8, "labelLimit": 220, "titleLimit": 300},
+        "axisX": {"titleLimit": 560},
+        "legend": text | legend | {"labelLimit": 260, "gradientStrokeColor": rule},
         "header": text,
-        "title": {"color": ink, "subtitleColor": muted, "fontSize": 13, "fontWeight": 600, "anchor": "start", "limit": 700},
+        "title": title,
         "mark": {"color": series[1]},
         "text": {"color": ink},
         "rule": {"color": ink},
@@ -72,7 +74,8 @@ def chart_svg(spec: dict[str, Any], *, config: dict[str, Any], prefix: str) -> s
         raise MissingExtraError("vl-convert-python", "report") from None
     still = unthemed(spec)
     if is_single_view(still) and not isinstance(still.get("width"), dict):
-        still |= {"width": still.get("width", _STILL_WIDTH), "autosize": {"type": "fit-x", "contains": "padding"}}
+        width = still["width"] if isinstance(still.get("width"), (int, float)) else _STILL_WIDTH
+        still |= {"width": width, "autosize": {"type": "fit-x", "contains": "padding"}}
     # No base is allowed: a chart carries its data and never fetches any.
     root = ET.fromstring(vl_convert.vegalite_to_svg(still, config=config, allowed_base_urls=[]))
     # Vega numbers its ids through the life of the process; ours depend on the chart alone.
@@ -89,7 +92,7 @@ def _shrink(element: ET.Element, ids: dict[str, str]) -> None:
     element.attrib = {
         name: _tidied(name, value, ids)
         for name, value in element.attrib.items()
-        if name not in _NEEDLESS and (name, value) not in _ASSUMED and not name.endswith("href")
+        if name not in _NEEDLESS and value != _ASSUMED.get(name) and not name.endswith("href")
     }
     for child in list(element):
         _shrink(child, ids)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from oelm.errors import DataError
+from oelm.experiments.portable import this_machine
 from oelm.report.collect import Arm, Mixture
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
 from oelm.report.findings import Findings, Pair, label, method_text
 from oelm.report.ladder import compared, points_text, ratio_text
 from oelm.report.plots import forest
 from oelm.report.stats import Interval, example_difference, pooled_log_ratio
-from oelm.report.verdict import Judgement, Looks, Reason, comparison_key, judge
+from oelm.report.verdict import Judgement, Look, Looks, Reason, comparison_key, judge
 from oelm.report.words import Words
 
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "CONFOUNDED": "warn"}
@@ -33,38 +35,60 @@ class Judged:
 
 def judge_all(findings: Findings) -> list[Judged]:
     """Judge every pair at its planned seeds, corrected for how many are judged together and how often before."""
-    looks = [Looks.read(root) for root in findings.roots]
-    candidates = [pair for pair in findings.pairs if _can_be_judged(pair)]
+    looks = _all_looks(findings.roots)
+    comparisons = sum(_can_be_judged(pair) for pair in findings.pairs)
     judged = []
     for pair in findings.pairs:
         key = comparison_key(*pair.arm.key)
-        mine = next((book for book in looks if pair.arm.runs[0].path.is_relative_to(book.root)), looks[0])
         experiment = pair.experiment
         judgement = judge(
             pair.arm.best,
             pair.baseline.best,
             kind="language_model" if pair.arm.metric == "ppl" else "classifier",
             criterion=experiment.criterion if experiment is not None and pair.arm.budget != _SMOKE else None,
-            planned=experiment.seeds if experiment is not None else 5,
-            look=mine.look_number(key, pair.seeds),
-            comparisons=max(1, len(candidates)) if pair in candidates else 1,
+            planned=_planned(pair),
+            look=looks.look_number(key, pair.seeds),
+            comparisons=comparisons if _can_be_judged(pair) else 1,
             confounded_by=pair.confounded,
-            dropped=mine.dropped(key, pair.seeds),
+            dropped=looks.dropped(key, pair.seeds),
         )
         judged.append(Judged(pair, judgement, _pooled(findings, pair), _examples(pair)))
     return judged
 
 
-def record_looks(judged: list[Judged], root: Path) -> None:
-    """Write down which comparisons were given a verdict at which seeds."""
-    seen = {comparison_key(*row.pair.arm.key): row.pair.seeds for row in judged if row.judgement.is_look}
-    if seen:
-        Looks.read(root).record(seen, date=datetime.datetime.now(datetime.UTC).date())
+def _all_looks(roots: Sequence[Path]) -> Looks:
+    """Return the looks of all roots as one book: whichever of them it was written in, a look was a look."""
+    entries: dict[str, tuple[Look, ...]] = {}
+    for root in roots:
+        for key, looks in Looks.read(root).entries.items():
+            known = {look.seeds for look in entries.get(key, ())}
+            both = (*entries.get(key, ()), *(look for look in looks if look.seeds not in known))
+            entries[key] = tuple(sorted(both, key=lambda look: look.date))
+    return Looks(roots[0], entries)
+
+
+def record_looks(judged: list[Judged], roots: Sequence[Path]) -> None:
+    """Write down which comparisons were given a verdict at which seeds, beside the runs that were looked at."""
+    today = datetime.datetime.now(datetime.UTC).date()
+    for root in roots:
+        seen = {
+            comparison_key(*row.pair.arm.key): row.pair.seeds
+            for row in judged
+            if row.judgement.is_look and any(run.path.is_relative_to(root) for run in row.pair.arm.runs)
+        }
+        if seen:
+            Looks.read(root).record(seen, date=today)
+
+
+def _planned(pair: Pair) -> int:
+    return pair.experiment.seeds if pair.experiment is not None else 5
 
 
 def _can_be_judged(pair: Pair) -> bool:
+    """Whether a pair may be given a verdict, and so counts among those that are judged together."""
     has_criterion = pair.experiment is not None and pair.experiment.criterion is not None
-    return has_criterion and not pair.confounded and pair.arm.budget != _SMOKE and len(pair.seeds) > 1
+    is_enough = len(pair.seeds) >= max(2, _planned(pair))
+    return has_criterion and not pair.confounded and pair.arm.budget != _SMOKE and is_enough
 
 
 def _pooled(findings: Findings, pair: Pair) -> Interval | None:
@@ -76,19 +100,19 @@ def _pooled(findings: Findings, pair: Pair) -> Interval | None:
 
 
 def _examples(pair: Pair) -> Interval | None:
-    """Return the example-level interval of a classifier's final accuracies, where both arms kept their predictions."""
-    if pair.arm.metric != "accuracy":
+    """Return the example-level interval of a classifier's final accuracies, where all runs kept their predictions."""
+    if pair.arm.metric != "accuracy" or not pair.seeds:
         return None
+    arms = [{run.seed: run for run in arm.runs} for arm in (pair.arm, pair.baseline)]
     try:
-        sides = [_outcomes(arm, pair.seeds) for arm in (pair.arm, pair.baseline)]
-        return example_difference(sides[0], sides[1])
+        sides = [[runs[seed].predictions() for seed in pair.seeds] for runs in arms]
     except DataError:
         return None
-
-
-def _outcomes(arm: Arm, seeds: list[int]) -> list[list[bool]]:
-    runs = {run.seed: run for run in arm.runs}
-    return [[row.label == row.predicted for row in runs[seed].predictions()] for seed in seeds]
+    # Answers to other questions are not to be paired, and of a file that was cut off nobody knows which are there.
+    if len({tuple((row.example, row.label) for row in rows) for side in sides for rows in side}) > 1:
+        return None
+    ours, theirs = ([[row.label == row.predicted for row in rows] for rows in side] for side in sides)
+    return example_difference(ours, theirs)
 
 
 def verdict_section(findings: Findings, judged: list[Judged], words: Words) -> Section:
@@ -187,7 +211,11 @@ def _seed_text(arm: Arm, value: float) -> str:
 
 def _remarks(findings: Findings, words: Words) -> list[str]:
     """Say what is unfinished, damaged or mixed, arm by arm."""
+    machine = this_machine()
     remarks = [_mixed(arm, arm.refused, words) for arm in findings.arms if arm.refused is not None]
+    remarks += [
+        words("remark.alone", arm="/".join(arm.key), baseline="/".join(key)) for arm, key in findings.without_baseline()
+    ]
     for arm in findings.arms:
         for state in sorted({run.state for run in arm.unfinished}):
             runs = [run for run in arm.unfinished if run.state == state]
@@ -195,13 +223,14 @@ def _remarks(findings: Findings, words: Words) -> list[str]:
             told = [words("remark.unfinished", arm="/".join(arm.key), state=words(f"state.{state}"), seeds=seeds)]
             # What a run or a reader of its files said at the time is a record: quoted, in the language it was said in.
             why = next((run.problem or run.message for run in runs if run.problem or run.message), "")
-            told += [words("remark.recorded", why=why)] if why else []
+            told += [words("remark.recorded", why=machine.stripped(why))] if why else []
             remarks.append(words("sentence.separator").join(told))
     return remarks
 
 
 def _mixed(arm: Arm, mixture: Mixture, words: Words) -> str:
-    values = {name: words.listed(value) if isinstance(value, tuple) else value for name, value in mixture.values.items()}
+    values = {name: _listed(value, words) if isinstance(value, tuple) else value for name, value in mixture.values.items()}
+    values |= {name: _without_home(str(value)) for name, value in values.items() if isinstance(value, Path)}
     return words("remark.mixed", arm="/".join(arm.key), why=words(f"mixture.{mixture.code}", **values))
 
 
@@ -220,7 +249,7 @@ def reason_text(reason: Reason, row: Judged, words: Words) -> str:
     values: dict[str, Any] = {}
     for name, value in reason.values.items():
         if isinstance(value, tuple):
-            values[name] = words.listed(value) or "-"
+            values[name] = _listed(value, words) or "-"
         elif name in ("bound", "low", "high", "value") and row.pair.arm.metric == "ppl":
             values[name] = f"{value:.3f}x"
         elif name in ("bound", "low", "high", "value"):
@@ -230,3 +259,12 @@ def reason_text(reason: Reason, row: Judged, words: Words) -> str:
         else:
             values[name] = value
     return words(f"reason.{reason.code}", **values)
+
+
+def _listed(values: tuple[object, ...], words: Words) -> str:
+    return _without_home(words.listed(values))
+
+
+def _without_home(text: str) -> str:
+    """Return paths and settings without this machine's home and working folder; a host's name may be a setting's value."""
+    return replace(this_machine(), hosts=()).stripped(text)

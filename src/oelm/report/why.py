@@ -35,12 +35,8 @@ def why_section(findings: Findings, words: Words) -> Section | None:
 def _by_layer(arm: Arm, measure: str) -> list[dict[str, object]]:
     values: dict[int, list[float]] = defaultdict(list)
     for run in arm.runs:
-        looked = run.attention()
-        layers: dict[int, list[float]] = defaultdict(list)
-        for head in looked.heads if looked is not None else ():
-            layers[head.layer].append(float(getattr(head, measure)))
-        for layer, heads in layers.items():
-            values[layer].append(statistics.fmean(heads))
+        for layer, mean in run.heads.get(measure, {}).items():
+            values[layer].append(mean)
     return [
         {"arm": label(arm), "group": str(layer), "mean": statistics.fmean(found), "low": min(found), "high": max(found)}
         for layer, found in sorted(values.items())

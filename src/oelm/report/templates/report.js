@@ -101,11 +101,27 @@
     return spec.columns ? { ...spec, columns: 1 } : spec;
   }
 
+  // What a chart says of its own legends and axes was meant for a wide page.
+  function narrowed(part, width) {
+    if (Array.isArray(part)) return part.map((inner) => narrowed(inner, width));
+    if (part === null || typeof part !== "object") return part;
+    const result = {};
+    for (const [key, value] of Object.entries(part)) {
+      const isData = ["data", "datasets", "values"].includes(key);
+      result[key] = isData ? value : narrowed(value, width);
+      if (value === null || typeof value !== "object") continue;
+      if (key === "legend") Object.assign(result[key], { columns: 1, labelLimit: width - 60 });
+      if (key === "axis" && value.labelLimit) result[key].labelLimit = Math.round(width / 3);
+    }
+    return result;
+  }
+
   function themed(config, width) {
     if (width >= NARROW) return config;
     const legend = { ...config.legend, symbolDirection: "vertical", columns: 1, gradientLength: Math.min(200, width - 40) };
-    const axis = { ...config.axis, labelLimit: Math.round(width / 3), titleLimit: width - 100 };
-    return { ...config, legend, axis, title: { ...config.title, limit: width - 40 } };
+    const axis = { ...config.axis, labelLimit: Math.round(width / 3) };
+    const axisX = { titleAnchor: "end", titleLimit: width - 30 }; // there is room to the left, below the other axis's labels
+    return { ...config, legend, axis, axisX, title: { ...config.title, limit: width - 40 } };
   }
 
   const refuse = () => Promise.reject(new Error("a report loads nothing"));
@@ -128,7 +144,8 @@
 
   async function draw(figure, width, config) {
     const place = figure.querySelector(".live");
-    const spec = JSON.parse(figure.querySelector("script").textContent);
+    const defined = JSON.parse(figure.querySelector("script").textContent);
+    const spec = width < NARROW ? narrowed(defined, width) : defined;
     const look = themed(config, width);
     const composed = isComposed(spec);
     const most = typeof spec.width === "number" ? Math.min(spec.width, width) : width;

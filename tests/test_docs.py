@@ -13,7 +13,7 @@ import typer.main
 from oelm.cli.app import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(r"^\s*(?:\$ )?oelm ([a-z]+)(.*)$", re.MULTILINE)
 
 

@@ -144,7 +144,7 @@ def test_the_best_of_classifiers_is_the_most_accurate(tmp_path: Path) -> None:
     assert found.best == 1 and found.points[1].score == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("left", ["queued", "running", "stopped", "failed", None])
+@pytest.mark.parametrize("left", ["queued", "running", "stopped", None])
 def test_an_unfinished_sweep_has_no_best_however_good_the_rest_is(left: Any, tmp_path: Path) -> None:
     made = plan(tmp_path)
     for run in made.runs[:-1]:
@@ -156,6 +156,24 @@ def test_an_unfinished_sweep_has_no_best_however_good_the_rest_is(left: Any, tmp
     assert (base.best, arm.best, arm.at_edge) == (0, None, ()) and arm.points[-1].score is None
     with pytest.raises(ConfigError, match="^--tuned: the sweep of arm is not finished; repeat its command$"):
         tuned_changes(ARMS, "smoke", tmp_path, changes={})
+
+
+def test_a_point_that_cannot_be_trained_is_never_the_best_and_does_not_hold_up_the_rest(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    for run in made.runs:
+        finish(run, 3.0 + run.config.optim.lr)
+    first = next(run for run in made.runs if run.experiment.id == "arm")
+    record(tmp_path, "failed", experiment="arm", variant=first.variant, seed=first.seed, best=1.0, metric="ppl")
+    base, arm = conclude_sweep(made)
+    assert base.best == 0 and arm.best == 1 and arm.points[0].has_failed and arm.points[0].score is None
+    assert tuned_changes(ARMS, "smoke", tmp_path, changes={})[0]["arm"]["optim.lr"] == LRS[1]
+
+
+def test_a_sweep_of_failures_has_no_best(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    for run in made.runs:
+        record(tmp_path, "failed", experiment=run.experiment.id, variant=run.variant, seed=run.seed)
+    assert all(found.best is None for found in conclude_sweep(made))
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"best_val_loss": null}', '{"best_val_loss": "low"}', "{", "NaN"])

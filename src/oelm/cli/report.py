@@ -14,6 +14,9 @@ from oelm.errors import ConfigError
 if TYPE_CHECKING:
     from oelm.report.document import Document, Table
 
+# Method and sensitivity, without which the verdicts fit a narrow terminal with their words whole.
+_IN_FILES_ONLY, _WIDE = frozenset({1, 6}), 110
+
 Roots = Annotated[list[Path] | None, typer.Option("--out", help="Where runs are; may be repeated. Default: outputs.")]
 
 
@@ -39,16 +42,24 @@ def report(
 
     if lang not in LANGUAGES:
         raise ConfigError(f"--lang {lang!r}: there are {', '.join(LANGUAGES)}")
-    places = roots or [Path("outputs")]
+    places = _places(roots)
     found = load_catalog(catalog)
     only = [experiment.id for experiment in found.select(ids)] if ids else []
     made = build_report(places, found, only=only, budgets=budget or ())
     document = made.document(lang)
     _print_verdicts(document)
-    _write(document, html=html, markdown=markdown, csv=csv, latex=latex)
-    record_looks(made.judged, places[0])
+    try:
+        _write(document, html=html, markdown=markdown, csv=csv, latex=latex)
+    finally:
+        # The verdicts have been seen, whatever became of the files.
+        record_looks(made.judged, places)
     if not any((html, markdown, csv, latex)):
         out.print("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex", soft_wrap=True)
+
+
+def _places(roots: list[Path] | None) -> list[Path]:
+    """Return the folders of runs, each once, however it is spelled."""
+    return list({path.resolve(): path for path in roots or [Path("outputs")]}.values())
 
 
 def _print_verdicts(document: Document) -> None:
@@ -59,17 +70,18 @@ def _print_verdicts(document: Document) -> None:
             style = {"warning": "yellow", "note": "dim"}.get(block.kind)
             out.print(printable(block.text), style=style, soft_wrap=True)
         elif isinstance(block, Table) and block.name == "verdicts":
-            _print_table(block)
+            _print_table(block, without=_IN_FILES_ONLY if out.width < _WIDE else frozenset())
 
 
-def _print_table(table: Table) -> None:
+def _print_table(table: Table, *, without: frozenset[int] = frozenset()) -> None:
     from rich.table import Table as Grid
 
+    shown = [number for number in range(len(table.columns)) if number not in without]
     grid = Grid(box=None, pad_edge=False)
-    for number, name in enumerate(table.columns):
-        grid.add_column(name, justify="right" if number in table.numeric else "left", overflow="fold")
+    for number in shown:
+        grid.add_column(table.columns[number], justify="right" if number in table.numeric else "left", overflow="fold")
     for row in table.rows:
-        grid.add_row(*(printable(cell.text) for cell in row))
+        grid.add_row(*(printable(row[number].text) for number in shown))
     out.print(grid)
 
 
@@ -126,7 +138,7 @@ def log(
     from oelm.files import write_text
     from oelm.report.diary import write_diary
 
-    text = write_diary(roots or [Path("outputs")])
+    text = write_diary(_places(roots))
     if to is not None:
         write_text(to, text)
         out.print(f"wrote {to}", soft_wrap=True)

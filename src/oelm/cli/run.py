@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import TerminalWatch, err, out, reported, roughly, shown_warnings
+from oelm.cli.shell import TerminalWatch, err, out, printable, reported, roughly, shown_warnings
 from oelm.errors import DONE, REFUSED, STOPPED, ConfigError
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def run(
             seeds=parse_seeds(seeds) if seeds is not None else None,
             changes=dict(map(parse_override, overrides or [])),
             model=model,
+            copies=folder,
             tuned=tuned,
             baselines=not no_baseline,
         )
@@ -83,7 +84,7 @@ def run(
             _print_plan(runs, slots, root)
             return
         options = (("--tensorboard",) if tensorboard else ()) + (("--no-preflight",) if no_preflight else ())
-        ended = _run_all(study, runs, slots, folder=folder, retry=retry, stop=stop, options=options)
+        ended = _run_all(study, runs, slots, retry=retry, stop=stop, options=options)
     _print_summary(runs, budget)
     _leave(ended)
 
@@ -93,7 +94,6 @@ def _run_all(
     runs: Sequence[PlannedRun],
     slots: Slots,
     *,
-    folder: Path | None,
     retry: bool,
     stop: StopFlag,
     options: tuple[str, ...],
@@ -101,13 +101,12 @@ def _run_all(
     from oelm.experiments.runner import Runner
     from oelm.experiments.study import prepare_study, unfinished
 
-    left = len(unfinished(runs))
-    out.print(
-        f"{len(runs)} runs at budget {study.budget}, {len(runs) - left} of them done; {slots}; in {study.root}", soft_wrap=True
-    )
+    done = len(runs) - len(unfinished(runs))
+    where = printable(str(study.root))
+    out.print(f"{len(runs)} runs at budget {study.budget}, {done} of them done; {slots}; in {where}", soft_wrap=True)
     with TerminalWatch() as watch:
         preflight = "--no-preflight" not in options
-        unready = prepare_study(runs, folder=folder, stop=stop, watch=watch, preflight=preflight, retry=retry)
+        unready = prepare_study(runs, folder=study.copies, stop=stop, watch=watch, preflight=preflight, retry=retry)
     with QueueView(len(runs), _count(slots), {}) as view:
         return Runner(runs, study.root, slots, stop=stop, watch=view, retry=retry, options=options, unready=unready).run()
 
@@ -182,11 +181,16 @@ def _leave(jobs: Sequence[Job]) -> None:
     failed = [job for job in jobs if job.state == "failed"]
     open_ = [job for job in jobs if job.state in ("stopped", "killed", "left")]
     if open_:
-        err.print(f"{len(open_)} of {len(jobs)} runs are not finished; repeat the same command to go on", style="bold yellow")
+        err.print(
+            f"{len(open_)} of {len(jobs)} runs are not finished; repeat the same command to go on",
+            style="bold yellow",
+            soft_wrap=True,
+        )
     if failed:
         err.print(
             f"{len(failed)} of {len(jobs)} runs failed (`oelm logs ID` tells why); mend the cause and repeat with --retry",
             style="bold red",
+            soft_wrap=True,
         )
     code = REFUSED if failed else STOPPED if open_ else DONE
     if code:
@@ -223,14 +227,14 @@ def sweep(
         from oelm.train.config import parse_override
 
         changes = dict(map(parse_override, overrides or []))
-        study = Study(names=tuple(ids or ()), budget=budget, root=root, changes=changes, model=model)
+        study = Study(names=tuple(ids or ()), budget=budget, root=root, changes=changes, model=model, copies=folder)
         plan = study.plan_sweep(load_catalog(catalog), parse_grid(grid or []), num_seeds=seeds)
         slots = choose_slots(gpus, jobs, budget=budget)
         if dry_run:
             _print_plan(plan.runs, slots, root)
             return
         options = ("--no-preflight",) if no_preflight else ()
-        ended = _run_all(study, plan.runs, slots, folder=folder, retry=retry, stop=stop, options=options)
+        ended = _run_all(study, plan.runs, slots, retry=retry, stop=stop, options=options)
         for record in conclude_sweep(plan):
             _print_sweep(record)
     _leave(ended)
@@ -244,7 +248,8 @@ def _print_sweep(record: SweepRecord) -> None:
     for name in (*record.grid, "score (less is better)", ""):
         table.add_column(name, justify="right" if name else "left")
     for number, point in enumerate(record.points):
-        score = "unfinished" if point.score is None else f"{point.score:.4f}"
+        missing = "failed" if point.has_failed else "unfinished"
+        score = missing if point.score is None else f"{point.score:.4f}"
         table.add_row(*map(str, point.values.values()), score, "best" if number == record.best else "")
     out.print(table)
     for key in record.at_edge:

@@ -86,11 +86,11 @@ class GpuSlot:
 def choose_slots(gpus: str | None, jobs: int | None, *, budget: str) -> Slots:
     """Return where a queue's runs go: `gpus` is '2,3', 'auto', 'none', or None: GPUs where there are any."""
     choice = parse_gpus(gpus) if gpus is not None else None
+    there = [] if choice == "none" else _readable(needed=choice is not None)
     # A scheduler that shows a job some cards has given it those, and only those.
     allotted = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if choice in (None, "auto") and re.fullmatch(r"\d+(,\d+)*", allotted):
+    if there and choice in (None, "auto") and re.fullmatch(r"\d+(,\d+)*", allotted):
         choice = parse_gpus(allotted)
-    there = [] if choice == "none" else _readable(needed=choice is not None)
     if choice == "none" or (choice is None and not there):
         return _cpu_slots(jobs, budget=budget)
     if jobs is not None:

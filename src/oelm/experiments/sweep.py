@@ -26,12 +26,16 @@ Grid = dict[str, list[Any]]
 
 
 class SweepPoint(Plain):
-    """One point of the grid: the mean over seeds of the best validation loss, or of 1 - accuracy; None while unfinished."""
+    """One point of the grid: the mean over seeds of the best validation loss, or of 1 - accuracy.
+
+    None while unfinished, or for good where a run failed: a point that cannot be trained is never the best.
+    """
 
     values: dict[str, Any]
     variant: str
     seeds: tuple[int, ...]
     score: float | None
+    has_failed: bool = False
 
 
 class SweepRecord(Plain):
@@ -134,13 +138,14 @@ def conclude_sweep(plan: SweepPlan) -> list[SweepRecord]:
                 variant=runs[0].variant,
                 seeds=tuple(run.seed for run in runs),
                 score=_score(runs),
+                has_failed=any(_state(run) == "failed" for run in runs),
             )
             for values, runs in points
         )
         finished = [number for number, point in enumerate(scored) if point.score is not None]
         # The same budget for every arm, or no choice: a best of fewer tries is a worse best.
-        is_whole = len(finished) == len(scored)
-        best = min(finished, key=lambda number: scored[number].score or 0.0) if is_whole else None
+        is_whole = all(point.score is not None or point.has_failed for point in scored)
+        best = min(finished, key=lambda number: scored[number].score or 0.0) if is_whole and finished else None
         record = SweepRecord(
             experiment=experiment,
             budget=plan.budget,
@@ -156,12 +161,16 @@ def conclude_sweep(plan: SweepPlan) -> list[SweepRecord]:
     return records
 
 
+def _state(run: PlannedRun) -> str:
+    status = read_status(run.path)
+    return status.status if status is not None else ""
+
+
 def _score(runs: Sequence[PlannedRun]) -> float | None:
     """Return the mean of what is least at the best: log PPL, or the share of errors."""
     scores = []
     for run in runs:
-        status = read_status(run.path)
-        if status is None or status.status != "done":
+        if _state(run) != "done":
             return None
         path = run.path / "timing_stats.json"
         figures = read_json(path)

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from oelm.dotted import flatten
 from oelm.errors import ConfigError, DataError
 from oelm.experiments.budget import BUDGETS
 from oelm.experiments.monitor import RunView, scan
@@ -270,16 +271,9 @@ def _mixture(runs: Sequence[Run]) -> Mixture | None:
 
 def recipe_differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     """Return in which settings two recipes differ: the dotted path and both values, without a word of any language."""
-    old, new = _flat(first), _flat(second)
+    old, new = flatten(first), flatten(second)
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     return [f"{key} ({old.get(key)} / {new.get(key)})" for key in keys]
-
-
-def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def load_runs(path: str | Path = "outputs") -> list[dict[str, Any]]:
@@ -306,4 +300,4 @@ def _rows(runs: Iterable[Run]) -> Iterable[dict[str, Any]]:
         row |= figures | {"step_s": times.get("median"), "wall_s": wall.get("total")}
         row |= {name: getattr(run.audit, name, None) for name in ("total", "trainable", "frozen")}
         row |= {"data": run.fingerprint if run.manifest is not None else None}
-        yield row | {f"config.{key}": value for key, value in _flat(run.config or {}).items() if key != "seed"}
+        yield row | {f"config.{key}": value for key, value in flatten(run.config or {}).items() if key != "seed"}

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from oelm.dotted import flatten
 from oelm.errors import ConfigError
 from oelm.files import dump_json, read_json
 from oelm.method.method import Method, method_name, resolve_method
@@ -192,7 +193,7 @@ def parse_as(kind: type[Config], data: dict[str, Any], *, where: str) -> Config:
     """Return the config that plain data describes; ConfigError names `where`, the key, and the nearest known one."""
     if isinstance(data.get("method"), str):
         data = {**data, "method": resolve_method(data["method"]).model_dump(mode="json")}
-    for key, value in _flatten(data).items():
+    for key, value in flatten(data).items():
         for number in value if isinstance(value, list | tuple) else [value]:
             if isinstance(number, float) and not math.isfinite(number):
                 raise ConfigError(f"{where}: {key}: must be a finite number (given: {number})")
@@ -286,12 +287,9 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not all(key.split(".")):
         raise ConfigError(f"--set {text!r}: write it as key=value, for example --set optim.lr=0.001")
     try:
-        parsed = json.loads(value, parse_constant=_refuse_constant)
+        return key, json.loads(value, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return key, value
-    if isinstance(parsed, float) and not math.isfinite(parsed):
-        raise ConfigError(f"--set {text!r}: {value} is too large for a number")
-    return key, parsed
 
 
 def _refuse_constant(name: str) -> float:
@@ -300,13 +298,6 @@ def _refuse_constant(name: str) -> float:
 
 def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
     """Return one line per setting in which two configs differ, by dotted path."""
-    flat_old, flat_new = _flatten(old.as_dict()), _flatten(new.as_dict())
+    flat_old, flat_new = flatten(old.as_dict()), flatten(new.as_dict())
     keys = [key for key in {**flat_old, **flat_new} if flat_old.get(key) != flat_new.get(key)]
     return [f"{key}: {flat_old.get(key)!r} there, {flat_new.get(key)!r} asked for" for key in keys]
-
-
-def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

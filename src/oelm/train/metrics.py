@@ -23,7 +23,7 @@ def read_metrics(path: Path, *, only: str = "") -> list[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         rows.append(row)
     return rows

@@ -1,0 +1,234 @@
+"""`oelm run` and `oelm sweep` as users type them: mistakes start nothing, odd names arrive whole, failures are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from oelm.cli.app import app
+from oelm.experiments.gpus import read_gpus
+from oelm.experiments.registry import load_catalog
+from oelm.experiments.study import Study
+from oelm.files import write_json
+from oelm.train.status import read_status
+from tests.experiments.test_launch import NASTY
+from tests.faults.queues import STEPS, Queue, notes, queue_in, rows, with_stand_ins, write_catalog
+from tests.faults.stand_in import HOLD_AT
+
+SMOKE = ("--budget", "smoke")
+WORDS = "the cat sat on a mat and saw two birds near old trees while rain fell\n" * 60
+needs_no_gpu = pytest.mark.skipif(bool(read_gpus()), reason="there is a GPU here")
+
+
+@pytest.fixture
+def place(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a catalog, and a cache of its own, so that anything that is written shows."""
+    folder = write_catalog(tmp_path / "place", text_file)
+    (folder / "notes.txt").write_text("a file of the user's\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("OELM_CACHE", str(folder / "cache"))
+    return folder
+
+
+@pytest.fixture
+def queue(text_file: Path, tmp_path: Path) -> Iterator[Queue]:
+    """A queue whose runs are stand-ins."""
+    with queue_in(tmp_path / "queue", text_file, **with_stand_ins(tmp_path)) as queue:
+        yield queue
+
+
+def everything_in(folder: Path) -> dict[str, bytes]:
+    files = {str(path.relative_to(folder)): path for path in folder.rglob("*")}
+    return {name: path.read_bytes() if path.is_file() else b"" for name, path in files.items()}
+
+
+def oelm(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    # Long lines are cut at the width of the window.
+    return " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "say what to run"),
+        (("mien-02",), "no experiment or group called 'mien-02' (did you mean 'mine-02'?)"),
+        (("mine-02", "--budget", "smok"), "unknown budget 'smok' (did you mean 'smoke'?)"),
+        (("mine-02", "--seeds", "three"), "--seeds 'three'"),
+        (("mine-02", "--seeds", "0"), "--seeds 0"),
+        (("mine-02", "--seeds", "5-3"), "5-3 is no range"),
+        (("mine-02", "--seeds", "1,2,1"), "the same seed stands there twice"),
+        (("mine-02", "--set", "optim.lrr=1"), "unknown key 'lrr' (did you mean 'lr'?)"),
+        (("mine-02", "--set", "stepz=1"), "unknown key 'stepz' (did you mean 'steps'?)"),
+        (("mine-02", "--set", "steps"), "write it as key=value"),
+        (("mine-02", "--set", "steps=many"), "steps: Input should be a valid integer"),
+        (("mine-02", "--set", "batch_size=3"), "batch_size 3 is not a multiple of micro_batch_size 2"),
+        (("mine-02", "--jobs", "0"), "--jobs 0: at least one run at a time"),
+        (("mine-02", "--jobs", "-2"), "--jobs -2: at least one run at a time"),
+        (("mine-02", "--gpus", "first"), "'first' is no GPU's number"),
+        (("mine-02", "--jobs", "2", "--gpus", "0"), "--jobs divides the CPU"),
+        (("mine-02", "--model", "nowhere"), "--model nowhere: no such folder"),
+        (("mine-02", "--from", "nowhere"), "--from nowhere: no such folder"),
+        (("mine-02", "--catalog", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
+        (("mine-02", "--out", "notes.txt"), "--out notes.txt: notes.txt is a file"),
+        (("mine-02", "--out", "notes.txt/deeper"), "notes.txt is a file"),
+        (("mine-02", "--tuned"), "oelm sweep mine-01"),
+    ],
+)
+def test_mistake_starts_nothing_and_leaves_nothing(arguments: tuple[str, ...], words: str, place: Path) -> None:
+    before = everything_in(place)
+    assert words in oelm("run", *SMOKE, *arguments, code=2)
+    assert everything_in(place) == before
+
+
+@needs_no_gpu
+@pytest.mark.parametrize("gpus", ["9", "auto"])
+def test_gpu_that_is_not_there_starts_nothing(gpus: str, place: Path) -> None:
+    before = everything_in(place)
+    assert f"--gpus {gpus}: there is no NVIDIA GPU on this machine" in oelm("run", "mine", *SMOKE, "--gpus", gpus, code=2)
+    assert everything_in(place) == before
+
+
+@needs_no_gpu
+def test_cards_that_a_machine_does_not_have_but_the_environment_names_are_no_hindrance(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert "2 at once on the CPU" in oelm("run", "mine", *SMOKE, "--jobs", "2", "--dry-run")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_folder_that_cannot_be_written_to_starts_nothing(place: Path) -> None:
+    (place / "closed").mkdir(mode=0o500)
+    assert "closed cannot be written to" in oelm("run", "mine", *SMOKE, "--out", "closed/outputs", code=2)
+    assert not (place / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "--grid optim.lr="),
+        (("--grid", "optim.lr=1e-3"), "key=value,value"),
+        (("--grid", "optim.lr=1e-3,1e-3"), "twice"),
+        (("--grid", "optim.lrr=1e-3,1e-2"), "unknown key 'lrr'"),
+        (("--grid", "seed=1,2"), "seed is not tuned"),
+        (("--grid", "optim.lr=1e-3,1e-2", "--out", "notes.txt"), "notes.txt is a file"),
+    ],
+)
+def test_mistake_in_a_sweep_starts_nothing_and_leaves_nothing(arguments: tuple[str, ...], words: str, place: Path) -> None:
+    before = everything_in(place)
+    assert words in oelm("sweep", "mine-02", *SMOKE, *arguments, code=2)
+    assert everything_in(place) == before
+
+
+def test_folder_with_a_run_of_another_recipe_is_refused_with_the_difference(place: Path) -> None:
+    planned = Study(names=("mine-01",), budget="smoke", root=Path("outputs")).plan(load_catalog())[0]
+    write_json(planned.path / "config.json", planned.config.as_dict())
+    catalog = place / "experiments.yaml"
+    catalog.write_text(catalog.read_text().replace(f"steps: {STEPS}", "steps: 61\n    optim.weight_decay: 0.5"))
+    before = everything_in(place)
+    printed = oelm("run", "mine", *SMOKE, code=3)
+    assert "outputs/mine-01/smoke/default/seed-0 holds a run of another recipe" in printed
+    assert "steps: 60 there, 61 planned" in printed and "optim.weight_decay: 0.01 there, 0.5 planned" in printed
+    assert "oelm clean mine-01" in printed and "another --out" in printed
+    assert everything_in(place) == before
+
+
+def test_dry_run_tells_the_plan_and_writes_nothing(place: Path) -> None:
+    before = everything_in(place)
+    printed = oelm("run", "mine", *SMOKE, "--seeds", "3", "--dry-run")
+    assert "mine-01 default 0-2 0" in printed and "mine-02 default 0-2 0" in printed
+    assert "6 runs at budget smoke: about" in printed
+    assert "8 runs" in oelm("sweep", "mine", *SMOKE, "--grid", "optim.lr=1e-3,1e-2", "--seeds", "2", "--dry-run")
+    assert everything_in(place) == before
+
+
+def test_data_that_is_gone_stops_only_the_runs_that_read_it(queue: Queue) -> None:
+    queue.add("mine-gone", "{extends: mine-01, title: gone, data: ./gone.txt}")
+    printed = queue.finish("run", "mine", *SMOKE, code=3)
+    assert "mine-gone smoke seed 0: failed: " in printed and "gone.txt" in printed
+    assert [run.parts[-4] for run in queue.runs()] == ["mine-01", "mine-02"]
+    assert all((status := read_status(run)) is not None and status.status == "done" for run in queue.runs())
+    # Nothing was begun, so there is nothing to retry: with the file back, the same command goes on.
+    (queue.folder / "gone.txt").write_text(WORDS)
+    queue.finish("run", "mine", *SMOKE)
+    assert len(queue.runs()) == 3
+
+
+@pytest.mark.parametrize("name", ["-rf", "--no-preflight", "red\x1b[31m"], ids=ascii)
+def test_odd_names_of_folders_and_files_arrive_whole(name: str, queue: Queue) -> None:
+    text = f"te{name}xt.txt"
+    (queue.folder / text).write_text(WORDS)
+    printed = queue.finish("run", "mine-01", *SMOKE, "--out", name, "--set", f"data.source=./{text}")
+    assert "\x1b" not in printed
+    (run,) = (queue.folder / name).glob("mine-01/smoke/*/seed-0")
+    assert json.loads((run / "config.json").read_text())["data"]["source"] == f"./{text}"
+    assert [note["source"] for note in notes(run) if note["what"] == "began"] == [f"./{text}"]
+    assert list(queue.folder.rglob("pwned")) == []
+
+
+def test_real_runs_in_a_folder_of_an_odd_name_one_done_and_one_failed(text_file: Path, tmp_path: Path) -> None:
+    name = "-" + "".join(NASTY)
+    with queue_in(tmp_path / "queue", text_file) as queue:
+        # Names of Python's and of ours, as a student's folder may hold them.
+        for module in ("random", "json", "typer", "oelm"):
+            (queue.folder / f"{module}.py").write_text("raise SystemExit('a file of the user ran instead of the module')\n")
+        queue.add("mine-bad", "{extends: mine-01, title: diverges, settings: {optim.lr: 1.0e+30}}")
+        command = ("run", "mine-01", "mine-bad", *SMOKE, "--jobs", "2", "--out", name)
+        printed = queue.finish(*command, code=3)
+        assert "mine-01 smoke seed 0: best PPL" in printed
+        assert "mine-bad smoke seed 0: failed: NonFiniteError: step " in printed and "lower optim.lr" in printed
+        assert "1 of 2 runs failed" in printed
+        run = queue.folder / name / "mine-01" / "smoke" / "default" / "seed-0"
+        assert json.loads((run / "manifest.json").read_text())["environment"]["threads"] == "1"
+        assert "1 threads;" in (run / "console.log").read_text()
+        again = queue.finish(*command, code=3)
+        assert "failed: NonFiniteError: step " in again and "started" not in again
+        assert list(queue.folder.rglob("pwned")) == []
+
+
+def test_full_disk_in_the_launcher_is_resumable(queue: Queue) -> None:
+    queue.environment["FILE_BYTES"] = "500"
+    assert "no room to write" in queue.finish("run", "mine", *SMOKE, code=75)
+    del queue.environment["FILE_BYTES"]
+    queue.finish("run", "mine", *SMOKE)
+
+
+SWEEP = ("sweep", "mine-02", *SMOKE, "--grid")
+TUNED = ("run", "mine-02", *SMOKE, "--tuned")
+
+
+def test_sweep_marks_the_best_and_tuned_runs_take_it(queue: Queue) -> None:
+    # Stand-ins do best at 0.01, amid the grid.
+    printed = queue.finish(*SWEEP, "optim.lr=0.001,0.01,0.1")
+    assert printed.count("best │") == 2 and "edge of the grid" not in printed
+    assert {run.name for run in queue.runs()} == {"seed-100"} and len(queue.runs()) == 6
+    queue.finish(*TUNED, "--seeds", "2")
+    tuned = [run for run in queue.runs() if run.parent.name.startswith("tuned-")]
+    assert [run.name for run in tuned] == ["seed-0", "seed-1"] * 2
+    assert {json.loads((run / "config.json").read_text())["optim"]["lr"] for run in tuned} == {0.01}
+
+
+def test_interrupted_sweep_refuses_tuned_runs_until_it_is_finished(queue: Queue) -> None:
+    hold = queue.folder / "hold"
+    hold.touch()
+    queue.environment["STAND_IN_HOLD"] = str(hold)
+    launch = queue.launch(*SWEEP, "optim.lr=0.001,0.01", "--jobs", "1")
+    queue.wait_until(lambda: any(rows(run) == HOLD_AT for run in queue.runs()))
+    launch.send(signal.SIGINT)
+    assert launch.wait() == 75
+    assert "unfinished" in launch.text and "edge" not in launch.text
+    assert "the sweep of mine-01 is not finished" in queue.finish(*TUNED, code=2)
+    hold.unlink()
+    printed = queue.finish(*SWEEP, "optim.lr=0.001,0.01")
+    for name in ("mine-01", "mine-02"):
+        assert f"warning: {name}: the best optim.lr lies at the edge of the grid: try values beyond it" in printed
+    queue.finish(*TUNED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -32,9 +33,12 @@ class TimingRecord(BaseModel):
 
 
 def write_timing(root: Path, record: TimingRecord) -> Path:
-    """Write a timing under `<root>/bench/`; a repeated one replaces its forerunner."""
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{record.first}-{record.second}-{record.shape}").strip("-.")[:120]
-    path = root / FOLDER / f"{name}.json"
+    """Write a timing under `<root>/bench/`; a repeated one replaces its forerunner, and no other does."""
+    told = "\0".join((record.first, record.second, record.shape))
+    slug = re.sub(r"[^A-Za-z0-9.]+", "-", told).strip("-.")[:100]
+    # Names that differ in a sign or far behind have the same slug.
+    digest = hashlib.sha256(told.encode()).hexdigest()
+    path = root / FOLDER / f"{slug}-{digest[:8]}.json"
     write_json(path, record.model_dump(mode="json"))
     return path
 

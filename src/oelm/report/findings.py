@@ -53,6 +53,10 @@ class Findings:
             found.setdefault(pair.baseline.key, (pair.baseline, []))[1].append(pair)
         return list(found.values())
 
+    def by_weight(self) -> list[tuple[Arm, list[Pair]]]:
+        """Return the families in the order in which they are worth a picture: variants later, smoke last."""
+        return sorted(self.families(), key=lambda family: (family[0].budget == "smoke", _is_variant(family[0])))
+
     def without_baseline(self) -> list[tuple[Arm, tuple[str, str, str]]]:
         """Return the usable arms that have no usable baseline at their budget and variant, each with the place of one."""
         usable = {arm.key for arm in self.arms if arm.is_usable}
@@ -148,6 +152,10 @@ def sweep_of(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
         except ConfigError:
             continue
     return None
+
+
+def _is_variant(arm: Arm) -> bool:
+    return arm.experiment != DEMO and arm.variant != "default"
 
 
 def label(arm: Arm) -> str:

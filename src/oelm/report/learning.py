@@ -11,11 +11,15 @@ from oelm.report.findings import Findings, Pair, label
 from oelm.report.plots import curves
 from oelm.report.words import Words
 
+# As many as the catalog has at a budget. Of hundreds of pictures nobody looks at one, and each takes a tenth of a second.
+_MOST_FAMILIES = 8
+
 
 def learning_section(findings: Findings, words: Words) -> Section | None:
     """Return the learning curves of every family of arms."""
     blocks: list[Block] = []
-    for number, (baseline, pairs) in enumerate(findings.families()):
+    families = findings.by_weight()
+    for number, (baseline, pairs) in enumerate(families[:_MOST_FAMILIES]):
         arms = [baseline, *(pair.arm for pair in pairs)]
         rows = [row for arm in arms for row in _curve(arm)]
         if not rows:
@@ -27,6 +31,8 @@ def learning_section(findings: Findings, words: Words) -> Section | None:
         blocks.append(Chart(f"learning-{number}", title, spec, words("learning.alt", arms=words.listed(names))))
     if not blocks:
         return None
+    left_out = len(families[_MOST_FAMILIES:])
+    blocks += [Text(words("pictures.left_out", count=left_out), "note")] if left_out else []
     return Section("learning", words("learning.title"), (Text(words("learning.text")), *blocks))
 
 

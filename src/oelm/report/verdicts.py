@@ -21,6 +21,8 @@ from oelm.report.words import Words
 
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "CONFOUNDED": "warn"}
 _SMOKE = "smoke"
+# The goal of the earlier study: 1.05 times the baseline's perplexity, five points of accuracy.
+_BOUNDS = {"ppl": 1.05, "accuracy": -0.05}
 
 
 @dataclass(frozen=True)
@@ -172,17 +174,33 @@ def best_text(arm: Arm) -> str:
 
 
 def _forests(judged: list[Judged], words: Words) -> list[Block]:
+    """Return a forest plot for each target that arms are held against."""
     charts: list[Block] = []
     for metric in ("ppl", "accuracy"):
         rows = [row for row in judged if row.pair.arm.metric == metric]
-        points = [point for row in rows if (point := _point(row, words)) is not None]
-        if not points:
-            continue
-        bound = 1.05 if metric == "ppl" else -0.05
-        names = words.listed(point["name"] for point in points)
-        spec = forest(points, bound=bound, title=words(f"forest.{metric}"), bound_title=words(f"forest.bound.{metric}"))
-        charts.append(Chart(f"forest-{metric}", words(f"forest.caption.{metric}"), spec, words("forest.alt", arms=names)))
+        for bound in sorted({_bound(row.pair) for row in rows}):
+            points = [point for row in rows if _bound(row.pair) == bound and (point := _point(row, words)) is not None]
+            if not points:
+                continue
+            # A ratio, or points that may be lost.
+            told = bound if metric == "ppl" else -100 * bound
+            bound_title = words(f"forest.bound.{metric}", bound=told)
+            spec = forest(points, bound=bound, title=words(f"forest.{metric}"), bound_title=bound_title)
+            names = words.listed(point["name"] for point in points)
+            name = f"forest-{metric}" if bound in _BOUNDS.values() else f"forest-{metric}-{told:g}"
+            caption = words(f"forest.caption.{metric}", bound=told)
+            charts.append(Chart(name, caption, spec, words("forest.alt", arms=names)))
     return charts
+
+
+def _bound(pair: Pair) -> float:
+    """Return what an arm's criterion allows at most; the study's own target where the catalog names none."""
+    criterion = pair.experiment.criterion if pair.experiment is not None else None
+    if criterion is not None and criterion.ppl_ratio_at_most is not None:
+        return criterion.ppl_ratio_at_most
+    if criterion is not None and criterion.accuracy_loss_at_most is not None:
+        return -criterion.accuracy_loss_at_most
+    return _BOUNDS[pair.arm.metric]
 
 
 def _point(row: Judged, words: Words) -> dict[str, Any] | None:

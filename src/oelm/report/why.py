@@ -11,24 +11,28 @@ from oelm.report.findings import Findings, label, sweep_of
 from oelm.report.plots import grouped, rates
 from oelm.report.words import Words
 
+# Five pictures each.
+_MOST_FAMILIES = 4
 MEASURES = ("entropy", "logit_std", "mean_distance", "effective_rank", "induction")
 
 
 def why_section(findings: Findings, words: Words) -> Section | None:
     """Return what heads do in every arm, from attention.json: means over heads, spread over seeds."""
     blocks: list[Block] = []
-    for number, (baseline, pairs) in enumerate(findings.families()):
-        arms = [baseline, *(pair.arm for pair in pairs)]
+    families = [[baseline, *(pair.arm for pair in pairs)] for baseline, pairs in findings.by_weight()]
+    looked_at = [arms for arms in families if any(run.heads for arm in arms for run in arm.runs)]
+    for number, arms in enumerate(looked_at[:_MOST_FAMILIES]):
+        baseline = arms[0]
         for measure in MEASURES:
             rows = [row for arm in arms for row in _by_layer(arm, measure)]
-            if not rows:
-                continue
             names = [label(arm) for arm in arms]
             spec = grouped(rows, names, x=words("why.layer"), y=words(f"why.{measure}"))
             caption = words("why.caption", measure=words(f"why.{measure}"), family=label(baseline), budget=baseline.budget)
             blocks.append(Chart(f"why-{number}-{measure}", caption, spec, words("why.alt", arms=words.listed(names))))
     if not blocks:
         return None
+    left_out = len(looked_at[_MOST_FAMILIES:])
+    blocks += [Text(words("pictures.left_out", count=left_out), "note")] if left_out else []
     return Section("why", words("why.title"), (Text(words("why.text")), *blocks))
 
 

@@ -1,0 +1,84 @@
+"""Timings are read back as they were written, one file each, and what is no timing is passed over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from oelm.bench.record import TimingRecord, read_timings, write_timing
+
+
+def timing(**changes: Any) -> TimingRecord:
+    facts: dict[str, Any] = {
+        "first": "baseline",
+        "second": "oelm_freeze",
+        "shape": "6 layers, 512 wide, dropout 0.1, batch 8 x 512",
+        "value": 1.01,
+        "low": 0.99,
+        "high": 1.03,
+        "bound": 1.023,
+        "rounds": 10,
+        "first_step_s": 12.9,
+        "second_step_s": 12.8,
+        "first_peak_bytes": 4_400_000_000,
+        "second_peak_bytes": 4_300_000_000,
+    }
+    return TimingRecord(**(facts | changes))
+
+
+def test_a_timing_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    path = write_timing(tmp_path, timing())
+    assert path.parent == tmp_path / "bench" and read_timings(tmp_path) == [timing()]
+
+
+def test_a_repeated_timing_replaces_its_forerunner(tmp_path: Path) -> None:
+    assert write_timing(tmp_path, timing(value=1.5)) == write_timing(tmp_path, timing(value=1.25))
+    assert [found.value for found in read_timings(tmp_path)] == [1.25]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"first": "oelm_random"},
+        {"second": "oelm-freeze"},
+        {"first": "baseline-oelm", "second": "freeze"},
+        {"shape": "6 layers, 512 wide, dropout 0.1, batch 8 x 51"},
+        {"first": "a" * 150},
+        {"first": "a" * 150, "shape": "2 layers"},
+    ],
+)
+def test_a_timing_of_something_else_replaces_nothing(tmp_path: Path, other: dict[str, str]) -> None:
+    both = [timing(), timing(**other), timing(**other, second="third") if "second" not in other else timing(second="third")]
+    for record in both:
+        write_timing(tmp_path, record)
+    assert {(found.first, found.second, found.shape) for found in read_timings(tmp_path)} == {
+        (record.first, record.second, record.shape) for record in both
+    }
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/etc/passwd", "..", "", "\x1b[31m", "\u7ecf\u7eb8", "con", "a\nb"])
+def test_no_name_leaves_the_folder(tmp_path: Path, name: str) -> None:
+    path = write_timing(tmp_path / "root", timing(first=name, second=name, shape=name))
+    assert path.resolve().parent == (tmp_path / "root" / "bench").resolve() and path.name.isascii() and path.name.isprintable()
+    assert [found.first for found in read_timings(tmp_path / "root")] == [name]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff", b'{"value": NaN}'])
+def test_what_is_no_timing_is_passed_over(tmp_path: Path, content: bytes) -> None:
+    write_timing(tmp_path, timing())
+    (tmp_path / "bench" / "other.json").write_bytes(content)
+    (tmp_path / "bench" / "folder.json").mkdir()
+    assert read_timings(tmp_path) == [timing()]
+
+
+def test_nothing_recorded_is_nothing_read(tmp_path: Path) -> None:
+    assert read_timings(tmp_path) == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1.0", None])
+def test_a_timing_holds_numbers_that_were_measured(value: Any) -> None:
+    with pytest.raises(ValidationError):
+        timing(value=value)

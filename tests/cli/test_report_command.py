@@ -1,0 +1,211 @@
+"""`oelm report`, `compare` and `log` as a user types them: what they print, what they write, and with which code they end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from oelm.cli.report import compare, log, report
+from tests.conftest import oelm_command
+from tests.experiments.recorded import record
+from tests.report.synthetic import Fate, write_arm, write_plain, write_run
+
+app = typer.Typer()
+for command in (report, compare, log):
+    app.command()(command)
+BASE = (30.0, 30.2, 29.9, 30.1, 30.05, 29.95, 30.15)
+ARM = (30.63, 30.77, 30.56, 30.64, 30.65, 30.6, 30.71)
+HOSTILE = "\x1b[2Jcleared\x07\x9b2J [bold]not bold[/bold] :warning: \u202eturned"
+
+
+def oelm(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder of its own, with a study at the default place for runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    write_study(tmp_path / "outputs")
+    return tmp_path / "outputs"
+
+
+def write_study(root: Path, seeds: int = 5) -> None:
+    write_arm(root, "GPT-01", BASE[:seeds], seeds=range(seeds))
+    write_arm(root, "GPT-02", ARM[:seeds], seeds=range(seeds))
+
+
+def test_the_terminal_shows_the_verdicts_and_how_to_write_a_report(root: Path) -> None:
+    shown = oelm("report").output
+    assert "1 comparisons: 1 pass, 0 fail" in shown
+    (row,) = [line for line in shown.splitlines() if line.startswith("GPT-02 / GPT-01")]
+    assert "oelm_freeze" in row and "5/5" in row and row.rstrip().endswith("PASS")
+    assert "write it: --html report.html" in shown
+
+
+def test_a_narrow_terminal_gets_whole_words(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_arm(
+        root,
+        "GPT-02-matched",
+        [1.05 * base * luck for base, luck in zip(BASE[:5], (1.001, 0.999, 1.002, 0.998, 1.0), strict=True)],
+    )
+    write_arm(root, "GPT-03", ARM[:3], seeds=range(3))
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = oelm("report").output
+    for word in ("GPT-02-matched", "INCONCLUSIVE", "exploratory", "5/5", "planned"):
+        assert word in shown.split("GPT-02, laptop:")[0]
+
+
+def test_a_report_on_nothing_says_so_and_ends_well(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "there is nothing to judge yet" in oelm("report", "--out", tmp_path / "empty").output
+
+
+def test_ids_whatever_their_case_and_groups_choose_what_is_reported(root: Path) -> None:
+    write_arm(root, "GPT-03", ARM[:5])
+    assert "GPT-03" not in oelm("report", "gpt-02").output
+    assert "GPT-03" in oelm("report", "study").output
+
+
+def test_an_unknown_id_is_refused_with_the_nearest(root: Path) -> None:
+    assert "no experiment or group called 'GPT-2' (did you mean 'GPT-02'?)" in oelm("report", "GPT-2", code=2).output
+
+
+def test_an_unknown_language_is_refused_with_those_there_are(root: Path) -> None:
+    assert "--lang 'xx': there are en, zh" in oelm("report", "--lang", "xx", code=2).output
+
+
+def test_an_unknown_budget_is_refused_with_the_nearest(root: Path) -> None:
+    shown = oelm("report", "--budget", "labtop", code=2).output
+    assert "no budget called 'labtop' (did you mean 'laptop'?); there are: paper, laptop, smoke" in shown
+
+
+def test_a_budget_without_runs_is_an_empty_report(root: Path) -> None:
+    assert "there is nothing to judge yet" in oelm("report", "--budget", "paper").output
+
+
+@pytest.mark.parametrize("name", ["report", "log"])
+def test_a_missing_folder_is_refused(tmp_path: Path, name: str) -> None:
+    assert "nowhere: no such folder" in oelm(name, "--out", tmp_path / "nowhere", code=2).output
+
+
+def test_chinese_is_one_option_away(root: Path) -> None:
+    assert "\u79cd\u5b50" in oelm("report", "--lang", "zh").output
+
+
+def test_several_folders_are_one_study(root: Path, tmp_path: Path) -> None:
+    write_arm(tmp_path / "more", "GPT-01", BASE[5:], seeds=[5, 6])
+    write_arm(tmp_path / "more", "GPT-02", ARM[5:], seeds=[5, 6])
+    assert "7/5" in oelm("report", "--out", root, "--out", tmp_path / "more").output
+
+
+def test_a_folder_that_is_named_twice_counts_once(root: Path, tmp_path: Path) -> None:
+    assert "5/5" in oelm("report", "--out", root, "--out", tmp_path / "outputs" / ".." / "outputs").output
+    assert oelm("log", "--out", root, "--out", "outputs").output.count("best PPL") == 10
+
+
+def test_every_format_is_written_and_named(root: Path, tmp_path: Path) -> None:
+    files = {"html": "r.html", "markdown": "r.md", "csv": "tables", "latex": "r.tex"}
+    options = [part for name, file in files.items() for part in (f"--{name}", tmp_path / "deep" / file)]
+    shown = oelm("report", *options).output
+    assert all(str(tmp_path / "deep" / file) in shown for file in files.values()) and "write it:" not in shown
+    page = (tmp_path / "deep" / "r.html").read_text(encoding="utf-8")
+    assert page.lower().startswith("<!doctype html") and "GPT-02" in page
+    markdown = (tmp_path / "deep" / "r.md").read_text(encoding="utf-8")
+    pictures = sorted((tmp_path / "deep" / "r-pictures").iterdir())
+    assert pictures and all(f"r-pictures/{picture.name}" in markdown for picture in pictures)
+    tables = {path.stem for path in (tmp_path / "deep" / "tables").glob("*.csv")}
+    assert {"verdicts", "figures", "costs", "reach", "reported", "totals"} <= tables
+    assert "\\toprule" in (tmp_path / "deep" / "r.tex").read_text(encoding="utf-8")
+
+
+def test_a_file_that_cannot_be_written_is_refused_and_the_look_still_counts(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert "cannot be written" in oelm("report", "--csv", tmp_path / "file" / "tables", code=3).output
+    assert (root / "looks.json").is_file()
+
+
+def test_looks_are_counted(root: Path) -> None:
+    oelm("report")
+    again = oelm("report").output
+    assert "Look number" not in again and "PASS" in again
+    write_study(root, seeds=7)
+    assert "Look number 2" in oelm("report").output
+    looks = json.loads((root / "looks.json").read_text(encoding="utf-8"))["looks"]
+    assert [look["seeds"] for look in looks["GPT-02|laptop|default"]] == [list(range(5)), list(range(7))]
+
+
+def test_a_damaged_count_of_looks_is_refused_before_any_verdict(root: Path) -> None:
+    (root / "looks.json").write_text("{", encoding="utf-8")
+    shown = oelm("report", code=3).output
+    assert "looks.json" in shown and "restore it from a copy" in shown and "PASS" not in shown
+
+
+def test_text_of_users_cannot_drive_the_terminal(root: Path) -> None:
+    record(root, "failed", experiment="GPT-03", budget="laptop", message=HOSTILE)
+    for shown in (oelm("report").output, oelm("log").output):
+        assert "[bold]not bold[/bold] :warning:" in shown
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)
+
+
+def test_a_catalog_of_ones_own_is_judged_by_its_own_criterion(root: Path, tmp_path: Path) -> None:
+    own = "MINE: {extends: GPT-02, criterion: {ppl_ratio_at_most: 1.01}}\n"
+    (tmp_path / "own.yaml").write_text(own, encoding="utf-8")
+    write_arm(root, "MINE", ARM[:5], method="oelm_freeze")
+    shown = oelm("report", "MINE", "--catalog", tmp_path / "own.yaml").output
+    assert "1 comparisons: 0 pass, 1 fail" in shown and "misses the bound 1.010x" in shown
+
+
+def test_compare_sets_runs_side_by_side(root: Path) -> None:
+    shown = oelm("compare", root / "GPT-01" / "laptop" / "default", root / "GPT-02" / "laptop" / "default").output
+    assert "best PPL" in shown and "30.65" in shown and "method.init (native / orthogonal)" in shown
+
+
+def test_compare_refuses_what_cannot_be_compared(root: Path) -> None:
+    run = root / "GPT-01" / "laptop" / "default" / "seed-0"
+    oelm("compare", run, code=2)
+    oelm("compare", run, root / "nothing", code=2)
+    oelm("compare", run, record(root, "failed", experiment="GPT-03"), code=2)
+    oelm("compare", run, write_arm(root, "SST-2-01", [0.9], seeds=[0])[0], code=2)
+
+
+def test_compare_prints_hostile_names_as_text(root: Path, tmp_path: Path) -> None:
+    run = root / "GPT-01" / "laptop" / "default" / "seed-0"
+    moved = (root / "GPT-02" / "laptop" / "default" / "seed-0").rename(tmp_path / "[red]a\x1b[31mb\u202e")
+    shown = oelm("compare", run, moved).output
+    assert "[red]a" in shown and not {"\x1b", "\u202e"} & set(shown)
+
+
+def test_the_log_is_printed_or_written(root: Path, tmp_path: Path) -> None:
+    shown = oelm("log").output
+    assert "# Experiment log" in shown and "## 2026-01-02" in shown and shown.count("best PPL") == 10
+    assert oelm("log", "--to", tmp_path / "log.md").output == f"wrote {tmp_path / 'log.md'}\n"
+    assert (tmp_path / "log.md").read_text(encoding="utf-8").split() == shown.split()
+
+
+def test_a_report_does_not_wait_for_torch(root: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from oelm.experiments.registry import load_catalog; "
+        "from oelm.report.build import build_report; "
+        "build_report([Path('outputs')], load_catalog()).document('en'); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_the_commands_are_there_in_a_process_of_their_own(root: Path) -> None:
+    write_run(root, "GPT-01", 9, Fate(ppl=30.0))
+    write_plain(root / "GPT-01" / "laptop" / "default" / "seed-9" / "audit.json", {})
+    done = subprocess.run(oelm_command("report", "--out", "outputs"), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "") and "done, but its files cannot be used, seeds 9" in done.stdout
+    refused = subprocess.run(oelm_command("log", "--out", "nowhere"), capture_output=True, text=True, timeout=120)
+    assert (refused.returncode, refused.stdout) == (2, "") and refused.stderr.startswith("error: nowhere: no such folder")

@@ -1,0 +1,71 @@
+"""What each ingredient is worth, and the same method on other data, computed once more by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.report.by_hand import BASE, LADDER, ratio_by_hand, write_by_seed
+from tests.report.reading import english, names, rows
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("ladder")
+    for experiment, figures in LADDER.items():
+        write_by_seed(root, experiment, figures)
+    return root
+
+
+def test_the_ladder_climbs_in_order_and_each_step_is_against_the_one_below(ladder: Path) -> None:
+    found = rows(english(ladder), "ladder")
+    climb = list(LADDER)
+    assert [(row["from"], row["to"]) for row in found] == list(zip(climb, climb[1:], strict=False))
+    for row in found:
+        assert row["gap [95%]"] == ratio_by_hand(LADDER[row["to"]], LADDER[row["from"]])
+        assert row["seeds"] == "3"
+    assert found[-1]["what it adds"] == "learning Q and K"
+
+
+def test_a_confounded_arm_is_no_rung(tmp_path: Path) -> None:
+    for experiment, figures in LADDER.items():
+        settings = {"optim.lr": 5e-4} if experiment == "GPT-02-matched" else {}
+        write_by_seed(tmp_path, experiment, figures, settings=settings)
+    assert [row["to"] for row in rows(english(tmp_path), "ladder")] == ["GPT-03", "GPT-02", "GPT-01"]
+
+
+def test_the_lean_baseline_is_no_rung(tmp_path: Path) -> None:
+    for experiment, figures in (LADDER | {"GPT-01-lean": {0: 99.0, 1: 98.0, 2: 97.0}}).items():
+        write_by_seed(tmp_path, experiment, figures)
+    assert "GPT-01-lean" not in {name for row in rows(english(tmp_path), "ladder") for name in (row["from"], row["to"])}
+
+
+def test_two_arms_make_no_ladder(tmp_path: Path) -> None:
+    write_by_seed(tmp_path, "GPT-01", BASE)
+    write_by_seed(tmp_path, "GPT-02", LADDER["GPT-02"])
+    assert "ladder" not in names(english(tmp_path))
+
+
+def test_the_same_method_across_data_sets(tmp_path: Path) -> None:
+    first, second = LADDER["GPT-02"], {0: 52.0, 1: 53.0, 2: 51.0}
+    write_by_seed(tmp_path, "GPT-01", BASE)
+    write_by_seed(tmp_path, "GPT-02", first)
+    write_by_seed(tmp_path, "GPT-04", {0: 50.0, 1: 50.5, 2: 49.5}, data="openwebtext")
+    write_by_seed(tmp_path, "GPT-05", second, data="openwebtext")
+    (row,) = rows(english(tmp_path), "across-ppl")
+    assert row["method"] == "oelm_freeze"
+    assert row["tinystories, laptop"] == ratio_by_hand(first, BASE)
+    assert row["openwebtext, laptop"] == ratio_by_hand(second, {0: 50.0, 1: 50.5, 2: 49.5})
+
+
+def test_controls_and_variants_never_take_a_methods_place_across_data_sets(tmp_path: Path) -> None:
+    write_by_seed(tmp_path, "GPT-01", BASE)
+    write_by_seed(tmp_path, "GPT-02", LADDER["GPT-02"])
+    write_by_seed(tmp_path, "GPT-02-lr3e-4", {0: 77.0, 1: 78.0, 2: 79.0})
+    write_by_seed(tmp_path, "GPT-01-lean", {0: 66.0, 1: 67.0, 2: 68.0})
+    for experiment, figure in (("GPT-01", 20.0), ("GPT-02", 88.0)):
+        write_by_seed(tmp_path, experiment, {0: figure, 1: figure + 1, 2: figure + 3}, variant="dropout-0.1-abcd1234")
+    found = {row["method"]: row["tinystories, laptop"] for row in rows(english(tmp_path), "across-ppl")}
+    assert found["oelm_freeze"] == ratio_by_hand(LADDER["GPT-02"], BASE)
+    assert set(found) == {"oelm_freeze", "oelm_freeze, GPT-02-lr3e-4", "baseline, GPT-01-lean"}

@@ -1,0 +1,351 @@
+"""Every section's arithmetic, computed once more by hand from the figures that the runs were given."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+
+from oelm.bench.record import TimingRecord, write_timing
+from oelm.experiments.earlier import Reported, write_reported
+from oelm.report.document import Chart
+from tests.experiments.recorded import record
+from tests.report.by_hand import BASE, LADDER, T, catalog_with, ratio_by_hand, write_by_seed
+from tests.report.reading import cells, chart, english, names, rows, section, texts, values
+from tests.report.synthetic import (
+    TOKENS_PER_STEP,
+    Fate,
+    audit_of,
+    write_arm,
+    write_run,
+    write_sweep,
+    write_tuned,
+)
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("ladder")
+    for experiment, figures in LADDER.items():
+        write_by_seed(root, experiment, figures)
+    return root
+
+
+def test_the_table_of_verdicts_has_the_gap_computed_by_hand(ladder: Path) -> None:
+    found = {row["arm / baseline"]: row for row in rows(english(ladder), "verdicts")}
+    assert set(found) == {f"{name} / GPT-01" for name in LADDER if name != "GPT-01"}
+    for experiment in ("GPT-02", "GPT-03", "GPT-02-matched"):
+        row = found[f"{experiment} / GPT-01"]
+        assert row["gap [95%]"] == ratio_by_hand(LADDER[experiment], BASE)
+        assert row["best"] == f"{statistics.fmean(LADDER[experiment].values()):.2f}"
+        assert (row["seeds / planned"], row["verdict"]) == ("3/5", "exploratory")
+
+
+def test_the_gap_is_over_common_seeds_alone(tmp_path: Path) -> None:
+    write_by_seed(tmp_path, "GPT-01", BASE | {9: 1000.0})
+    write_by_seed(tmp_path, "GPT-02", LADDER["GPT-02"] | {8: 1.5})
+    (row,) = rows(english(tmp_path), "verdicts")
+    assert row["gap [95%]"] == ratio_by_hand(LADDER["GPT-02"], BASE)
+
+
+def test_every_figure_stands_seed_by_seed(ladder: Path) -> None:
+    found = {row["arm"]: row for row in rows(english(ladder), "figures")}
+    assert found["GPT-01"]["by seed"] == "0: 30.00, 1: 30.30, 2: 29.80" and found["GPT-01"]["mean"] == "30.03"
+    assert set(found) == set(LADDER)
+
+
+def test_the_forest_shows_the_same_intervals_as_the_table(ladder: Path) -> None:
+    document = english(ladder)
+    shown = {row["name"]: row for row in values(document, "forest-ppl")}
+    logs = [math.log(LADDER["GPT-02"][seed] / BASE[seed]) for seed in BASE]
+    assert shown["GPT-02, laptop"]["value"] == pytest.approx(math.exp(statistics.fmean(logs)), rel=1e-9)
+    assert shown["GPT-02, laptop"]["text"] == ratio_by_hand(LADDER["GPT-02"], BASE)
+    assert shown["GPT-02, laptop"]["low"] < shown["GPT-02, laptop"]["value"] < shown["GPT-02, laptop"]["high"]
+    assert len(shown) == 4
+
+
+def test_each_target_has_a_forest_of_its_own(tmp_path: Path) -> None:
+    strict = (
+        "STRICT: {kind: language_model, data: x, method: oelm_freeze, baseline: BASE, criterion: {ppl_ratio_at_most: 1.01}}"
+    )
+    entries = ("BASE: {kind: language_model, data: x}", strict)
+    for experiment in ("GPT-01", "GPT-02", "BASE", "STRICT"):
+        write_by_seed(tmp_path, experiment, LADDER.get(experiment, {0: 30.0, 1: 30.4, 2: 30.1}))
+    document = english(tmp_path, catalog=catalog_with(*entries))
+    names_by_chart = {name: [row["name"] for row in values(document, name)] for name in ("forest-ppl", "forest-ppl-1.01")}
+    assert names_by_chart == {"forest-ppl": ["GPT-02, laptop"], "forest-ppl-1.01": ["STRICT, laptop"]}
+    assert "the target 1.01." in chart(document, "forest-ppl-1.01").caption
+    drawn = [
+        layer["data"]["values"][0]["bound"] for layer in chart(document, "forest-ppl-1.01").spec["layer"] if "data" in layer
+    ]
+    assert drawn == [1.0, 1.01]
+
+
+def write_curves(root: Path) -> None:
+    """Two seeds of a baseline and of an arm; of the arm, one never reaches what both reach on the mean, a loss of 2."""
+    for seed in (0, 1):
+        write_run(root, "GPT-01", seed, Fate(ppl=math.e, losses=(4.0, 3.0, 2.0, 1.0), step_s=0.5, overhead_s=10.0))
+    arms = {0: (3.0, 1.9, 1.875, 1.75), 1: (4.0, 3.5, 3.0, 2.25)}
+    for seed, losses in arms.items():
+        fate = Fate(ppl=math.exp(losses[-1]), losses=losses, step_s=1.0, overhead_s=20.0, method="oelm_freeze")
+        write_run(root, "GPT-02", seed, fate)
+
+
+def test_time_to_quality_computed_by_hand(tmp_path: Path) -> None:
+    write_curves(tmp_path)
+    baseline, arm = rows(english(tmp_path), "reach")
+    # The worst mean of the best losses is that of the arm, (1.75 + 2.25) / 2. The baseline's third evaluation, at step 15 of
+    # 20, reaches it; the arm's first seed reaches it at step 10, and its second counts whole, 20.
+    assert baseline["target loss"] == arm["target loss"] == "2.0000"
+    assert (baseline["steps"], arm["steps"]) == ("15", "15")
+    assert baseline["tokens"] == f"{15 * TOKENS_PER_STEP / 1e6:.2f}M" == arm["tokens"]
+    # Everything included, a step took (20 x 0.5 + 10) / 20 = 1 s, and (20 x 1 + 20) / 20 = 2 s.
+    assert (baseline["minutes"], arm["minutes"]) == (f"{15 * 1 / 60:.1f}", f"{15 * 2 / 60:.1f}")
+    assert (baseline["steps against baseline"], arm["steps against baseline"]) == ("1.00x", "1.00x")
+
+
+def test_ratios_are_sorted_by_themselves(tmp_path: Path) -> None:
+    write_curves(tmp_path)
+    document = english(tmp_path)
+    assert [cell.sort for cell in cells(document, "reach", "steps against baseline")] == [1.0, 1.0]
+    assert [cell.sort for cell in cells(document, "costs", "step against baseline")] == [None, 2.0]
+
+
+def test_learning_curves_are_means_with_bands_over_seeds(tmp_path: Path) -> None:
+    write_curves(tmp_path)
+    shown = [row for row in values(english(tmp_path), "learning-0") if row["arm"] == "GPT-02"]
+    assert [row["step"] for row in shown] == [5, 10, 15, 20]
+    assert [(row["mean"], row["low"], row["high"], row["seeds"]) for row in shown] == [
+        (3.5, 3.0, 4.0, 2),
+        (2.7, 1.9, 3.5, 2),
+        (2.4375, 1.875, 3.0, 2),
+        (2.0, 1.75, 2.25, 2),
+    ]
+
+
+def test_a_step_that_one_seed_lacks_is_not_in_the_curve(tmp_path: Path) -> None:
+    write_arm(tmp_path, "GPT-01", [3.0, 3.0], seeds=[0, 1])
+    write_run(tmp_path, "GPT-02", 0, Fate(ppl=math.exp(2.0), losses=(4.0, 3.0, 2.5, 2.0), method="oelm_freeze"))
+    write_run(tmp_path, "GPT-02", 1, Fate(ppl=math.exp(2.0), losses=(3.0, 2.0), method="oelm_freeze"))
+    shown = [row["step"] for row in values(english(tmp_path), "learning-0") if row["arm"] == "GPT-02"]
+    assert shown == [10, 20]
+
+
+def test_of_many_families_the_plain_ones_are_drawn_and_the_rest_are_counted(tmp_path: Path) -> None:
+    for number in range(9):
+        for experiment in ("GPT-01", "GPT-02"):
+            write_arm(tmp_path, experiment, [30.0, 30.5], seeds=[0, 1], variant=f"dropout-{number}", entropies=None)
+    for experiment in ("GPT-04", "GPT-05"):
+        write_arm(tmp_path, experiment, [30.0, 30.5], seeds=[0, 1], budget="smoke", entropies=None)
+        write_arm(tmp_path, experiment, [30.0, 30.5], seeds=[0, 1], entropies=None)
+    document = english(tmp_path)
+    charts = [block for block in section(document, "learning").blocks if isinstance(block, Chart)]
+    assert len(charts) == 8 and charts[0].alt == "Validation loss against steps for GPT-04, GPT-05."
+    (note,) = texts(document, "learning", "note")
+    assert note == "3 more families are not drawn; name experiments or a budget to see theirs."
+    assert "why" not in names(document)
+    # Tables leave nobody out.
+    assert len(rows(document, "verdicts")) == 11 and len(rows(document, "costs")) == 22
+
+
+def test_costs_computed_by_hand(tmp_path: Path) -> None:
+    for seed, step_s in enumerate((0.040, 0.050, 0.090)):
+        write_run(tmp_path, "GPT-01", seed, Fate(ppl=30.0 + seed, step_s=step_s))
+        write_run(tmp_path, "GPT-02", seed, Fate(ppl=31.0 + seed, step_s=0.9 * step_s, method="oelm_freeze"))
+    baseline, arm = rows(english(tmp_path), "costs")
+    counted = audit_of("oelm_freeze")
+    total, frozen = counted["total"], 2 * 2 * 64 * 64
+    assert (baseline["frozen"], baseline["share frozen"]) == ("0", "0.00%")
+    assert (arm["trainable"], arm["frozen"]) == (f"{total - frozen:,}", f"{frozen:,}")
+    assert arm["share frozen"] == f"{100 * frozen / total:.2f}%"
+    # Two moments of four bytes for what trains; four bytes for every weight.
+    assert arm["optimizer state"] == f"{8 * (total - frozen) / 2**20:,.1f} MiB"
+    assert arm["checkpoint"] == f"{(4 * total + 8 * (total - frozen)) / 2**20:,.1f} MiB"
+    assert (baseline["median step"], arm["median step"]) == ("50.0 ms", "45.0 ms")
+    assert (baseline["step against baseline"], arm["step against baseline"]) == ("", "0.900x")
+
+
+def test_timings_in_turns_stand_beside_the_bound(tmp_path: Path) -> None:
+    write_curves(tmp_path)
+    assert any("No interleaved timing" in text for text in texts(english(tmp_path), "costs", "note"))
+    timing = TimingRecord(
+        first="baseline",
+        second="oelm_freeze",
+        shape="6 layers, 512 wide, dropout 0.1, batch 8 x 512",
+        value=1.0125,
+        low=0.9875,
+        high=1.0375,
+        bound=1.0235,
+        rounds=12,
+        first_step_s=10.0,
+        second_step_s=9.9,
+        first_peak_bytes=1,
+        second_peak_bytes=1,
+    )
+    write_timing(tmp_path, timing)
+    (row,) = rows(english(tmp_path), "speed")
+    assert row["first / second"] == "baseline / oelm_freeze"
+    # 1.0125 and 1.0375 are not binary fractions of three digits: what is printed is what Python rounds them to.
+    assert row["speed of the second [95%]"] == f"{1.0125:.3f}x [{0.9875:.3f}, {1.0375:.3f}]"
+    assert (row["bound"], row["rounds"]) == (f"{1.0235:.3f}x", "12")
+
+
+def test_attention_charts_show_means_over_heads_and_spread_over_seeds(tmp_path: Path) -> None:
+    write_arm(tmp_path, "GPT-01", [30.0, 30.5], seeds=[0, 1])
+    for seed, entropies in enumerate((((1.0, 2.0), (0.5, 1.0)), ((2.0, 3.0), (0.25, 0.75)))):
+        write_run(tmp_path, "GPT-02", seed, Fate(ppl=31.0 + seed, method="oelm_freeze", entropies=entropies))
+    document = english(tmp_path)
+    shown = {row["group"]: row for row in values(document, "why-0-entropy") if row["arm"] == "GPT-02"}
+    # Layer 0: seeds at (1 + 2) / 2 and (2 + 3) / 2. Layer 1: 0.75 and 0.5.
+    assert {layer: (row["mean"], row["low"], row["high"]) for layer, row in shown.items()} == {
+        "0": (2.0, 1.5, 2.5),
+        "1": (0.625, 0.5, 0.75),
+    }
+    scales = {"logit_std": 1 / 4, "mean_distance": 2.0, "effective_rank": 10.0, "induction": 1 / 16}
+    for measure, scale in scales.items():
+        means = {row["group"]: row["mean"] for row in values(document, f"why-0-{measure}") if row["arm"] == "GPT-02"}
+        assert means == {"0": 2.0 * scale, "1": 0.625 * scale}
+
+
+def test_of_many_families_four_are_drawn_head_by_head(tmp_path: Path) -> None:
+    for number in range(7):
+        for experiment in ("GPT-01", "GPT-02"):
+            # Families that were not looked at take nobody's place.
+            entropies = None if number < 2 else ((1.0,), (2.0,))
+            write_arm(tmp_path, experiment, [30.0], seeds=[0], variant=f"dropout-{number}", entropies=entropies)
+    document = english(tmp_path)
+    charts = [block for block in section(document, "why").blocks if isinstance(block, Chart)]
+    assert len(charts) == 4 * 5 and "dropout-2" in charts[0].alt
+    (note,) = texts(document, "why", "note")
+    assert note.startswith("1 more families are not drawn")
+
+
+def test_arms_that_were_not_looked_at_have_no_attention_chart(tmp_path: Path) -> None:
+    for experiment in ("GPT-01", "GPT-02"):
+        write_arm(tmp_path, experiment, [30.0, 30.5], seeds=[0, 1], entropies=None)
+    assert "why" not in names(english(tmp_path))
+
+
+def test_a_sweep_shows_every_point_and_marks_the_best_and_the_edge(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "GPT-01", 1)
+    write_sweep(tmp_path, "GPT-02", 2)
+    for experiment, rate in (("GPT-01", 1e-3), ("GPT-02", 3e-3)):
+        write_tuned(tmp_path, experiment, rate)
+    document = english(tmp_path)
+    found = rows(document, "tuning")
+    assert [row["setting"] for row in found] == ["optim.lr 0.0003", "optim.lr 0.001", "optim.lr 0.003"] * 2
+    assert [row["score (less is better)"] for row in found] == ["4.0000", "3.0000", "4.0000", "5.0000", "4.0000", "3.0000"]
+    assert [row["remark"] for row in found] == ["", "best", "", "", "", "best, at the edge of the grid"]
+    assert [cell.mark for cell in cells(document, "tuning", "remark")] == ["", "", "", "", "", "warn"]
+    best = [(point["arm"], point["rate"]) for point in values(document, "tuning") if point["best"]]
+    assert best == [("GPT-01, laptop", 1e-3), ("GPT-02, laptop", 3e-3)]
+
+
+def test_classifiers_have_an_interval_over_examples(tmp_path: Path) -> None:
+    # Of eight examples the arm misses one that the baseline has, at both seeds, and one more at one seed.
+    baseline = (True,) * 6 + (False,) * 2
+    arms = [(True,) * 5 + (False,) * 3, (True,) * 4 + (False,) * 4]
+    for seed in (0, 1):
+        write_run(tmp_path, "SST-2-01", seed, Fate(accuracy=0.9, right=baseline, entropies=None))
+        fate = Fate(accuracy=0.875 + seed / 100, right=arms[seed], entropies=None, method="oelm_freeze_pretrained")
+        write_run(tmp_path, "SST-2-02", seed, fate)
+    (row,) = rows(english(tmp_path), "verdicts")
+    differences = [0.0] * 4 + [-0.5, -1.0] + [0.0] * 2
+    half = 2.36462 * statistics.stdev(differences) / math.sqrt(8)
+    low, high = (100 * (statistics.fmean(differences) + end) for end in (-half, half))
+    assert row["sensitivity [95%]"] == f"{100 * statistics.fmean(differences):+.2f} [{low:+.2f}, {high:+.2f}]"
+    gaps = [0.875 - 0.9, 0.885 - 0.9]
+    half = T[1] * statistics.stdev(gaps) / math.sqrt(2)
+    low, high = (100 * (statistics.fmean(gaps) + end) for end in (-half, half))
+    assert row["gap [95%]"] == f"{100 * statistics.fmean(gaps):+.2f} [{low:+.2f}, {high:+.2f}]"
+    assert row["best"] == "88.00%"
+
+
+@pytest.mark.parametrize("cut", ["short", "other-labels", "missing", "damaged"])
+def test_predictions_that_cannot_be_paired_give_no_interval_over_examples(tmp_path: Path, cut: str) -> None:
+    for experiment in ("SST-2-01", "SST-2-02"):
+        write_arm(tmp_path, experiment, [0.9, 0.88], seeds=[0, 1])
+    path = tmp_path / "SST-2-02" / "laptop" / "default" / "seed-1" / "predictions.jsonl"
+    text = path.read_text(encoding="utf-8")
+    changed = {
+        "short": text[: len(text) // 2],
+        "other-labels": text.replace('"label": 1', '"label": 0'),
+        "missing": "",
+        "damaged": text.replace('"label": 1', '"label": "x"'),
+    }
+    path.write_text(changed[cut], encoding="utf-8")
+    (row,) = rows(english(tmp_path), "verdicts")
+    assert row["sensitivity [95%]"] == "" and "[" in row["gap [95%]"]
+
+
+def test_reported_values_stand_beside_what_was_measured(tmp_path: Path) -> None:
+    write_by_seed(tmp_path, "GPT-01", BASE)
+    write_by_seed(tmp_path, "GPT-02", LADDER["GPT-02"])
+    write_by_seed(tmp_path, "GPT-01", {0: 999.0}, budget="smoke")
+    found = {row["experiment"]: row for row in rows(english(tmp_path), "reported")}
+    assert (found["GPT-01"]["reported"], found["GPT-01"]["reported gap"]) == ("4.27", "")
+    assert (found["GPT-02"]["reported"], found["GPT-02"]["reported gap"]) == ("4.69", "+9.8%")
+    assert found["GPT-01"]["measured"] == "30.03 (laptop, n=3)"
+    assert found["GPT-02"]["measured gap [95%]"] == f"{ratio_by_hand(LADDER['GPT-02'], BASE)} (laptop, n=3)"
+    assert found["GPT-03"]["measured"] == "not measured" and found["GPT-03"]["measured gap [95%]"] == ""
+
+
+# FACTS.md, sections 2 and 3: what the study itself printed beside its figures.
+PRINTED = {
+    "GPT-02": "+9.8%",
+    "GPT-03": "+16.4%",
+    "GPT-05": "+14.9%",
+    "GPT-07": "+15.5%",
+    "XNLI-02": "+1.08",
+    "SST-2-02": "-1.84",
+}
+
+
+@pytest.mark.parametrize("experiment", PRINTED)
+def test_reported_gaps_follow_from_the_reported_figures(tmp_path: Path, experiment: str) -> None:
+    found = {row["experiment"]: row for row in rows(english(tmp_path), "reported")}
+    assert found[experiment]["reported gap"] == PRINTED[experiment]
+    assert len(found) == 14
+
+
+def test_what_was_imported_of_the_earlier_study_is_shown_with_what_does_not_fit(tmp_path: Path) -> None:
+    figures = {"best_ppl": 4.27, "best_val_loss": 1.6, "wall_s": 16287.0}
+    write_reported([Reported(id="GPT-01", method="baseline", dataset="tinystories", figures=figures, source={})], tmp_path)
+    document = english(tmp_path)
+    assert any("best_ppl 4.27" in text and "wall_s 16287" in text for text in texts(document, "reported", "note"))
+    (warning,) = texts(document, "reported", "warning")
+    assert warning == f"GPT-01: PPL 4.27 is not exp(best validation loss 1.6) = {math.exp(1.6):.4g}"
+
+
+def test_a_users_own_reported_figures_of_another_kind_are_shown_as_they_are(tmp_path: Path) -> None:
+    own = "OWN: {kind: language_model, data: stdlib, reported: {source: mine, figures: {final_loss: 0.5, hours: 3}}}"
+    other = "OTHER: {extends: OWN, baseline: OWN, reported: {source: mine, figures: {best_ppl: 4}}}"
+    found = rows(english(tmp_path, catalog=catalog_with(own, other)), "reported")[-2:]
+    assert [(row["reported"], row["reported gap"]) for row in found] == [("final_loss 0.5, hours 3", ""), ("4", "")]
+
+
+def test_totals_computed_by_hand(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path, "GPT-01", seed, Fate(ppl=30.0, steps=40, step_s=30.0, overhead_s=600.0))
+        write_run(tmp_path, "GPT-02", seed, Fate(ppl=30.0, revision="f" * 40 + "+changes", method="oelm_freeze"))
+    record(tmp_path, "failed", experiment="GPT-02", budget="laptop", seed=2)
+    (tmp_path / "GPT-02" / "laptop" / "default" / "seed-2" / "weights").write_bytes(b"x" * 3_000_000)
+    (tmp_path / "GPT-02" / "laptop" / "default" / "seed-2" / "link").symlink_to(tmp_path)
+    found = {row["what"]: row["value"] for row in rows(english(tmp_path), "totals")}
+    assert (found["runs"], found["finished runs"], found["arms"]) == ("5", "4", "2")
+    # Two runs of 40 x 30 + 600 seconds, two of 20 x 0.05.
+    assert found["compute hours of finished runs"] == f"{(2 * 1800 + 2 * 1.0) / 3600:,.2f}"
+    assert found["tokens trained on"] == f"{(2 * 40 + 2 * 20) * TOKENS_PER_STEP / 1e6:,.1f}M"
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink())
+    assert found["bytes on disk"] == f"{size / 2**20:,.1f} MiB"
+    assert found["computed on"] == "cpu, float32, x86_64, AVX2, 1 threads, torch 2.13.0+cpu"
+    assert found["source revisions"] == "0123456789ab; ffffffffffff+changes"
+
+
+def test_charts_tell_in_words_what_they_show(ladder: Path) -> None:
+    document = english(ladder)
+    for name in ("forest-ppl", "learning-0", "why-0-entropy"):
+        assert all(experiment in chart(document, name).alt for experiment in LADDER if experiment != "GPT-01")
+    assert section(document, "verdicts").blocks

@@ -49,7 +49,7 @@ def test_the_terminal_shows_the_verdicts_and_how_to_write_a_report(root: Path) -
     shown = oelm("report").output
     assert "1 comparisons: 1 pass, 0 fail" in shown
     (row,) = [line for line in shown.splitlines() if line.startswith("GPT-02 / GPT-01")]
-    assert "oelm_freeze" in row and "5/5" in row and row.rstrip().endswith("PASS")
+    assert "oelm_freeze" in row and "5/5" in row and row.split().count("PASS") == 1
     assert "write it: --html report.html" in shown
 
 

@@ -33,9 +33,7 @@ except CheckpointError as problem:
 def test_code_that_a_model_folder_names_is_never_run(tmp_path: Path, call: str) -> None:
     folder, marker = tmp_path / "model", tmp_path / "ran"
     folder.mkdir()
-    hostile = (
-        f"open({str(marker)!r}, 'w').close()\nimport transformers as t\nclass C(t.PretrainedConfig): pass\n"
-    )
+    hostile = f"open({str(marker)!r}, 'w').close()\nimport transformers as t\nclass C(t.PretrainedConfig): pass\n"
     (folder / "code.py").write_text(hostile)
     config = {"model_type": "hostile", "auto_map": {"AutoConfig": "code.C", "AutoModelForSequenceClassification": "code.C"}}
     (folder / "config.json").write_text(json.dumps(config))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from oelm.report.document import Document, Table
 
 # Method and sensitivity, without which the verdicts fit a narrow terminal with their words whole.
-_IN_FILES_ONLY, _WIDE = frozenset({1, 6}), 110
+_IN_FILES_ONLY, _WIDE = frozenset({6, 7}), 110
 
 Roots = Annotated[list[Path] | None, typer.Option("--out", help="Where runs are; may be repeated. Default: outputs.")]
 

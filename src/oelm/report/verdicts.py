@@ -138,10 +138,10 @@ def _headline(judged: list[Judged], words: Words) -> str:
 
 
 def _table(findings: Findings, judged: list[Judged], words: Words) -> Table:
-    names = ("arm", "method", "budget", "seeds", "best", "gap", "sensitivity", "verdict")
+    names = ("arm", "budget", "seeds", "best", "gap", "verdict", "sensitivity", "method")
     columns = tuple(words(f"verdict.{name}") for name in names)
     rows = tuple(_row(findings, row, words) for row in judged)
-    return Table("verdicts", words("verdict.caption"), columns, rows, frozenset({3, 4, 5, 6}))
+    return Table("verdicts", words("verdict.caption"), columns, rows, frozenset({2, 3, 4, 6}))
 
 
 def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
@@ -153,13 +153,13 @@ def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
     verdict = words("verdict.SMOKE") if is_smoke else words(f"verdict.{judgement.verdict}")
     return (
         Cell(f"{label(pair.arm)} / {label(pair.baseline)}"),
-        Cell(method_text(pair.arm, findings.catalog, words)),
         Cell(pair.arm.budget),
         Cell(f"{judgement.num_seeds}/{judgement.planned}", judgement.num_seeds),
         Cell(best_text(pair.arm), _mean(pair.arm)),
         Cell(text, gap.value if gap is not None else None),
-        Cell(other_text, other.value if other is not None else None),
         Cell(verdict, judgement.verdict, "muted" if is_smoke else _MARKS.get(judgement.verdict, "")),
+        Cell(other_text, other.value if other is not None else None),
+        Cell(method_text(pair.arm, findings.catalog, words)),
     )
 
 

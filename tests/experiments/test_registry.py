@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from oelm.errors import ConfigError
 from oelm.experiments.plan import make_config
-from oelm.experiments.registry import NAME, Catalog, Criterion, check_name, dotted, load_catalog
+from oelm.experiments.registry import Catalog, Criterion, check_name, dotted, load_catalog
+from oelm.names import NAME
 from tests.experiments.planned import PAIR, catalog_of
 
 PLAIN = "{kind: language_model, data: stdlib}"

@@ -6,17 +6,16 @@ import hashlib
 import re
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from oelm.files import write_json
+from oelm.strict import Strict
 
 FOLDER = "bench"
 
 
-class TimingRecord(BaseModel):
+class TimingRecord(Strict):
     """Two sides that took turns: how many times as fast the second is, with its interval, and what arithmetic allows."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     first: str
     second: str

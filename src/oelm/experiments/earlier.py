@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from oelm.errors import DataError
 from oelm.files import MAX_JSON_BYTES, read_json, sha256_file, write_json
+from oelm.strict import Strict
 
 TIMING = "timing_stats.json"
 REPORTED = "reported"
@@ -67,10 +68,8 @@ class Evaluation(NamedTuple):
     val_ppl: float
 
 
-class Reported(BaseModel):
+class Reported(Strict):
     """What the earlier study reported of one experiment, under our names; `source` has the sha256 of every file read."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     id: str = Field(pattern=rf"^{_ID}$")
     label: Literal["reported by the earlier study, one seed"] = "reported by the earlier study, one seed"

@@ -6,7 +6,10 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from oelm.names import is_device, is_safe
+from oelm.strict import Strict
 
 FORMAT: Literal["oelm-archive-1"] = "oelm-archive-1"
 INVENTORY = "inventory.json"
@@ -26,12 +29,9 @@ RECORDS = (
 )
 POINTERS = ("best.json", "latest.json")
 CHECKPOINT_FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
-_COMPONENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CHECKPOINT_FILE = re.compile(r"checkpoints/step-[0-9]{8,18}/([a-z.]+)")
 _SEED = re.compile(r"seed-(0|[1-9][0-9]{0,9})")
 _FIGURE = re.compile(r"[a-z][a-z0-9_]{0,63}")
-# Windows opens a device under these names, whatever stands after a dot.
-_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Size = Annotated[int, Field(ge=0, lt=2**63)]
@@ -40,11 +40,7 @@ Figure = Annotated[int, Field(gt=-(2**63), lt=2**63)] | float
 ArchivedStatus = Literal["queued", "stopped", "failed", "done", "unknown"]
 
 
-class _Plain(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class FileEntry(_Plain):
+class FileEntry(Strict):
     """One file of a run, as it is in the archive; `path` is below the run."""
 
     path: str
@@ -59,7 +55,7 @@ class FileEntry(_Plain):
         return path
 
 
-class RunEntry(_Plain):
+class RunEntry(Strict):
     """One run: its place, how it ended, and, when done, its final figures from timing_stats.json."""
 
     path: str
@@ -86,7 +82,7 @@ class RunEntry(_Plain):
         return sum(file.size_bytes for file in self.files)
 
 
-class Inventory(_Plain):
+class Inventory(Strict):
     """`inventory.json`: the first member of an archive, and everything that may follow it, in order."""
 
     format: Literal["oelm-archive-1"]
@@ -144,11 +140,11 @@ def name_problem(name: str) -> str | None:
     for part in name.split("/"):
         if part == "..":
             return f"{_shown(name)} leads out of its folder"
-        if not _COMPONENT.fullmatch(part) or part.endswith("."):
+        if not is_safe(part):
             return (
                 f"{_shown(name)} is not made of letters, digits, '.', '_' and '-' (each part up to 64, a letter or digit first)"
             )
-        if part.split(".")[0].lower() in _DEVICES:
+        if is_device(part):
             return f"{_shown(name)} holds {part!r}, which Windows keeps for a device"
     return None
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from oelm.errors import ConfigError, RunDirError
-from oelm.experiments.registry import NAME
+from oelm.names import NAME
 from oelm.train.status import HEARTBEAT_S, STATUS, Metric, Status
 
 State = Literal["running", "stale", "queued", "dead", "failed", "damaged", "stopped", "done"]

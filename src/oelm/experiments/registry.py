@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from oelm.errors import ConfigError
 from oelm.experiments.budget import BUDGETS
 from oelm.experiments.yamlfile import YamlFile, parse_yaml, read_yaml
 from oelm.files import dump_json
+from oelm.names import is_device, is_safe
+from oelm.strict import Strict
 
 # A file of this name in the working folder is read without being asked for.
 OWN_CATALOG = "experiments.yaml"
 ALL = "all"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}
 # What `oelm train`, `oelm finetune`, `oelm demo` and the import of reported values keep beside experiments.
 _TAKEN = {"train", "finetune", "demo", "reported", "bench"}
 # What an entry says of itself alone, so that `extends` does not hand it on.
@@ -34,13 +33,7 @@ _SAID_BY = {"method": "the entry's own `method:` says it", "seed": "--seeds give
 _PATHS = ("model.source", "examples.dev", "examples.folder")
 
 
-class Plain(BaseModel):
-    """Frozen, no coercion, no unknown keys, no NaN."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class Criterion(Plain):
+class Criterion(Strict):
     """What counts as success against the baseline: one of a bound on the PPL ratio or on the accuracy lost."""
 
     ppl_ratio_at_most: float | None = Field(default=None, gt=0)
@@ -60,14 +53,14 @@ class Criterion(Plain):
         return f"accuracy at most {100 * self.accuracy_loss_at_most:g} points below the baseline's"
 
 
-class Reported(Plain):
+class Reported(Strict):
     """What others reported for this experiment: figures by name, never results of ours."""
 
     source: str
     figures: dict[str, float]
 
 
-class Experiment(Plain):
+class Experiment(Strict):
     """One entry of the catalog. `settings` hold at every budget, `at` at one; docs/experiments.md describes the rest."""
 
     id: str
@@ -200,7 +193,7 @@ def build_catalog(sources: Iterable[YamlFile], *, own: Path | None = None) -> Ca
 
 def check_name(name: str, *, where: str) -> None:
     """Raise ConfigError unless a name can be a folder's on every system and stays inside its parent."""
-    if not NAME.fullmatch(name) or name.split(".")[0].lower() in _RESERVED or name.endswith("."):
+    if not is_safe(name) or is_device(name):
         raise ConfigError(
             f"{where}: the name {name!r} is not allowed: up to 64 letters, digits, '.', '_' and '-', "
             "beginning with a letter or digit, and none of the names that Windows keeps for devices"

@@ -14,8 +14,9 @@ from pydantic import ValidationError, model_validator
 
 from oelm.errors import ConfigError, DataError
 from oelm.experiments.plan import PlannedRun, plan_runs, variant_name
-from oelm.experiments.registry import Experiment, Plain
+from oelm.experiments.registry import Experiment
 from oelm.files import read_json, write_json
+from oelm.strict import Strict
 from oelm.train.config import RunConfig, parse_override
 from oelm.train.status import now_text, read_status
 
@@ -25,7 +26,7 @@ SWEEP = "sweep.json"
 Grid = dict[str, list[Any]]
 
 
-class SweepPoint(Plain):
+class SweepPoint(Strict):
     """One point of the grid: the mean over seeds of the best validation loss, or of 1 - accuracy.
 
     None while unfinished, or for good where a run failed: a point that cannot be trained is never the best.
@@ -38,7 +39,7 @@ class SweepPoint(Plain):
     has_failed: bool = False
 
 
-class SweepRecord(Plain):
+class SweepRecord(Strict):
     """`sweep.json` of an experiment at a budget: the grid, every point's score, and which is best."""
 
     experiment: str

@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from oelm.errors import ConfigError
 from oelm.models.gpt import GPT, LayerCache
 from oelm.seeds import stream_seed
+from oelm.strict import Strict
 
 
-class Sampling(BaseModel):
+class Sampling(Strict):
     """How the next token is chosen. Temperature 0 takes the likeliest; top_k 0 and top_p 1 leave all in."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     temperature: float = Field(default=0.8, ge=0)
     top_k: int = Field(default=0, ge=0)

@@ -23,7 +23,8 @@ from oelm.report.stats import (
     paired_difference,
     paired_log_ratio,
 )
-from oelm.train.records import Record, read_as
+from oelm.strict import Strict
+from oelm.train.records import read_as
 
 Verdict = Literal[
     "PASS",
@@ -228,7 +229,7 @@ def comparison_key(experiment: str, budget: str, variant: str) -> str:
     return f"{experiment}|{budget}|{variant}"
 
 
-class Look(Record):
+class Look(Strict):
     """One look: the seeds it saw, in order, and when."""
 
     seeds: tuple[int, ...] = Field(min_length=2)
@@ -241,7 +242,7 @@ class Look(Record):
         return self
 
 
-class _LooksFile(Record):
+class _LooksFile(Strict):
     """`looks.json`."""
 
     looks: dict[str, list[Look]]

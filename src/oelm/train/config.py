@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from oelm.dotted import flatten
 from oelm.errors import ConfigError
@@ -17,18 +17,13 @@ from oelm.files import dump_json, read_json
 from oelm.method.method import Method, method_name, resolve_method
 from oelm.models.gpt import GPTConfig
 from oelm.models.hub import Architecture
+from oelm.strict import Strict
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 Precision = Literal["auto", "float32", "bf16", "fp16"]
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Strict(BaseModel):
-    """Frozen, no coercion, no unknown keys, no NaN."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class DataConfig(Strict):

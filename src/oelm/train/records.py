@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from oelm.errors import DataError
 from oelm.files import MAX_JSON_BYTES, read_json
+from oelm.strict import Strict
 from oelm.train.metrics import read_metrics
 from oelm.train.status import Status
 from oelm.train.timing import PHASES, step_statistics
@@ -19,13 +20,7 @@ Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
 
 
-class Record(BaseModel):
-    """Frozen, no coercion, no unknown keys, no NaN."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class DataRecord(Record):
+class DataRecord(Strict):
     """What a run was trained on."""
 
     name: str
@@ -34,7 +29,7 @@ class DataRecord(Record):
     tokenizer: str
 
 
-class Manifest(Record):
+class Manifest(Strict):
     """`manifest.json`: with what a run was computed; `earlier` sittings in another setting stand beside it."""
 
     python: str
@@ -47,7 +42,7 @@ class Manifest(Record):
     earlier: list[dict[str, Any]]
 
 
-class ProjectionRecord(Record):
+class ProjectionRecord(Strict):
     """One Q or K of `audit.json`."""
 
     name: str
@@ -61,7 +56,7 @@ class ProjectionRecord(Record):
     orthonormality_error: float
 
 
-class AuditRecord(Record):
+class AuditRecord(Strict):
     """`audit.json`: parameters by role, and every projection."""
 
     total: Count
@@ -71,7 +66,7 @@ class AuditRecord(Record):
     projections: list[ProjectionRecord]
 
 
-class StepTimes(Record):
+class StepTimes(Strict):
     """Step times after warm-up; only counts where none was measured."""
 
     measured_steps: Count
@@ -86,7 +81,7 @@ class StepTimes(Record):
     p99: Seconds | None = None
 
 
-class Figures(Record):
+class Figures(Strict):
     """`timing_stats.json`: of a language model with PPLs, of a classifier with accuracies."""
 
     step_s: StepTimes
@@ -110,7 +105,7 @@ class Figures(Record):
         return value
 
 
-class HeadRecord(Record):
+class HeadRecord(Strict):
     """One head of `attention.json`."""
 
     layer: Count
@@ -123,7 +118,7 @@ class HeadRecord(Record):
     induction: float
 
 
-class AttentionRecord(Record):
+class AttentionRecord(Strict):
     """`attention.json`: what each head of the trained model does."""
 
     step: Count
@@ -131,7 +126,7 @@ class AttentionRecord(Record):
     heads: list[HeadRecord]
 
 
-class StepRow(Record):
+class StepRow(Strict):
     """A step's row of metrics.jsonl."""
 
     step: Count
@@ -142,7 +137,7 @@ class StepRow(Record):
     step_s: Seconds
 
 
-class EvaluationRow(Record):
+class EvaluationRow(Strict):
     """An evaluation's row of metrics.jsonl."""
 
     step: Count
@@ -152,7 +147,7 @@ class EvaluationRow(Record):
     val_accuracy: float | None = None
 
 
-class DocumentRow(Record):
+class DocumentRow(Strict):
     """A document's row of predictions.jsonl."""
 
     document: Count
@@ -160,7 +155,7 @@ class DocumentRow(Record):
     nats: float
 
 
-class ExampleRow(Record):
+class ExampleRow(Strict):
     """An example's row of predictions.jsonl."""
 
     example: Count

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from oelm.train.config import Strict
+from oelm.strict import Strict
 from oelm.train.device import Compute
 
 

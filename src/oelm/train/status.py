@@ -8,7 +8,9 @@ import socket
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
+
+from oelm.strict import Strict
 
 StatusName = Literal["queued", "running", "stopped", "failed", "done"]
 Metric = Literal["", "ppl", "accuracy"]
@@ -16,10 +18,8 @@ STATUS = "status.json"
 HEARTBEAT_S = 5.0
 
 
-class Progress(BaseModel):
+class Progress(Strict):
     """How far a run is. `best` is the best evaluation so far, read as `metric`; `step_s` the pace of the last steps."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     step: int
     steps: int

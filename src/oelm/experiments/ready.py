@@ -44,13 +44,23 @@ def make_ready(runs: Sequence[PlannedRun], *, folder: Path | None, stop: StopFla
                 # A mistake in the command, a stop or a full disk concerns them all.
                 if problem.exit_code != REFUSED:
                     raise
-                found[key] = problem
+                found[key] = problem if folder is not None else _with_way_out(problem, run.config)
         outcome = found[key]
         if isinstance(outcome, OelmError):
             ready.problems[run.path] = outcome
         else:
             ready.needs[run.path] = outcome
     return ready
+
+
+def _with_way_out(problem: OelmError, config: RunConfig | FinetuneConfig) -> OelmError:
+    """Return what went wrong with the way that this command offers to whoever has no network."""
+    source = config.data.source if isinstance(config, RunConfig) else config.examples.task
+    if source not in CORPORA and source not in TASKS:
+        return problem
+    return type(problem)(
+        f"{problem}. With local copies: repeat this command with --from FOLDER, and --model FOLDER for a pretrained classifier"
+    )
 
 
 def _open(run: PlannedRun, *, folder: Path | None, stop: StopFlag, watch: Watch) -> Estimate:
@@ -67,7 +77,7 @@ def _shelve(config: RunConfig | FinetuneConfig, folder: Path, *, stop: StopFlag,
     progress = seen_progress(stop, watch)
     if isinstance(config, RunConfig):
         data = config.data
-        if data.source in CORPORA and data.source != "stdlib":
+        if data.source in CORPORA:
             prepare_named(data.source, folder, tokenizer=data.tokenizer, max_tokens=data.max_tokens, progress=progress)
         return
     examples = config.examples

@@ -159,6 +159,7 @@ def hold(queue: Queue, *, count: int = 2) -> tuple[Launch, Path]:
     return launch, path
 
 
+@pytest.mark.slow
 def test_run_whose_launcher_was_killed_is_adopted_and_not_begun_again(queue: Queue) -> None:
     first, held = hold(queue)
     first.send(signal.SIGKILL)

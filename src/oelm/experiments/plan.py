@@ -22,9 +22,9 @@ from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig, parse_as, 
 _FILLED_IN = {"model.vocab_size", "model.num_labels", "model.sha256", "steps", "epochs", "eval_every", "save_every"}
 # A model is its weights, not the place they were read from.
 _PLACE = "model.source"
-# What arms of a fair comparison may differ in: the method is the question, the shape that of the lean control. Other
-# weights to start from, another dropout or another context are neither.
-_SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim"}
+# What arms of a fair comparison may differ in: the method is the question, the shape that of the lean and thin controls.
+# Other weights to start from, another dropout or another context are neither.
+_SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim"}
 _SLUG_LENGTH = 40
 
 

@@ -1,6 +1,8 @@
-"""`freeze`, `thaw` and `restore`: the only code that changes a model."""
+"""`freeze`, `hold`, `thaw` and `restore`: the only code that changes a model."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.audit import assert_unmoved
 from oelm.method.frames import frame_generator
 from oelm.method.fused import merge_modules, split_module
-from oelm.method.gain import add_gain, fold_gain, has_gain
+from oelm.method.gain import add_correction, add_gain, fold_learnt, has_learnt
 from oelm.method.method import Method, method_name, resolve_method
 from oelm.method.mha import merge_attentions, split_attention
 from oelm.method.record import FrozenRecord, Originals, digest, originals_of, record_of, set_originals, set_record
@@ -21,7 +23,8 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
 
     The frames follow `method.seed` where it is set, else `seed`. Frozen parameters keep their names, get no gradient,
     and their digests are recorded on the model for `assert_unmoved`. A weight that holds Q, K and V at once is split
-    first; the state_dict keeps its name and layout. With `keep_original`, `restore` can undo all of it, at the price of
+    first; the state_dict keeps its name and layout. What the method freezes later (`freeze_at`) only gets its start here,
+    see `hold`. With `keep_original`, `restore` can undo all of it, at the price of
     a copy of Q and K in the CPU's memory. On the meta device nothing is drawn or proven, only frozen and counted. Build
     the optimizer afterwards.
 
@@ -45,20 +48,44 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
         for _, projection in site.projections():
             if projection.name in starts:
                 _write(projection, starts[projection.name], keeps_bias=method.keeps_weights)
-    frozen = {
-        name: parameter
+    frozen = [
+        name
         for site in chosen
         for part, projection in site.projections()
-        if part in method.freeze
-        for name, parameter in projection.parameters()
-    }
-    for parameter in frozen.values():
-        parameter.requires_grad_(False)
-        parameter.grad = None
-    for site in chosen:
-        add_gain(site.q, method.gain)
-    set_record(model, FrozenRecord({name: digest(parameter) for name, parameter in frozen.items()}) if frozen else None)
+        if part in method.freeze and not method.freeze_at
+        for name, _ in projection.parameters()
+    ]
+    hold(model, frozen)
+    _add_learnt(chosen, method, seed if method.seed is None else method.seed)
     return tuple(frozen)
+
+
+def hold(model: nn.Module, names: Collection[str]) -> None:
+    """Freeze exactly the parameters of these names from here on, as they are; let what was frozen besides learn again.
+
+    What was frozen is proven unmoved first. Fused weights must have been split by `freeze`. An optimizer built before
+    does not know of this: build it anew.
+    """
+    record = record_of(model)
+    known = dict(record.digests) if record is not None else {}
+    if any(known.values()):
+        assert_unmoved(model)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name in known.keys() - set(names):
+        parameters[name].requires_grad_(True)
+    for name in names:
+        parameters[name].requires_grad_(False)
+        parameters[name].grad = None
+    digests = {name: known[name] if name in known else digest(parameters[name]) for name in names}
+    set_record(model, FrozenRecord(digests) if digests else None)
+
+
+def _add_learnt(sites: list[Site], method: Method, seed: int) -> None:
+    for site in sites:
+        add_gain(site.q, method.gain)
+        for part, projection in site.projections():
+            if part in method.freeze:
+                add_correction(projection, method.correction, frame_generator(seed, site.key, f"{part} correction"))
 
 
 def _choose(sites: list[Site], method: Method, model: nn.Module) -> list[Site]:
@@ -77,10 +104,11 @@ def _choose(sites: list[Site], method: Method, model: nn.Module) -> list[Site]:
     if len({parameter.is_meta for parameter in model.parameters()}) > 1:
         raise MethodError(f"{type(model).__name__} is partly on the meta device (offloaded?); load all of its weights first")
     for site in chosen:
-        if method.gain != "none" and isinstance(site.q.module, nn.MultiheadAttention):
+        if method.learns_on_top and isinstance(site.q.module, nn.MultiheadAttention):
+            what = f"correction {method.correction:g}" if method.gain == "none" else f"gain '{method.gain}'"
             raise MethodError(
-                f"gain '{method.gain}': {site.name} is a torch.nn.MultiheadAttention, whose queries are computed inside "
-                "torch; use gain none, or an attention with a query layer of its own"
+                f"{what}: {site.name} is a torch.nn.MultiheadAttention, whose queries are computed inside torch; "
+                "use gain none and correction 0, or an attention with a query layer of its own"
             )
         for _, projection in site.projections():
             _check_owned(projection, model)
@@ -160,7 +188,9 @@ def _split(model: nn.Module, projections: list[Projection]) -> None:
 
 
 def thaw(model: nn.Module, *, keep_split: bool = False) -> tuple[str, ...]:
-    """Let every parameter that `freeze` froze learn again, from where it is; return their names. Gains are folded in.
+    """Let every parameter that `freeze` froze learn again, from where it is; return their names.
+
+    What learnt on top is folded in.
 
     An optimizer built before this does not know them: build it anew. Fused weights are put together again, as new
     parameters, of which a former optimizer knows not even V; with `keep_split` they stay apart, so that a running
@@ -205,7 +235,7 @@ def restore(model: nn.Module) -> tuple[str, ...]:
 
 
 def fold_gains(model: nn.Module) -> None:
-    """Multiply every learnt gain into its query weights and remove it: the same outputs from plain weights.
+    """Put every learnt gain and correction into the weights it stands on: the same outputs from plain weights.
 
     The folded weights are new ones: what was recorded of the frozen ones is recorded anew.
     """
@@ -215,9 +245,9 @@ def fold_gains(model: nn.Module) -> None:
 
 
 def _fold(model: nn.Module) -> bool:
-    folded = [site.q for site in attention_sites(model) if has_gain(site.q)]
+    folded = [projection for site in attention_sites(model) for _, projection in site.projections() if has_learnt(projection)]
     for projection in folded:
-        fold_gain(projection)
+        fold_learnt(projection)
     return bool(folded)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from oelm.errors import FrozenMovedError
 from oelm.method.frames import orthonormality_error
-from oelm.method.gain import GAIN
+from oelm.method.gain import learnt_on_top
 from oelm.method.record import NO_DIGEST, digest, record_of
 from oelm.method.sites import Site, attention_sites
 
@@ -115,7 +115,7 @@ def _pattern(name: str, block: str) -> str:
 
 
 def parameter_roles(model: nn.Module, sites: list[Site]) -> dict[str, str]:
-    """Return each parameter's role: query, key, gain, value_output, feed_forward, norm, embedding or other.
+    """Return each parameter's role: query, key, gain, correction, value_output, feed_forward, norm, embedding or other.
 
     A parameter that holds Q, K and V at once, as long as nothing of it is frozen, is query_key_value.
     """
@@ -125,8 +125,8 @@ def parameter_roles(model: nn.Module, sites: list[Site]) -> dict[str, str]:
     attention_prefixes = tuple({_attention_prefix(site) for site in sites})
     for name, _ in model.named_parameters():
         owner = type(model.get_submodule(name.rpartition(".")[0]))
-        if name.endswith(f".{GAIN}"):
-            roles[name] = "gain"
+        if role := learnt_on_top(name):
+            roles[name] = role
         elif issubclass(owner, nn.Embedding):
             roles[name] = "embedding"
         elif "norm" in owner.__name__.lower():

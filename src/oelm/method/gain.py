@@ -1,6 +1,6 @@
-"""What little may learn on top of frozen queries, and folding it back into plain weights.
+"""What little may learn on top of frozen queries and keys, and folding it back into plain weights.
 
-H heads  K head_dim  D model_dim
+H heads  K head_dim  D model_dim  E all heads' rows  R rank
 """
 
 from __future__ import annotations
@@ -10,11 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from oelm.method.frames import sample_gaussian
 from oelm.method.method import Gain
 from oelm.method.sites import Projection
 
-GAIN = "gain"
+GAIN, CORRECTION_IN, CORRECTION_OUT = "gain", "correction_in", "correction_out"
 _HANDLE = "_oelm_gain_hook"
+
+
+def learnt_on_top(name: str) -> str | None:
+    """Return 'gain' or 'correction' when a parameter of this name was put on top of a frozen projection by us."""
+    last = name.rpartition(".")[2]
+    return {GAIN: "gain", CORRECTION_IN: "correction", CORRECTION_OUT: "correction"}.get(last)
 
 
 def add_gain(projection: Projection, kind: Gain) -> None:
@@ -22,38 +29,76 @@ def add_gain(projection: Projection, kind: Gain) -> None:
     if kind == "none":
         return
     num_heads, head_dim, _ = projection.weight_HKD().shape
-    weight = projection.weight
     if kind == "head":
         start = torch.ones(num_heads, 1, 1)
     else:
         start = torch.eye(head_dim).expand(num_heads, head_dim, head_dim).clone()
-    projection.module.register_parameter(GAIN, nn.Parameter(start.to(weight.device, weight.dtype)))
-    # A hook on the projection itself: the model's own code and the names of its weights stay as they are.
-    handle = projection.module.register_forward_hook(_apply_gain)
-    object.__setattr__(projection.module, _HANDLE, handle)
+    _register(projection, {GAIN: start})
 
 
-def has_gain(projection: Projection) -> bool:
-    return isinstance(getattr(projection.module, GAIN, None), nn.Parameter)
+def add_correction(projection: Projection, share: float, generator: torch.Generator) -> None:
+    """Give a projection a learnt correction of low rank, which starts at nothing (arXiv 2106.09685).
+
+    Its rank is the highest that needs no more than this share of the projection's own parameters, one at least.
+    """
+    if share == 0:
+        return
+    num_heads, head_dim, model_dim = projection.weight_HKD().shape
+    rows = num_heads * head_dim
+    rank = max(1, int(share * rows * model_dim / (rows + model_dim)))
+    # Rows of norm one, like those of the frames.
+    into_RD = sample_gaussian(1, rank, model_dim, std=model_dim**-0.5, generator=generator)[0]
+    _register(projection, {CORRECTION_IN: into_RD, CORRECTION_OUT: torch.zeros(rows, rank)})
 
 
-def _apply_gain(module: nn.Module, inputs: Any, output_BTE: Tensor) -> Tensor:
-    gain_HKK = module.get_parameter(GAIN)
+def _register(projection: Projection, starts: dict[str, Tensor]) -> None:
+    module, weight = projection.module, projection.weight
+    for name, start in starts.items():
+        module.register_parameter(name, nn.Parameter(start.to(weight.device, weight.dtype)))
+    if not hasattr(module, _HANDLE):
+        # A hook on the projection itself: the model's own code and the names of its weights stay as they are.
+        object.__setattr__(module, _HANDLE, module.register_forward_hook(_adjust))
+
+
+def has_learnt(projection: Projection) -> bool:
+    """Whether anything of ours learns on top of the projection."""
+    return hasattr(projection.module, _HANDLE)
+
+
+def _adjust(module: nn.Module, inputs: tuple[Any, ...], output_BTE: Tensor) -> Tensor:
+    own = module._parameters
+    into_RD, out_ER, gain_HKK = own.get(CORRECTION_IN), own.get(CORRECTION_OUT), own.get(GAIN)
+    if into_RD is not None and out_ER is not None:
+        output_BTE = output_BTE + (inputs[0] @ into_RD.T) @ out_ER.T
+    if gain_HKK is None:
+        return output_BTE
     heads_BTHK = output_BTE.unflatten(-1, (len(gain_HKK), -1))
     if gain_HKK.shape[-1] == 1:
         return (heads_BTHK * gain_HKK.squeeze(-1)).flatten(-2)
     return torch.einsum("...hk,hkj->...hj", heads_BTHK, gain_HKK).flatten(-2)
 
 
-def fold_gain(projection: Projection) -> None:
-    """Multiply the gain into weight and bias, in float64, and take it off."""
+def fold_learnt(projection: Projection) -> None:
+    """Put what learnt on top into weight and bias, in float64, and take it off."""
+    module = projection.module
     if not projection.weight.is_meta:
-        gain_HKK = projection.module.get_parameter(GAIN).detach().cpu().double()  # not every device has float64
-        if gain_HKK.shape[-1] == 1:
-            gain_HKK = gain_HKK * torch.eye(projection.weight_HKD().shape[1], dtype=torch.float64)
-        projection.write(gain_HKK.mT @ projection.weight_HKD().cpu().double())
-        bias_HK = projection.bias_HK()
+        _fold_numbers(projection)
+    getattr(module, _HANDLE).remove()
+    delattr(module, _HANDLE)
+    for name in (GAIN, CORRECTION_IN, CORRECTION_OUT):
+        module._parameters.pop(name, None)
+
+
+def _fold_numbers(projection: Projection) -> None:
+    # On the CPU: not every device has float64.
+    own = {name: p.detach().cpu().double() for name, p in projection.module._parameters.items() if p is not None}
+    weight_HKD = projection.weight_HKD().cpu().double()
+    if CORRECTION_IN in own:
+        weight_HKD = weight_HKD + (own[CORRECTION_OUT] @ own[CORRECTION_IN]).reshape(weight_HKD.shape)
+    bias_HK = projection.bias_HK()
+    if GAIN in own:
+        gain_HKK = own[GAIN] * torch.eye(weight_HKD.shape[1], dtype=torch.float64) if own[GAIN].shape[-1] == 1 else own[GAIN]
+        weight_HKD = gain_HKK.mT @ weight_HKD
         if bias_HK is not None:
             bias_HK.copy_((gain_HKK.mT @ bias_HK.cpu().double().unsqueeze(-1)).squeeze(-1))
-    getattr(projection.module, _HANDLE).remove()
-    delattr(projection.module, GAIN)
+    projection.write(weight_HKD)

@@ -1,11 +1,11 @@
-"""`Method`: plain data that says how Q and K start, which are frozen, and in which layers; and the named presets."""
+"""`Method`: plain data that says how Q and K start, which are frozen, where and until when; and the named presets."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Callable
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
@@ -16,12 +16,28 @@ from oelm.method.frames import orthonormalize, sample_frames, sample_gaussian, s
 
 Part = Literal["q", "k"]
 Gain = Literal["none", "head", "matrix"]
-Scale = Literal["unit", "layer"]
+Scale = Literal["unit", "layer"] | Annotated[float, Field(gt=0, allow_inf_nan=False)]
 InitName = Literal["native", "orthogonal", "orthogonal_global", "gaussian", "gaussian_matched", "orthonormalized"]
 # Given a projection's current weight (H, K, D) and its own generator, return the weight it shall start from.
 InitFunction = Callable[[Tensor, torch.Generator], Tensor]
 
-_COUNTED = re.compile(r"(first|last) ([1-9][0-9]*)")
+_COUNTED = re.compile(r"(first|last) ([1-9][0-9]*|half)")
+
+
+class Thaw(BaseModel):
+    """When frozen layers begin to learn: one after another between two fractions of training, or all at once."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    start: float = Field(gt=0, lt=1)
+    end: float = Field(gt=0, lt=1)
+    order: Literal["first_first", "last_first"]
+
+    @model_validator(mode="after")
+    def _ends_after_start(self) -> Self:
+        if self.end < self.start:
+            raise ValueError(f"end {self.end} lies before start {self.start}; give both the same value to thaw all at once")
+        return self
 
 
 class Method(BaseModel):
@@ -34,7 +50,13 @@ class Method(BaseModel):
     freeze: tuple[Part, ...] = ()
     layers: str | tuple[int, ...] = "all"
     gain: Gain = "none"
+    # The share of a projection's own parameters that a learnt correction of low rank may have.
+    correction: float = Field(default=0.0, ge=0, lt=1)
     scale: Scale = "unit"
+    thaw: Thaw | None = None
+    freeze_at: float = Field(default=0.0, ge=0, lt=1)
+    layer_lr_decay: float = Field(default=1.0, gt=0, le=10)
+    warmup_steps: int | None = Field(default=None, ge=0)
     seed: int | None = Field(default=None, ge=0)
 
     @field_validator("freeze", "layers", mode="before")
@@ -55,13 +77,27 @@ class Method(BaseModel):
                 raise ValueError("an empty list of layers matches nothing; use freeze: [] to train everything")
             return tuple(sorted(set(layers)))
         if layers not in ("all", "even", "odd") and not _COUNTED.fullmatch(layers):
-            raise ValueError("must be 'all', 'even', 'odd', 'first N', 'last N' or a list of layer numbers")
+            raise ValueError(
+                "must be 'all', 'even', 'odd', 'first N', 'last N', 'first half', 'last half' or a list of layer numbers"
+            )
         return layers
 
     @model_validator(mode="after")
-    def _gain_on_frozen(self) -> Self:
+    def _learnt_on_frozen(self) -> Self:
         if self.gain != "none" and "q" not in self.freeze:
             raise ValueError(f"gain '{self.gain}' is learnt on top of frozen queries; add q to freeze, or use gain none")
+        if self.correction and not self.freeze:
+            raise ValueError(f"correction {self.correction} stands on what is frozen; add q or k to freeze, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _times_agree(self) -> Self:
+        if (self.thaw or self.freeze_at) and not self.freeze:
+            raise ValueError("thaw and freeze_at say when something is frozen; add q or k to freeze")
+        if self.thaw and self.freeze_at:
+            raise ValueError("give either thaw (frozen first, then free) or freeze_at (free first, then frozen)")
+        if (self.thaw or self.freeze_at) and self.learns_on_top:
+            raise ValueError("gain and correction are for Q and K frozen from first to last; leave thaw and freeze_at out")
         return self
 
     @field_serializer("init")
@@ -78,12 +114,26 @@ class Method(BaseModel):
         """Whether Q and K start from the weights that are there, so that their biases are kept too."""
         return self.init in ("native", "orthonormalized")
 
+    @property
+    def kind(self) -> Literal["free", "pure", "a little", "partial"]:
+        """The class of a verdict: what learns on the Q/K side, where and when; classes are never mixed."""
+        if not self.freeze:
+            return "free"
+        if len(self.freeze) < 2 or self.layers != "all" or self.thaw or self.freeze_at:
+            return "partial"
+        return "a little" if self.learns_on_top else "pure"
+
+    @property
+    def learns_on_top(self) -> bool:
+        """Whether something learns on top of what is frozen."""
+        return self.gain != "none" or self.correction > 0
+
     def selects(self, layer: int, num_layers: int) -> bool:
         """Whether this method concerns layer `layer` (counted from 0) of `num_layers`."""
         if isinstance(self.layers, tuple):
             return layer in {n + num_layers if n < 0 else n for n in self.layers}
         if counted := _COUNTED.fullmatch(self.layers):
-            count = int(counted[2])
+            count = num_layers // 2 if counted[2] == "half" else int(counted[2])
             return layer < count if counted[1] == "first" else layer >= num_layers - count
         return self.layers == "all" or layer % 2 == (0 if self.layers == "even" else 1)
 
@@ -92,9 +142,9 @@ class Method(BaseModel):
         missing: list[int] = []
         if isinstance(self.layers, tuple):
             missing = [n for n in self.layers if not -num_layers <= n < num_layers]
-        elif (counted := _COUNTED.fullmatch(self.layers)) and int(counted[2]) > num_layers:
+        elif (counted := _COUNTED.fullmatch(self.layers)) and counted[2] != "half" and int(counted[2]) > num_layers:
             missing = [int(counted[2]) - 1]
-        elif self.layers == "odd" and num_layers == 1:
+        elif (self.layers == "odd" or self.layers.endswith("half")) and num_layers == 1:
             missing = [1]
         if missing:
             raise MethodError(
@@ -105,6 +155,8 @@ class Method(BaseModel):
     def start(self, weight_HKD: Tensor, generator: torch.Generator) -> Tensor:
         """Return the weight that a projection starts from, given its present one."""
         start_HKD = self._unscaled_start(weight_HKD, generator)
+        if isinstance(self.scale, float):
+            return start_HKD * self.scale
         if self.scale == "unit" or self.init == "native":
             return start_HKD
         return _at_scale_of(weight_HKD, start_HKD)
@@ -152,6 +204,23 @@ PRESETS: dict[str, Method] = {
     "pretrained_freeze": Method(init="native", freeze=_FROZEN),
     # All logits zero, so every visible token gets the same weight: attention without Q and K, the floor.
     "uniform": Method(init="gaussian", std=0.0, freeze=_FROZEN),
+    # Still nothing of Q and K learns, but logits are twice as large.
+    "oelm_scaled": Method(init="orthogonal", freeze=_FROZEN, scale=2**0.5),
+    # Frozen frames, and a little that learns on top of them.
+    "oelm_head_gain": Method(init="orthogonal", freeze=_FROZEN, gain="head"),
+    "oelm_matrix": Method(init="orthogonal", freeze=_FROZEN, gain="matrix"),
+    "oelm_lowrank": Method(init="orthogonal", freeze=_FROZEN, correction=0.125),
+    # Only some of it is frozen, or only for a while.
+    "oelm_first_half": Method(init="orthogonal", freeze=_FROZEN, layers="first half"),
+    "oelm_last_half": Method(init="orthogonal", freeze=_FROZEN, layers="last half"),
+    "oelm_even": Method(init="orthogonal", freeze=_FROZEN, layers="even"),
+    "oelm_odd": Method(init="orthogonal", freeze=_FROZEN, layers="odd"),
+    "oelm_q_only": Method(init="orthogonal", freeze=("q",)),
+    "oelm_k_only": Method(init="orthogonal", freeze=("k",)),
+    "thaw_first_first": Method(init="orthogonal", freeze=_FROZEN, thaw=Thaw(start=0.25, end=0.75, order="first_first")),
+    "thaw_last_first": Method(init="orthogonal", freeze=_FROZEN, thaw=Thaw(start=0.25, end=0.75, order="last_first")),
+    "thaw_together": Method(init="orthogonal", freeze=_FROZEN, thaw=Thaw(start=0.5, end=0.5, order="first_first")),
+    "train_then_freeze": Method(freeze=_FROZEN, freeze_at=0.25),
 }
 
 
@@ -175,5 +244,21 @@ def method_name(method: Method) -> str:
     init = "callable" if callable(method.init) else method.init
     where = method.layers if isinstance(method.layers, str) else ",".join(map(str, method.layers))
     gain = "" if method.gain == "none" else f", gain {method.gain}"
+    correction = f", correction {method.correction:g}" if method.correction else ""
     scale = "" if method.scale == "unit" else f", scale {method.scale}"
-    return f"{init}, {'+'.join(method.freeze) or 'nothing'} frozen, layers {where}{gain}{scale}"
+    what = f"{'+'.join(method.freeze) or 'nothing'} frozen{_when(method)}"
+    return f"{init}, {what}, layers {where}{gain}{correction}{scale}{_how(method)}"
+
+
+def _when(method: Method) -> str:
+    if method.freeze_at:
+        return f" from {method.freeze_at:g} of training on"
+    if method.thaw is None:
+        return ""
+    first, last = (f"{fraction:g}" for fraction in (method.thaw.start, method.thaw.end))
+    return f" until {first}" + ("" if first == last else f" to {last}") + f" of training ({method.thaw.order})"
+
+
+def _how(method: Method) -> str:
+    decay = "" if method.layer_lr_decay == 1 else f", lr x {method.layer_lr_decay:g} a layer"
+    return decay + ("" if method.warmup_steps is None else f", warm-up of {method.warmup_steps} steps")

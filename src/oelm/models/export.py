@@ -9,19 +9,22 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn import functional as F
 
 from oelm.errors import OelmError
 from oelm.files import publish_dir, write_json, write_text
-from oelm.models.gpt import GPT, Block
+from oelm.models.gpt import GPT, Attention, Block
 
 
 def export_gpt2(model: GPT, tokenizer: Tokenizer, folder: Path, *, end_of_text: int, card: str) -> None:
     """Write config, weights, tokenizer and model card to a new or empty folder, whole or not at all.
 
-    Raises OelmError when the folder holds anything, or when the model has learnt gains that were not folded in.
+    Raises OelmError when the folder holds anything, or when the model has learnt gains or corrections that were not folded in.
     """
-    if any(name.endswith(".gain") for name, _ in model.named_parameters()):
-        raise OelmError("this model has learnt gains, for which GPT-2 has no place: fold them with oelm.fold_gains first")
+    with torch.device("meta"):
+        own = dict(GPT(model.config).named_parameters())
+    if any(name not in own for name, _ in model.named_parameters()):
+        raise OelmError("something learnt on top of Q and K, for which GPT-2 has no place: fold it with oelm.fold_gains first")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OelmError(f"{folder}: exists and is not an empty folder; nothing is overwritten, choose a new one")
     with publish_dir(folder) as staging:
@@ -74,7 +77,7 @@ def gpt2_tensors(model: GPT) -> dict[str, Tensor]:
 
 def _block_tensors(block: Block) -> dict[str, Tensor]:
     attention = block.attention
-    fused_ED = torch.cat([attention.q.weight, attention.k.weight, attention.v.weight])
+    fused_ED = torch.cat([*_as_wide_as_values(attention), attention.v.weight])
     return {
         "ln_1.weight": block.attention_norm.weight,
         "ln_1.bias": block.attention_norm.bias,
@@ -89,6 +92,18 @@ def _block_tensors(block: Block) -> dict[str, Tensor]:
         "mlp.c_proj.weight": block.ff_out.weight.T,
         "mlp.c_proj.bias": block.ff_out.bias,
     }
+
+
+def _as_wide_as_values(attention: Attention) -> tuple[Tensor, Tensor]:
+    """Return the weights of Q and K with as many rows a head as V has: thin ones get rows of zeros.
+
+    GPT-2 divides logits by the root of a head's width, so the queries make up for the wider one.
+    """
+    q_HKD, k_HKD = (each.weight.unflatten(0, (attention.num_heads, -1)) for each in (attention.q, attention.k))
+    wide, thin = attention.v.weight.shape[0] // attention.num_heads, q_HKD.shape[1]
+    q_HKD = q_HKD * (wide / thin) ** 0.5 if thin < wide else q_HKD
+    padded_q, padded_k = (F.pad(each, (0, 0, 0, wide - thin)).flatten(0, 1) for each in (q_HKD, k_HKD))
+    return padded_q, padded_k
 
 
 def _tokenizer_config(model: GPT, end_of_text: str | None) -> dict[str, Any]:

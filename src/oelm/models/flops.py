@@ -27,6 +27,9 @@ class Shape(Protocol):
     @property
     def ff_dim(self) -> int: ...
 
+    @property
+    def qk_rows(self) -> int: ...
+
 
 @dataclass(frozen=True)
 class StepWork:
@@ -46,13 +49,13 @@ class StepWork:
 def step_work(model: Shape, *, batch_size: int) -> StepWork:
     """Count the matrix products of forward and backward, the optimizer's update, and what frozen Q and K leave out."""
     tokens, width = batch_size * model.seq_len, model.model_dim
-    block = 4 * width * width + 2 * width * model.ff_dim
+    block = 2 * width * (model.qk_rows + width + model.ff_dim)
     head = model.vocab_size * width
     # A product costs 2 operations a weight and token forward, and twice that backward (input and weight gradients).
     matmuls = 6 * tokens * (model.num_layers * block + head)
     # Scores and mixed values, causal: half of T x T; the backward pass costs twice the forward.
-    matmuls += 6 * model.num_layers * tokens * model.seq_len * width
-    frozen = model.num_layers * 2 * width * width
+    matmuls += 3 * model.num_layers * tokens * model.seq_len * (model.qk_rows + width)
+    frozen = model.num_layers * 2 * width * model.qk_rows
     weights = model.num_layers * block + head + model.seq_len * width
     return StepWork(
         matmuls=matmuls,

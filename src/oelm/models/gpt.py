@@ -28,6 +28,8 @@ class GPTConfig(BaseModel):
     num_heads: int = Field(gt=0, le=2**20)
     ff_dim: int = Field(gt=0, le=2**24)
     dropout: float = Field(ge=0.0, lt=1.0)
+    # Rows of each head's Q and K where they are fewer than those of V: thin attention, the control of few parameters.
+    qk_dim: int | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _heads_divide(self) -> GPTConfig:
@@ -36,11 +38,18 @@ class GPTConfig(BaseModel):
                 f"model_dim {self.model_dim} does not split into {self.num_heads} heads; "
                 f"nearest head counts that do: {divisors_near(self.model_dim, self.num_heads)}"
             )
+        if self.qk_dim is not None and self.qk_dim > self.head_dim:
+            raise ValueError(f"qk_dim {self.qk_dim} is wider than a head ({self.head_dim}); it is there to make Q and K thin")
         return self
 
     @property
     def head_dim(self) -> int:
         return self.model_dim // self.num_heads
+
+    @property
+    def qk_rows(self) -> int:
+        """How many rows Q and K have in all heads together."""
+        return self.num_heads * (self.head_dim if self.qk_dim is None else self.qk_dim)
 
 
 def divisors_near(number: int, wanted: int) -> str:
@@ -54,8 +63,9 @@ class LayerCache:
     """Keys and values of the tokens one layer has seen, with room for a whole context."""
 
     def __init__(self, config: GPTConfig, *, batch_size: int, like: Tensor) -> None:
-        shape = (batch_size, config.num_heads, config.seq_len, config.head_dim)
-        self.k_BHTK, self.v_BHTK = like.new_empty(shape), like.new_empty(shape)
+        shape = (batch_size, config.num_heads, config.seq_len)
+        self.k_BHTK = like.new_empty(*shape, config.qk_rows // config.num_heads)
+        self.v_BHTK = like.new_empty(*shape, config.head_dim)
         self.length = 0
 
     def extend(self, k_BHTK: Tensor, v_BHTK: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,8 +83,8 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = config.num_heads
         self.dropout = config.dropout
-        self.q = nn.Linear(config.model_dim, config.model_dim, bias=False)
-        self.k = nn.Linear(config.model_dim, config.model_dim, bias=False)
+        self.q = nn.Linear(config.model_dim, config.qk_rows, bias=False)
+        self.k = nn.Linear(config.model_dim, config.qk_rows, bias=False)
         self.v = nn.Linear(config.model_dim, config.model_dim, bias=False)
         self.out = nn.Linear(config.model_dim, config.model_dim, bias=False)
 

@@ -122,11 +122,13 @@ def _induction(weights_BHTT: Tensor) -> Tensor:
 
 def _effective_rank(attention: Attention) -> Tensor:
     """Return, per head, exp of the entropy of the normalised singular values of W_q^T W_k (0 for an empty map)."""
-    # A learnt gain is part of the form: the query map as a function, not its stored weight.
+    # What learnt on top is part of the form: the maps as functions, not their stored weights.
     basis_DD = torch.eye(attention.q.weight.shape[1]).to(attention.q.weight)
     # On the CPU: not every device factors matrices.
-    q_HKD = attention.q(basis_DD).detach().float().cpu().T.unflatten(0, (attention.num_heads, -1))
-    k_HKD = attention.k.weight.detach().float().cpu().unflatten(0, (attention.num_heads, -1))
+    q_HKD, k_HKD = (
+        projection(basis_DD).detach().float().cpu().T.unflatten(0, (attention.num_heads, -1))
+        for projection in (attention.q, attention.k)
+    )
     # Singular values of the D x D form through its K x K core: the QR factors of both sides carry all of them.
     r_q, r_k = torch.linalg.qr(q_HKD.mT).R, torch.linalg.qr(k_HKD.mT).R
     values_HK = torch.linalg.svdvals(r_q @ r_k.mT)

@@ -51,6 +51,10 @@ class Recipe:
         """Q and K of every block."""
         return self.num_layers * 2 * self.model_dim**2
 
+    @property
+    def qk_rows(self) -> int:
+        return self.model_dim
+
 
 @cache
 def reported_values() -> dict[str, float]:

@@ -140,7 +140,8 @@ class TrainConfig(Strict):
     @property
     def variant(self) -> str:
         """A slug and eight hex digits that name this config whatever its seed: the folder of its runs."""
-        plain = {key: value for key, value in self.as_dict().items() if key != "seed"}
+        # Without what is at its default: a setting that is new in a later version renames no folder.
+        plain = self.model_dump(mode="json", exclude={"seed"}, exclude_defaults=True)
         slug = method_name(self.method).split(",")[0].replace("_", "-").replace(" ", "-")
         return f"{slug}-{hashlib.sha256(dump_json(plain).encode()).hexdigest()[:8]}"
 

@@ -13,11 +13,12 @@ from torch import nn
 from oelm.data.tokenizer import load_tokenizer
 from oelm.errors import CheckpointError
 from oelm.files import read_json, sha256_file
-from oelm.method.apply import fold_gains, freeze
+from oelm.method.apply import fold_gains
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.hub import shaped_classifier
 from oelm.train.checkpoint import MANIFEST, MODEL, Checkpoint, load_model, open_checkpoint
 from oelm.train.config import FinetuneConfig, RunConfig, read_any_config, read_config
+from oelm.train.held import freeze_as_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class LoadedRun:
         return self.checkpoint.saved.state.step
 
     def folded(self) -> GPT:
-        """Return a copy of the model whose learnt gains, if any, are folded into plain weights."""
+        """Return a copy of the model whose learnt gains and corrections, if any, are folded into plain weights."""
         plain = copy.deepcopy(self.model)
         fold_gains(plain)
         return plain
@@ -68,7 +69,7 @@ class LoadedClassifier:
         return _checked_tokenizer(self.path, self.checkpoint)
 
     def folded(self) -> nn.Module:
-        """Return a copy of the model whose learnt gains, if any, are folded into plain weights."""
+        """Return a copy of the model whose learnt gains and corrections, if any, are folded into plain weights."""
         plain = copy.deepcopy(self.model)
         fold_gains(plain)
         return plain
@@ -90,7 +91,7 @@ def load_any(path: Path, *, which: str = "best") -> LoadedRun | LoadedClassifier
         return load_run(path, which=which)
     checkpoint = open_checkpoint(folder)
     model = shaped_classifier(run / "model")
-    freeze(model, config.method, seed=config.seed)
+    freeze_as_of(model, config, step=checkpoint.saved.state.step)
     load_model(checkpoint, model)
     return LoadedClassifier(run, config, checkpoint, model.eval())
 
@@ -102,7 +103,7 @@ def load_run(path: Path, *, which: str = "best") -> LoadedRun:
     run = folder.parent.parent
     config = read_config(run / "config.json")
     model = build_gpt(config.model, seed=config.seed)
-    freeze(model, config.method, seed=config.seed)
+    freeze_as_of(model, config, step=checkpoint.saved.state.step)
     load_model(checkpoint, model)
     return LoadedRun(run, config, checkpoint, model.eval())
 

@@ -9,8 +9,8 @@ import time
 from oelm.errors import NonFiniteError
 from oelm.train.device import synchronize
 from oelm.train.optim import set_learning_rate
-from oelm.train.schedule import learning_rate
-from oelm.train.session import Session
+from oelm.train.schedule import learning_rate, warmup_steps
+from oelm.train.session import Session, follow_plan
 from oelm.train.step import Outcome, train_step
 from oelm.train.task import Batch
 from oelm.train.watch import StepReport
@@ -42,8 +42,10 @@ def is_due(run: Session, every: int) -> bool:
 def update(run: Session, batch: Batch) -> None:
     """Take one step and tell of it."""
     started = time.perf_counter()
+    if run.state.step in run.plan.moments:
+        follow_plan(run)
     lr = learning_rate(run.config, run.state.step)
-    set_learning_rate(run.optimizer, lr)
+    set_learning_rate(run.optimizer, lr, step=run.state.step, warmup_steps=warmup_steps(run.config))
     outcome = train_step(
         lambda micro_batch: run.task.loss(run.forward, run.model, batch, micro_batch),
         run.model,

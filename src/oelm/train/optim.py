@@ -6,28 +6,70 @@ import torch
 from torch import Tensor, nn
 
 from oelm.errors import CheckpointError
-from oelm.method.gain import GAIN
+from oelm.method.gain import learnt_on_top
+from oelm.method.plan import ALWAYS, Plan
+from oelm.method.sites import attention_sites, num_layers_by_stack
 from oelm.train.config import OptimConfig
 
 _STATE_KEYS = ("exp_avg", "exp_avg_sq", "step")
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig, *, device: str) -> torch.optim.AdamW:
-    """Build AdamW over the trainable parameters only: what is frozen has no state and cannot decay."""
-    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    # A gain starts at the identity: decay would pull it towards no attention at all.
-    decayed = {name for name, p in trainable.items() if p.dim() >= 2 and not name.endswith(f".{GAIN}")}
-    groups = [
-        {"params": [p for name, p in trainable.items() if name in decayed], "weight_decay": config.weight_decay},
-        {"params": [p for name, p in trainable.items() if name not in decayed], "weight_decay": 0.0},
+def build_optimizer(
+    model: nn.Module,
+    config: OptimConfig,
+    *,
+    device: str,
+    layer_lr_decay: float = 1.0,
+    plan: Plan = ALWAYS,
+    before: torch.optim.Optimizer | None = None,
+) -> torch.optim.AdamW:
+    """Build AdamW over the trainable parameters only: what is frozen has no state and cannot decay.
+
+    Of the optimizer `before`, what still learns keeps its state; what was thawed since has none, and warms up.
+    """
+    decay, factors = config.weight_decay, layer_factors(model, layer_lr_decay)
+    groups: dict[tuple[float, float, int], list[nn.Parameter]] = {(decay, 1.0, 0): [], (0.0, 1.0, 0): []}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            # A gain starts at the identity: decay would pull it towards no attention at all.
+            decays = parameter.dim() >= 2 and learnt_on_top(name) != "gain"
+            key = (decay if decays else 0.0, factors.get(name, 1.0), plan.joined_at(name))
+            groups.setdefault(key, []).append(parameter)
+    listed = [
+        {"params": members, "weight_decay": decay, "factor": factor, "joined": joined}
+        for (decay, factor, joined), members in groups.items()
+        if members or (factor, joined) == (1.0, 0)
     ]
     # lr as given is never used: the loop sets it before every step.
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=device in ("cpu", "cuda"))
+    optimizer = torch.optim.AdamW(listed, lr=config.lr, betas=config.betas, fused=device in ("cpu", "cuda"))
+    if before is not None:
+        learning = {parameter for group in listed for parameter in group["params"]}  # type: ignore[attr-defined]
+        optimizer.state.update({parameter: kept for parameter, kept in before.state.items() if parameter in learning})
+    return optimizer
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
+    """Return what each parameter's rate is multiplied by: 1 in the last layer, `decay` less a layer down to the embeddings."""
+    if decay == 1.0:
+        return {}
+    sites = attention_sites(model)
+    depths = num_layers_by_stack(sites)
+    above = {f"{site.block}.": depths[site.stack] - 1 - site.layer for site in sites}
+    embedded = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    factors = dict.fromkeys(embedded, decay ** max(depths.values()))
+    for name, _ in model.named_parameters():
+        for prefix, distance in above.items():
+            if name.startswith(prefix):
+                factors[name] = decay**distance
+    return factors
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float, *, step: int = 0, warmup_steps: int = 0) -> None:
+    """Give every group its rate for the update from `step`: what joined late warms up from there."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        since = step - group["joined"] + 1
+        warmth = min(1.0, since / warmup_steps) if group["joined"] and warmup_steps else 1.0
+        group["lr"] = lr * group["factor"] * warmth
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -12,7 +12,8 @@ import torch
 
 from oelm.data.encoded import ExampleMeta
 from oelm.errors import DiskFullError, OutOfMemoryError
-from oelm.method.sites import attention_sites
+from oelm.method.apply import freeze
+from oelm.method.audit import audit
 from oelm.models.gpt import GPT
 from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig
 from oelm.train.loss import chunk_rows
@@ -34,17 +35,10 @@ def parameter_counts(config: RunConfig) -> tuple[int, int]:
     """Return how many parameters a run's model has, and how many of them train, without making their numbers."""
     with torch.device("meta"):
         model = GPT(config.model)
-    sites = attention_sites(model)
-    frozen = sum(
-        parameter.numel()
-        for site in sites
-        if config.method.selects(site.layer, config.model.num_layers)
-        for part, projection in site.projections()
-        if part in config.method.freeze
-        for _, parameter in projection.parameters()
-    )
-    total = sum(parameter.numel() for parameter in model.parameters())
-    return total, total - frozen
+    freeze(model, config.method)
+    counts = audit(model)
+    # What is frozen for a part of the training only needs its gradient and its optimizer's state in the other.
+    return counts.total, counts.total if config.method.thaw else counts.trainable
 
 
 def estimate(config: RunConfig, *, device: str) -> Estimate:

@@ -14,8 +14,13 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     return config.optim.lr * _fraction(config, step, horizon)
 
 
+def warmup_steps(config: TrainConfig) -> int:
+    """Return the steps of warm-up: an arm may have its own."""
+    return config.schedule.warmup_steps if config.method.warmup_steps is None else config.method.warmup_steps
+
+
 def _fraction(config: TrainConfig, step: int, horizon: int) -> float:
-    warmup = min(config.schedule.warmup_steps, horizon // 2)
+    warmup = min(warmup_steps(config), horizon // 2)
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / max(1, horizon - warmup)

@@ -12,12 +12,14 @@ import torch
 from torch import nn
 
 from oelm.errors import DataError, OelmError
-from oelm.method.apply import freeze
+from oelm.method.apply import hold
+from oelm.method.plan import Plan
 from oelm.method.record import record_of
 from oelm.train.checkpoint import Checkpoint, Checkpoints, load_model, load_optimizer
 from oelm.train.config import TrainConfig
 from oelm.train.device import Compute, apply_determinism, device_name
 from oelm.train.evaluate import Judged
+from oelm.train.held import freeze_as_of
 from oelm.train.metrics import Metrics
 from oelm.train.optim import build_optimizer
 from oelm.train.rundir import RunDir
@@ -40,6 +42,7 @@ class Session:
     compute: Compute
     task: Task
     model: nn.Module
+    plan: Plan
     forward: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
@@ -107,7 +110,7 @@ def build_session(
     apply_determinism(deterministic=config.deterministic)
     checkpoints = Checkpoints(folder.path, keep=config.keep_checkpoints)
     model = task.build_model(folder.path, is_new=not checkpoints.any())
-    freeze(model, config.method, seed=config.seed)
+    plan = freeze_as_of(model, config, step=0)
     model.to(compute.device)
     return Session(
         config=config,
@@ -115,8 +118,9 @@ def build_session(
         compute=compute,
         task=task,
         model=model,
+        plan=plan,
         forward=torch.compile(model) if config.compile else model,  # type: ignore[arg-type]
-        optimizer=build_optimizer(model, config.optim, device=compute.device),
+        optimizer=_optimizer(model, config, plan, compute),
         scaler=torch.amp.GradScaler(compute.device, enabled=compute.precision == "fp16"),
         checkpoints=checkpoints,
         metrics=Metrics(folder.path / "metrics.jsonl"),
@@ -125,11 +129,30 @@ def build_session(
     )
 
 
+def _optimizer(
+    model: nn.Module, config: TrainConfig, plan: Plan, compute: Compute, *, before: torch.optim.Optimizer | None = None
+) -> torch.optim.Optimizer:
+    decay = config.method.layer_lr_decay
+    return build_optimizer(model, config.optim, device=compute.device, layer_lr_decay=decay, plan=plan, before=before)
+
+
+def follow_plan(session: Session) -> None:
+    """Freeze and thaw what is due before the next update; the optimizer keeps what it knows of what goes on learning."""
+    was = record_of(session.model)
+    hold(session.model, session.plan.frozen_at(session.state.step))
+    session.optimizer = _optimizer(session.model, session.config, session.plan, session.compute, before=session.optimizer)
+    now = record_of(session.model)
+    counts = [len(record.digests) if record else 0 for record in (was, now)]
+    log.info("step %d: %d tensors are frozen from here on, %d were", session.state.step, counts[1], counts[0])
+
+
 def resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
     """Continue from the newest whole checkpoint, if there is one; cut the metrics back to it."""
     checkpoint = session.checkpoints.newest(exact_step=exact_step)
     if checkpoint is not None:
         _check_same_setting(session, checkpoint, strict=strict)
+        hold(session.model, session.plan.frozen_at(max(0, checkpoint.saved.state.step - 1)))
+        session.optimizer = _optimizer(session.model, session.config, session.plan, session.compute)
         load_model(checkpoint, session.model)
         load_optimizer(checkpoint, session.model, session.optimizer)
         saved = checkpoint.saved

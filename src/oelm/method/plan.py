@@ -1,0 +1,61 @@
+"""When what is frozen: from a method's fractions of training to the steps during which each parameter stays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from oelm.method.method import Method
+from oelm.method.sites import Site, attention_sites, num_layers_by_stack
+
+
+@dataclass(frozen=True)
+class Plan:
+    """For each parameter that is ever frozen: the first step that leaves it as it is, and the first that moves it again."""
+
+    spans: dict[str, tuple[int, int]]
+    steps: int
+
+    def frozen_at(self, step: int) -> frozenset[str]:
+        """Return the names of what the update from `step` to `step + 1` must not move."""
+        return frozenset(name for name, (first, end) in self.spans.items() if first <= step < end)
+
+    @property
+    def moments(self) -> frozenset[int]:
+        """The steps before which something is frozen or thawed."""
+        return frozenset(step for span in self.spans.values() for step in span if 0 < step < self.steps)
+
+    def joined_at(self, name: str) -> int:
+        """Return the step at which a thawed parameter joined those that learn; 0 for all others."""
+        end = self.spans.get(name, (0, 0))[1]
+        return end if end < self.steps else 0
+
+
+# Whatever is frozen stays so from first to last.
+ALWAYS = Plan({}, 0)
+
+
+def plan_of(model: nn.Module, method: Method, *, steps: int) -> Plan:
+    """Return the plan of a model to which the method was applied, for a training of so many steps."""
+    spans: dict[str, tuple[int, int]] = {}
+    sites = attention_sites(model)
+    depths = num_layers_by_stack(sites)
+    chosen = [site for site in sites if method.selects(site.layer, depths[site.stack])]
+    for site in chosen:
+        span = _span(site, chosen, method, steps)
+        for part, projection in site.projections():
+            if part in method.freeze:
+                spans |= dict.fromkeys((name for name, _ in projection.parameters()), span)
+    return Plan(spans, steps)
+
+
+def _span(site: Site, chosen: list[Site], method: Method, steps: int) -> tuple[int, int]:
+    first = round(method.freeze_at * steps)
+    if method.thaw is None:
+        return first, steps
+    layers = sorted({other.layer for other in chosen if other.stack == site.stack})
+    turn = layers.index(site.layer) if method.thaw.order == "first_first" else len(layers) - 1 - layers.index(site.layer)
+    share = turn / (len(layers) - 1) if len(layers) > 1 else 0.0
+    # Never before the first update: what is frozen at all is frozen at the start.
+    return first, max(1, round((method.thaw.start + share * (method.thaw.end - method.thaw.start)) * steps))

@@ -19,6 +19,9 @@ def archive(
     ids: Annotated[list[str] | None, typer.Argument(help="Experiments or runs under --out; none means all.")] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="Where the runs are, or go to.")] = Path("outputs"),
     to: Annotated[Path | None, typer.Option(help="Write a portable .tar.gz, stripped of this machine.")] = None,
+    records: Annotated[
+        Path | None, typer.Option(help="Write what a report needs of finished runs as small plain files into this folder.")
+    ] = None,
     weights: Annotated[bool, typer.Option("--weights", help="With --to: checkpoints too.")] = False,
     check: Annotated[Path | None, typer.Option(help="Verify every byte of an archive; write nothing.")] = None,
     import_: Annotated[Path | None, typer.Option("--import", help="Verify an archive and add its runs to --out.")] = None,
@@ -27,12 +30,14 @@ def archive(
     ] = None,
 ) -> None:
     """Take runs to another machine as one file, check such a file, or add its runs to those here."""
-    chosen = [mode for mode in (to, check, import_, import_study) if mode is not None]
+    chosen = [mode for mode in (to, records, check, import_, import_study) if mode is not None]
     if len(chosen) != 1:
-        raise ConfigError("give one of --to FILE, --check FILE, --import FILE and --import-study FOLDER")
-    if to is None and (ids or weights):
-        raise ConfigError("names of experiments and --weights belong to --to; the others take all there is")
-    if to is not None:
+        raise ConfigError("give one of --to FILE, --records FOLDER, --check FILE, --import FILE and --import-study FOLDER")
+    if (to is None and weights) or (to is None and records is None and ids):
+        raise ConfigError("--weights belongs to --to, names of experiments to --to and --records; the others take all there is")
+    if records is not None:
+        _keep(out_dir, records, ids or [])
+    elif to is not None:
         _make(out_dir, to, ids or [], weights=weights)
     elif check is not None:
         _check(check)
@@ -48,6 +53,16 @@ def _make(root: Path, target: Path, names: list[str], *, weights: bool) -> None:
 
     _print_inventory(make_archive(root, target, runs=find_runs(root, names), weights=weights))
     _print_file(target)
+
+
+def _keep(root: Path, target: Path, names: list[str]) -> None:
+    from oelm.experiments.collect import find_runs
+    from oelm.experiments.keep import keep_records
+
+    kept = keep_records(root, target, runs=find_runs(root, names))
+    for remark in kept.remarks:
+        out.print(printable(remark), style="yellow", soft_wrap=True)
+    out.print(f"{len(kept.added)} runs written to {target}, {len(kept.already_there)} were there already", soft_wrap=True)
 
 
 def _check(path: Path) -> None:

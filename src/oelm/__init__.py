@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oelm.errors import OelmError
-    from oelm.method.apply import cast, fold_gains, freeze, restore, thaw
+    from oelm.method.apply import cast, fold_gains, freeze, hold, restore, thaw
     from oelm.method.audit import Audit, assert_unmoved, audit
     from oelm.method.method import PRESETS, Method
+    from oelm.method.plan import plan_of
     from oelm.method.sites import Site, SitePaths, attention_sites, register_sites
     from oelm.models.gpt import GPT, GPTConfig, build_gpt
     from oelm.report.collect import load_runs
@@ -20,6 +21,7 @@ _HOME = {
     "cast": "oelm.method.apply",
     "fold_gains": "oelm.method.apply",
     "freeze": "oelm.method.apply",
+    "hold": "oelm.method.apply",
     "restore": "oelm.method.apply",
     "thaw": "oelm.method.apply",
     "Audit": "oelm.method.audit",
@@ -27,6 +29,7 @@ _HOME = {
     "audit": "oelm.method.audit",
     "PRESETS": "oelm.method.method",
     "Method": "oelm.method.method",
+    "plan_of": "oelm.method.plan",
     "Site": "oelm.method.sites",
     "SitePaths": "oelm.method.sites",
     "attention_sites": "oelm.method.sites",
@@ -54,7 +57,9 @@ __all__ = [
     "cast",
     "fold_gains",
     "freeze",
+    "hold",
     "load_runs",
+    "plan_of",
     "register_sites",
     "restore",
     "thaw",

@@ -42,6 +42,12 @@ def test_the_vocabulary_follows_the_data(budget: str) -> None:
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
+def test_no_budget_has_thin_queries_and_keys(budget: str) -> None:
+    shape = parse_config(budget_settings(budget), where=budget).model
+    assert shape.qk_dim is None and shape.qk_rows == shape.model_dim
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
 def test_no_budget_chooses_a_method(budget: str) -> None:
     assert "method" not in budget_settings(budget)
 

@@ -42,7 +42,16 @@ KEEP_THEIR_ARM_S_LR = {
     *("GPT-02-matched", "GPT-02-global", "GPT-02-uniform"),
     *("SST-2-02-fresh", "SST-2-02-matched", "SST-2-02-asis"),
 }
-SHAPE = ("model.ff_dim",)
+# A thin control, and the low-rank arm of the same corpus.
+THIN = {"GPT-01-thin": "GPT-02", "GPT-04-thin": "GPT-05", "GPT-06-thin": "GPT-07", "GPT-08-thin": "GPT-09"}
+# Controls that train everything: what they have less of than their baseline.
+SHAPE = {"GPT-01-lean": "model.ff_dim"} | dict.fromkeys(THIN, "model.qk_dim")
+ON_EVERY_CORPUS = {"scaled": "pure", "matrix": "a little", "lowrank": "a little", "last-half": "partial"}
+# Each variant, by what follows the frozen arm's name, and the class of its verdicts.
+VARIANTS = {f"{arm}-{end}": kind for arm in THIN.values() for end, kind in ON_EVERY_CORPUS.items()}
+VARIANTS |= {f"GPT-0{number}-matched": "pure" for number in (5, 7, 9)} | {"GPT-02-head-gain": "a little"}
+VARIANTS |= {f"GPT-02-{end}": "partial" for end in ("first-half", "even", "odd", "q-only", "k-only")}
+VARIANTS |= {f"GPT-02-{end}": "partial" for end in ("thaw-first", "thaw-last", "thaw-all", "then-freeze")}
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +114,7 @@ def test_medium_512_is_the_study_s_recipe_to_the_last_setting(catalog: Catalog) 
             "num_heads": 8,
             "ff_dim": 2048,
             "dropout": 0.1,
+            "qk_dim": None,
         },
         "data": {"source": "tinystories", "tokenizer": "gpt2", "max_tokens": None},
         "optim": {"lr": 3e-4, "betas": [0.9, 0.999], "weight_decay": 0.01, "clip_norm": 1.0},
@@ -167,13 +177,13 @@ def test_every_experiment_is_a_config_at_every_budget(budget: str, catalog: Cata
 
 
 @pytest.mark.parametrize("budget", ["laptop", "smoke"])
-def test_below_paper_an_arm_differs_from_its_baseline_in_its_method_or_the_lean_one_s_shape_alone(
+def test_below_paper_an_arm_differs_from_its_baseline_in_its_method_or_a_control_s_shape_alone(
     budget: str, catalog: Catalog
 ) -> None:
     for name, baseline in catalog.baselines().items():
         ours, theirs = settings(catalog, name, budget), settings(catalog, baseline, budget)
         differing = {key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)}
-        allowed = set(SHAPE) if name == "GPT-01-lean" else {key for key in differing if key.startswith("method.")}
+        allowed = {SHAPE[name]} if name in SHAPE else {key for key in differing if key.startswith("method.")}
         assert differing and differing <= allowed, name
         assert confounds(made(catalog, name, budget), made(catalog, baseline, budget)) == []
 
@@ -221,16 +231,58 @@ def test_every_arm_has_a_criterion_of_the_study_s_and_five_seeds_planned(catalog
             assert bound == ((1.05, None) if experiment.kind == "language_model" else (None, 0.05))
 
 
-def test_every_baseline_trains_everything_and_every_other_arm_but_the_lean_one_freezes(catalog: Catalog) -> None:
+def test_every_baseline_and_control_of_shape_trains_everything_and_every_other_arm_freezes(catalog: Catalog) -> None:
+    frozen = {"GPT-02-q-only": ("q",), "GPT-02-k-only": ("k",)}
     for experiment in catalog:
-        is_free = experiment.baseline is None or experiment.id == "GPT-01-lean"
-        assert made(catalog, experiment.id, "smoke").method.freeze == (() if is_free else ("q", "k")), experiment.id
+        is_free = experiment.baseline is None or experiment.id in SHAPE
+        expected = () if is_free else frozen.get(experiment.id, ("q", "k"))
+        assert made(catalog, experiment.id, "smoke").method.freeze == expected, experiment.id
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("thin", THIN)
+def test_a_thin_control_has_exactly_the_trainable_parameters_of_the_low_rank_arm(
+    thin: str, budget: str, catalog: Catalog
+) -> None:
+    assert trainable(catalog, thin, budget) == trainable(catalog, f"{THIN[thin]}-lowrank", budget)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in VARIANTS.items() if kind == "a little"])
+def test_what_learns_on_top_is_at_most_an_eighth_of_the_baseline_s_q_and_k(name: str, catalog: Catalog) -> None:
+    # At smoke, which is never a result, two heads make a matrix of each a quarter.
+    for budget in ("paper", "laptop"):
+        counted = count_parameters(made(catalog, name, budget))
+        assert counted is not None
+        roles = counted.by_role
+        on_top = sum(roles.get(role, {"trainable": 0})["trainable"] for role in ("gain", "correction"))
+        assert 0 < 8 * on_top <= roles["query"]["frozen"] + roles["key"]["frozen"], budget
+
+
+def test_each_variant_is_in_the_class_that_the_plan_of_the_study_says(catalog: Catalog) -> None:
+    free = {"GPT-08": "free"} | dict.fromkeys(THIN, "free")
+    expected = VARIANTS | free | {"GPT-09": "pure"}
+    assert {name: made(catalog, name, "laptop").method.kind for name in catalog.groups()["variants"]} == expected
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_differs_from_the_frozen_arm_of_its_corpus_in_the_method_and_at_paper_in_the_lr(
+    name: str, catalog: Catalog
+) -> None:
+    arm = name[:6]
+    assert catalog.get(name).baseline == catalog.get(arm).baseline
+    for budget in BUDGETS:
+        ours, theirs = settings(catalog, name, budget), settings(catalog, arm, budget)
+        differing = {key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)}
+        assert all(key.startswith("method.") or (key, budget) == ("optim.lr", "paper") for key in differing)
+        assert any(key.startswith("method.") for key in differing)
 
 
 def test_the_groups_are_those_of_the_docs_and_hold_what_they_say(catalog: Catalog) -> None:
     groups = catalog.groups()
-    assert set(groups) == {"gpt", "bert", "study", "ablation", "encoder-decoder", "all"}
-    assert groups["all"] == list(catalog.experiments) and len(groups["all"]) == 28
+    assert set(groups) == {"gpt", "bert", "study", "ablation", "variants", "encoder-decoder", "all"}
+    assert groups["all"] == list(catalog.experiments) and len(groups["all"]) == 63
+    assert {*groups["variants"]} <= {*groups["gpt"]} and len(groups["variants"]) == 35
+    assert not {*groups["variants"]} & {*groups["study"], *groups["ablation"]}
     assert {*groups["gpt"], *groups["bert"], *groups["encoder-decoder"]} == {*groups["all"]} >= {*groups["ablation"]}
     assert not {*groups["study"]} & {*groups["ablation"]}
     assert {catalog.get(name).kind for name in groups["gpt"]} == {"language_model"}

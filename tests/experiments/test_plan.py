@@ -338,6 +338,8 @@ def test_a_folder_whose_config_is_damaged_is_refused_by_name(content: bytes, tmp
         ({}, []),
         ({"method.layers": "last 1", "method.seed": 4}, []),
         ({"model.ff_dim": 32, "model.num_layers": 3, "model.model_dim": 64, "model.num_heads": 4}, []),
+        ({"model.qk_dim": 2}, []),
+        ({"method.correction": 0.125, "method.scale": 2.0}, []),
         ({"optim.lr": 0.5}, ["optim.lr 0.5 against 0.002"]),
         ({"model.dropout": 0.5}, ["model.dropout 0.5 against 0.0"]),
         ({"model.seq_len": 16}, ["model.seq_len 16 against 32"]),

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.apply import cast, freeze, thaw
 from oelm.method.audit import assert_unmoved, audit
+from oelm.method.gain import learnt_on_top
 from oelm.method.method import PRESETS, Method
 from oelm.method.record import digest, record_of
 from oelm.method.sites import attention_sites
@@ -21,7 +22,16 @@ from oelm.train.config import OptimConfig
 from oelm.train.optim import build_optimizer
 from tests.conftest import tiny_gpt_config
 
-FREEZING = [name for name, preset in PRESETS.items() if preset.freeze]
+FREEZING = [name for name, preset in PRESETS.items() if preset.freeze and not preset.freeze_at]
+# Which queries and keys of the three layers a preset freezes, where it is not all of them.
+SOME_OF_THEM = {
+    "oelm_first_half": {"0.q", "0.k"},
+    "oelm_last_half": {"2.q", "2.k"},
+    "oelm_even": {"0.q", "0.k", "2.q", "2.k"},
+    "oelm_odd": {"1.q", "1.k"},
+    "oelm_q_only": {"0.q", "1.q", "2.q"},
+    "oelm_k_only": {"0.k", "1.k", "2.k"},
+}
 SOME_FROZEN = "blocks.1.attention.k.weight"
 
 
@@ -41,7 +51,7 @@ def digests(model: nn.Module) -> dict[str, str]:
 
 
 def is_qk(name: str) -> bool:
-    return ".attention.q." in name or ".attention.k." in name
+    return name.endswith((".attention.q.weight", ".attention.k.weight"))
 
 
 def train(model: GPT, *, steps: int) -> torch.optim.Optimizer:
@@ -284,7 +294,7 @@ def test_a_start_refused_in_a_late_layer_leaves_the_model_untouched() -> None:
     assert digests(model) == before
 
 
-@pytest.mark.parametrize("preset", ["baseline", "pretrained_freeze"])
+@pytest.mark.parametrize("preset", ["baseline", "pretrained_freeze", "train_then_freeze"])
 def test_a_native_start_changes_no_weight(preset: str) -> None:
     model = fresh_gpt()
     freeze(model, preset)
@@ -299,11 +309,21 @@ def test_the_baseline_freezes_nothing() -> None:
 
 
 @pytest.mark.parametrize("preset", FREEZING)
-def test_freezing_names_and_freezes_every_query_and_key(preset: str) -> None:
+def test_freezing_names_and_freezes_every_query_and_key_of_the_preset(preset: str) -> None:
     model = fresh_gpt()
     names = freeze(model, preset)
     assert set(names) == {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    assert set(names) == {name for name, _ in model.named_parameters() if is_qk(name)}
+    some = {f"blocks.{at.replace('.', '.attention.')}.weight" for at in SOME_OF_THEM.get(preset, ())}
+    assert set(names) == (some or {name for name, _ in model.named_parameters() if is_qk(name)})
+
+
+def test_what_is_frozen_later_only_starts() -> None:
+    model = fresh_gpt()
+    assert freeze(model, Method(init="orthogonal", freeze=("q", "k"), freeze_at=0.5)) == ()
+    assert record_of(model) is None and all(parameter.requires_grad for parameter in model.parameters())
+    frames = fresh_gpt()
+    freeze(frames, "oelm_freeze")
+    assert digests(model) == digests(frames)
 
 
 def test_freezing_drops_a_gradient_that_was_there() -> None:
@@ -346,7 +366,10 @@ def test_another_seed_gives_other_frames() -> None:
 def test_arms_of_one_seed_share_every_other_weight(preset: str) -> None:
     model, before = fresh_gpt(), digests(fresh_gpt())
     freeze(model, preset)
-    assert all(value == before[name] for name, value in digests(model).items() if not is_qk(name))
+    after = digests(model)
+    assert all(after[name] == value for name, value in before.items() if not is_qk(name))
+    assert all(learnt_on_top(name) for name in after.keys() - before.keys())
+    assert bool(after.keys() - before.keys()) == PRESETS[preset].learns_on_top
 
 
 def test_uniform_gives_every_visible_token_the_same_weight() -> None:

@@ -17,14 +17,15 @@ from torch import Tensor
 from oelm.errors import ConfigError, MethodError
 from oelm.method.apply import freeze
 from oelm.method.frames import frame_generator
-from oelm.method.method import PRESETS, Method, method_name, resolve_method
+from oelm.method.method import PRESETS, Method, Thaw, method_name, resolve_method
 from oelm.method.sites import attention_sites
 from oelm.models.gpt import build_gpt
 from oelm.train.config import parse_config
 from tests.conftest import tiny_gpt_config, tiny_settings
 
 QK = ["q", "k"]
-AS_DESIGNED = {
+FRAMES: dict[str, Any] = {"init": "orthogonal", "freeze": QK}
+AS_DESIGNED: dict[str, dict[str, Any]] = {
     "baseline": {"init": "native", "std": 0.02, "freeze": []},
     "oelm_freeze": {"init": "orthogonal", "std": 0.02, "freeze": QK},
     "oelm_freeze_pretrained": {"init": "orthonormalized", "std": 0.02, "freeze": QK},
@@ -33,15 +34,48 @@ AS_DESIGNED = {
     "gaussian_matched": {"init": "gaussian_matched", "std": 0.02, "freeze": QK},
     "pretrained_freeze": {"init": "native", "std": 0.02, "freeze": QK},
     "uniform": {"init": "gaussian", "std": 0.0, "freeze": QK},
+    "oelm_scaled": FRAMES | {"scale": 2**0.5},
+    "oelm_head_gain": FRAMES | {"gain": "head"},
+    "oelm_matrix": FRAMES | {"gain": "matrix"},
+    "oelm_lowrank": FRAMES | {"correction": 0.125},
+    "oelm_first_half": FRAMES | {"layers": "first half"},
+    "oelm_last_half": FRAMES | {"layers": "last half"},
+    "oelm_even": FRAMES | {"layers": "even"},
+    "oelm_odd": FRAMES | {"layers": "odd"},
+    "oelm_q_only": FRAMES | {"freeze": ["q"]},
+    "oelm_k_only": FRAMES | {"freeze": ["k"]},
+    "thaw_first_first": FRAMES | {"thaw": {"start": 0.25, "end": 0.75, "order": "first_first"}},
+    "thaw_last_first": FRAMES | {"thaw": {"start": 0.25, "end": 0.75, "order": "last_first"}},
+    "thaw_together": FRAMES | {"thaw": {"start": 0.5, "end": 0.5, "order": "first_first"}},
+    "train_then_freeze": {"init": "native", "freeze": QK, "freeze_at": 0.25},
 }
+# The class of a preset's verdicts, where it is not that nothing of Q and K learns.
+NOT_PURE = {"baseline": "free"} | dict.fromkeys(("oelm_head_gain", "oelm_matrix", "oelm_lowrank"), "little")
+NOT_PURE |= dict.fromkeys([name for name in AS_DESIGNED if name.endswith(("half", "even", "odd", "only"))], "partial")
+NOT_PURE |= dict.fromkeys([name for name in AS_DESIGNED if name.startswith(("thaw", "train"))], "partial")
 
+_fractions = st.floats(0.001, 0.999)
+_thaws = st.builds(
+    lambda ends, order: Thaw(start=min(ends), end=max(ends), order=order),
+    ends=st.tuples(_fractions, _fractions),
+    order=st.sampled_from(["first_first", "last_first"]),
+)
+# What needs something frozen, and does not go together.
+_on_frozen = st.one_of(
+    st.fixed_dictionaries({"gain": st.sampled_from(["none", "head", "matrix"]), "correction": st.floats(0, 0.99)}),
+    st.fixed_dictionaries({"thaw": _thaws}),
+    st.fixed_dictionaries({"freeze_at": _fractions}),
+).map(lambda times: Method(freeze=("q", "k"), **times))
 methods = st.builds(
     Method,
+    scale=st.sampled_from(["unit", "layer"]) | st.floats(1e-6, 1e6),
+    layer_lr_decay=st.floats(0.01, 10),
+    warmup_steps=st.none() | st.integers(0, 10**6),
     init=st.sampled_from(["native", "orthogonal", "orthogonal_global", "gaussian", "gaussian_matched", "orthonormalized"]),
     std=st.floats(0, 1e6),
     freeze=st.lists(st.sampled_from(["q", "k"])).map(tuple),
     layers=st.one_of(
-        st.sampled_from(["all", "even", "odd"]),
+        st.sampled_from(["all", "even", "odd", "first half", "last half"]),
         st.builds("{} {}".format, st.sampled_from(["first", "last"]), st.integers(1, 99)),
         st.lists(st.integers(-50, 50), min_size=1).map(tuple),
     ),
@@ -57,6 +91,8 @@ def test_preset_is_as_designed(name: str) -> None:
 def test_what_is_not_said_means_the_baseline() -> None:
     plain = Method()
     assert (plain.init, plain.freeze, plain.layers, plain.seed) == ("native", (), "all", None)
+    assert (plain.gain, plain.correction, plain.scale, plain.thaw, plain.freeze_at) == ("none", 0, "unit", None, 0)
+    assert (plain.layer_lr_decay, plain.warmup_steps) == (1, None)
 
 
 def test_there_are_no_other_presets() -> None:
@@ -64,7 +100,7 @@ def test_there_are_no_other_presets() -> None:
 
 
 @settings(deadline=None, derandomize=True)
-@given(methods)
+@given(methods | _on_frozen)
 def test_a_method_survives_json(method: Method) -> None:
     assert Method.model_validate_json(method.model_dump_json()) == method
 
@@ -74,9 +110,97 @@ def test_a_preset_is_known_by_its_name_whatever_its_seed(name: str) -> None:
     assert method_name(resolve_method(name).model_copy(update={"seed": 7})) == name
 
 
-def test_a_method_of_ones_own_is_described_in_words() -> None:
-    method = Method(init="gaussian", std=0.1, freeze=("k",), layers=(0, 2))
-    assert method_name(method) == "gaussian, k frozen, layers 0,2"
+@pytest.mark.parametrize("name", AS_DESIGNED)
+def test_a_preset_s_class_is_by_what_learns_of_q_and_k(name: str) -> None:
+    assert PRESETS[name].kind == NOT_PURE.get(name, "pure")
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"init": "orthogonal"}, "free"),
+        ({"layer_lr_decay": 0.5, "warmup_steps": 3}, "free"),
+        (FRAMES | {"scale": 3.0, "layer_lr_decay": 0.5, "warmup_steps": 3, "seed": 1}, "pure"),
+        (FRAMES | {"gain": "matrix", "correction": 0.1}, "little"),
+        (FRAMES | {"gain": "head", "layers": "odd"}, "partial"),
+        (FRAMES | {"freeze": ["k"], "correction": 0.1}, "partial"),
+        (FRAMES | {"layers": [0]}, "partial"),
+    ],
+    ids=str,
+)
+def test_a_class_is_never_mixed(fields: dict[str, Any], kind: str) -> None:
+    assert Method.model_validate_json(json.dumps(fields)).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"init": "gaussian", "std": 0.1, "freeze": ["k"], "layers": [0, 2]}, "gaussian, k frozen, layers 0,2"),
+        ({"init": "orthogonal"}, "orthogonal, nothing frozen, layers all"),
+        (FRAMES | {"layers": "last 2", "gain": "head"}, "orthogonal, q+k frozen, layers last 2, gain head"),
+        (
+            FRAMES | {"gain": "matrix", "correction": 0.0625, "scale": 3**0.5},
+            "orthogonal, q+k frozen, layers all, gain matrix, correction 0.0625, scale 1.73205",
+        ),
+        (FRAMES | {"scale": "layer"}, "orthogonal, q+k frozen, layers all, scale layer"),
+        (FRAMES | {"freeze_at": 0.1}, "orthogonal, q+k frozen from 0.1 of training on, layers all"),
+        (
+            FRAMES | {"thaw": {"start": 0.1, "end": 0.9, "order": "last_first"}},
+            "orthogonal, q+k frozen until 0.1 to 0.9 of training (last_first), layers all",
+        ),
+        (
+            FRAMES | {"freeze": ["q"], "thaw": {"start": 0.3, "end": 0.3, "order": "first_first"}},
+            "orthogonal, q frozen until 0.3 of training (first_first), layers all",
+        ),
+        (
+            FRAMES | {"layer_lr_decay": 0.9, "warmup_steps": 40},
+            "orthogonal, q+k frozen, layers all, lr x 0.9 a layer, warm-up of 40 steps",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_method_of_ones_own_is_described_in_words(fields: dict[str, Any], name: str) -> None:
+    assert method_name(Method.model_validate_json(json.dumps(fields))) == name
+
+
+_THAW = {"start": 0.5, "end": 0.5, "order": "first_first"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"thaw": _THAW}, "thaw and freeze_at say when something is frozen; add q or k to freeze"),
+        ({"freeze_at": 0.5}, "thaw and freeze_at say when something is frozen; add q or k to freeze"),
+        (FRAMES | {"thaw": _THAW, "freeze_at": 0.5}, "give either thaw .* or freeze_at"),
+        (FRAMES | {"thaw": _THAW, "gain": "head"}, "gain and correction are for Q and K frozen from first to last"),
+        (FRAMES | {"freeze_at": 0.5, "correction": 0.1}, "gain and correction are for Q and K frozen from first to last"),
+        (FRAMES | {"thaw": _THAW | {"end": 0.4}}, r"end 0\.4 lies before start 0\.5; give both the same value"),
+        (FRAMES | {"thaw": _THAW | {"order": "random"}}, "'first_first' or 'last_first'"),
+        ({"correction": 0.1}, r"correction 0\.1 stands on what is frozen"),
+        ({"freeze": ["k"], "gain": "head"}, "gain 'head' is learnt on top of frozen queries; add q to freeze"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_refused_with_the_way_out(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Method.model_validate_json(json.dumps(fields))
+
+
+@pytest.mark.parametrize("scale", [2, 2.0, 0.5, 2**0.5])
+def test_a_number_as_scale_multiplies_the_start(scale: float) -> None:
+    model, unit = build_gpt(tiny_gpt_config(), seed=0), build_gpt(tiny_gpt_config(), seed=0)
+    freeze(model, Method.model_validate_json(json.dumps(FRAMES | {"scale": scale})))
+    freeze(unit, "oelm_freeze")
+    for site, other in zip(attention_sites(model), attention_sites(unit), strict=True):
+        assert torch.equal(site.q.weight, other.q.weight * scale) and torch.equal(site.k.weight, other.k.weight * scale)
+
+
+def test_a_number_as_scale_multiplies_the_weights_that_are_there() -> None:
+    model, before = build_gpt(tiny_gpt_config(), seed=0), build_gpt(tiny_gpt_config(), seed=0)
+    freeze(model, Method(freeze=("q", "k"), scale=3.0))
+    for name, parameter in model.named_parameters():
+        is_scaled = name.endswith((".q.weight", ".k.weight"))
+        assert torch.equal(parameter, before.get_parameter(name) * (3.0 if is_scaled else 1.0))
 
 
 def test_a_method_resolves_to_itself() -> None:
@@ -127,6 +251,17 @@ def test_an_unknown_key_in_a_config_is_refused_with_the_nearest_name() -> None:
         {"layers": [True]},
         {"layers": [0.5]},
         {"seed": -1},
+        *({"scale": scale} for scale in (0, -1.0, float("nan"), float("inf"), "unity", True, None, "2")),
+        *({"freeze": QK, "correction": share} for share in (-0.1, 1, 1.5, float("nan"), "0.1")),
+        *({"freeze": QK, "freeze_at": at} for at in (-0.1, 1, float("nan"))),
+        *({"freeze": QK, "thaw": _THAW | {"start": at}} for at in (0, -0.1, float("nan"), "0.1")),
+        *({"freeze": QK, "thaw": _THAW | {"end": at}} for at in (1, 1.5, float("nan"))),
+        {"freeze": QK, "thaw": {"start": 0.5, "end": 0.5}},
+        {"freeze": QK, "thaw": _THAW | {"at": 1}},
+        {"freeze": QK, "thaw": 0.5},
+        *({"layer_lr_decay": decay} for decay in (0, -1, 10.5, float("nan"))),
+        *({"warmup_steps": steps} for steps in (-1, 0.5, True)),
+        *({"layers": layers} for layers in ("half", "first halves", "middle half", "first  half")),
     ],
     ids=str,
 )
@@ -167,6 +302,11 @@ def test_the_order_of_layers_does_not_matter() -> None:
         ((-1,), 5, [4]),
         ((0, -5), 5, [0]),
         ((-2, 0), 5, [0, 3]),
+        ("first half", 4, [0, 1]),
+        ("last half", 4, [2, 3]),
+        ("first half", 5, [0, 1]),
+        ("last half", 5, [3, 4]),
+        ("first half", 2, [0]),
     ],
     ids=str,
 )
@@ -178,7 +318,7 @@ def test_layers_select(layers: str | tuple[int, ...], num_layers: int, selected:
 
 @pytest.mark.parametrize(
     ("layers", "num_layers", "missing"),
-    [((0, 5), 5, 5), ((-6,), 5, -6), ("first 6", 5, 5), ("last 6", 5, 5), ("odd", 1, 1)],
+    [((0, 5), 5, 5), ((-6,), 5, -6), ("first 6", 5, 5), ("last 6", 5, 5), ("odd", 1, 1), ("last half", 1, 1)],
     ids=str,
 )
 def test_layers_that_do_not_exist_are_refused_by_number(layers: str | tuple[int, ...], num_layers: int, missing: int) -> None:

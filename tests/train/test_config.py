@@ -316,6 +316,14 @@ def test_the_variant_changes_with_every_other_setting() -> None:
         {"model.num_layers": 3},
         {"method": "oelm_freeze"},
         {"method.seed": 1},
+        {"method.scale": 2.0},
+        {"method.scale": "layer"},
+        {"method.layer_lr_decay": 0.9},
+        {"method.warmup_steps": 0},
+        *({"method": {"freeze": ["q"], **more}} for more in ({}, {"freeze_at": 0.5}, {"correction": 0.1}, {"gain": "head"})),
+        *({"method": {"freeze": ["q"], "thaw": {"start": 0.5, "end": end, "order": "last_first"}}} for end in (0.5, 0.6)),
+        {"method": {"freeze": ["q"], "thaw": {"start": 0.5, "end": 0.5, "order": "first_first"}}},
+        {"model.qk_dim": 2},
         {"data.source": "other"},
         {"data.tokenizer": "bpe:513"},
         {"optim.lr": 2.0000001e-3},
@@ -335,3 +343,53 @@ def test_the_variant_changes_with_every_other_setting() -> None:
 
 def test_the_variant_begins_with_the_method() -> None:
     assert config({"method": "oelm_freeze"}).variant.startswith("oelm-freeze-")
+
+
+# What a config.json written before these settings were there does not have.
+ADDED = {"method": ("correction", "scale", "thaw", "freeze_at", "layer_lr_decay", "warmup_steps"), "model": ("qk_dim",)}
+
+
+@pytest.mark.parametrize("preset", ["baseline", "oelm_freeze", "oelm_random", "uniform"])
+def test_a_config_written_before_the_newer_settings_means_what_it_meant(preset: str, tmp_path: Path) -> None:
+    made = config({"method": preset})
+    data = made.as_dict()
+    for section, keys in ADDED.items():
+        for key in keys:
+            del data[section][key]
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    assert read_config(tmp_path / "config.json") == made
+
+
+def test_naming_a_setting_at_its_default_renames_no_folder() -> None:
+    plain = budget_settings("smoke") | {"method": {"init": "orthogonal", "freeze": ["q", "k"]}}
+    named = parse_config(plain, where="here").variant
+    for section in ("method", "model", "data", "optim", "schedule", None):
+        whole = parse_config(plain, where="here").as_dict()
+        for key, value in (whole[section] if section else whole).items():
+            dotted = f"{section}.{key}" if section else key
+            assert parse_config(with_overrides(plain, {dotted: value}), where="here").variant == named, dotted
+
+
+def test_a_wrong_scale_is_refused_in_words_of_the_setting() -> None:
+    for wrong in (0, -1.5, "unity"):
+        message = refusal_of({"method.scale": wrong})
+        assert message.startswith("here: method.scale: ") and f"(given: {wrong!r})" in message
+        assert "Literal" not in message and "constrained" not in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"method": {"thaw": {"start": 0.5, "end": 0.5, "order": "first_first"}}}, "method: thaw and freeze_at say when"),
+        (
+            {"method": {"freeze": ["q"], "thaw": {"start": 0.5, "end": 0.4, "order": "first_first"}}},
+            "method.thaw: end 0.4 lies before start 0.5",
+        ),
+        ({"method": {"freeze": ["q"], "thaw": {"stat": 0.5}}}, "method.thaw: unknown key 'stat' (did you mean 'start'?)"),
+        ({"model.qk_dim": 17}, "model: qk_dim 17 is wider than a head (16); it is there to make Q and K thin"),
+        ({"model.qk_dim": 0}, "model.qk_dim: Input should be greater than 0"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_refused_by_its_place(overrides: dict[str, Any], words: str) -> None:
+    assert words in refusal_of(overrides)

@@ -56,6 +56,19 @@ def test_loaded_model_has_the_checkpoints_bytes(run: Path) -> None:
     assert {name: digest(loaded.model.get_parameter(name)) for name in saved.frozen} == saved.frozen
 
 
+def test_run_with_something_learnt_on_top_opens_as_it_was_scored_and_folds(text_file: Path, tmp_path: Path) -> None:
+    method = {"init": "orthogonal", "freeze": ["q", "k"], "correction": 0.125, "gain": "matrix"}
+    run_here(tiny_config(text_file, steps=8, eval_every=4, optim__lr=0.01, method=method), tmp_path / "run")
+    recorded = {row["step"]: row["val_loss"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if "val_loss" in row}
+    assert score(tmp_path / "run", which="8")[1] == pytest.approx(recorded[8], abs=1e-6)
+    loaded = load_run(tmp_path / "run", which="8")
+    tokens = torch.arange(16).unsqueeze(0)
+    before = loaded.model.logits(tokens)
+    # One float32 rounding of each folded weight, on logits of order one, as in test_gain.
+    assert torch.allclose(loaded.folded().logits(tokens), before, rtol=0, atol=2e-5)
+    assert torch.equal(loaded.model.logits(tokens), before)
+
+
 def test_checkpoint_whose_frozen_digest_differs_is_refused(run: Path, tmp_path: Path) -> None:
     from oelm.train.checkpoint import _manifest_text
 

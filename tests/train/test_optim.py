@@ -10,12 +10,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.errors import CheckpointError
-from oelm.method.apply import freeze
+from oelm.method.apply import freeze, hold
+from oelm.method.plan import Plan
 from oelm.method.record import digest
 from oelm.models.gpt import GPT, build_gpt
 from oelm.train.config import OptimConfig
-from oelm.train.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
+from oelm.train.optim import (
+    build_optimizer,
+    layer_factors,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    set_learning_rate,
+)
 from tests.conftest import tiny_gpt_config
+from tests.method.tiny_models import BY_NAME, tiny_model
 
 CONFIG = OptimConfig(lr=1e-3, betas=(0.8, 0.9), weight_decay=0.1)
 
@@ -170,3 +178,96 @@ def test_state_of_a_frozen_model_does_not_fit_one_that_trains_everything(trained
     baseline = build_gpt(tiny_gpt_config(), seed=0)
     with pytest.raises(CheckpointError, match=r"does not fit what trains .*attention\.k\.weight"):
         load_optimizer_tensors(build_optimizer(baseline, CONFIG, device="cpu"), baseline, saved(optimizer, model))
+
+
+def test_without_decay_by_layer_there_are_the_two_groups_there_always_were() -> None:
+    model = frozen_gpt()
+    learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = build_optimizer(model, CONFIG, device="cpu", layer_lr_decay=1.0).param_groups
+    assert [(group["weight_decay"], group["factor"], group["joined"]) for group in groups] == [(0.1, 1.0, 0), (0.0, 1.0, 0)]
+    for group, members in zip(groups, ([p for p in learns if p.dim() > 1], [p for p in learns if p.dim() < 2]), strict=True):
+        assert [id(parameter) for parameter in group["params"]] == [id(parameter) for parameter in members]
+    assert layer_factors(model, 1.0) == {}
+
+
+# By the beginning of a parameter's name: how many layers lie above it; the first that fits counts, and no other has any.
+ABOVE: dict[str, dict[str, int]] = {
+    "our_gpt": {"gpt.blocks.1.": 0, "gpt.blocks.0.": 1, "gpt.token_embedding": 2, "gpt.position_embedding": 2},
+    # Norms of embeddings belong to them.
+    "bert": {"bert.encoder.layer.1.": 0, "bert.encoder.layer.0.": 1, "bert.embeddings.": 2},
+    "gpt2": {"transformer.h.1.": 0, "transformer.h.0.": 1, "transformer.wte": 2, "transformer.wpe": 2},
+    # Two layers of encoder and one of decoder, each counted from its own end; T5's distances are embeddings inside a layer.
+    "t5": {"encoder.block.1.": 0, "encoder.block.0.": 1, "decoder.block.0.": 0, "shared": 2},
+    "bart": {
+        "model.encoder.layers.0.": 0,
+        "model.decoder.layers.1.": 0,
+        "model.decoder.layers.0.": 1,
+        "model.shared": 2,
+        "model.encoder.embed_positions": 2,
+        "model.decoder.embed_positions": 2,
+    },
+    "vit": {"vit.layers.1.": 0, "vit.layers.0.": 1, "vit.encoder.layer.1.": 0, "vit.encoder.layer.0.": 1, "vit.embeddings.": 2},
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["free", "frozen"])
+@pytest.mark.parametrize("name", ABOVE)
+def test_the_rate_falls_layer_by_layer_from_the_last_to_the_embeddings(name: str, frozen: bool) -> None:
+    model = tiny_model(BY_NAME[name])
+    if frozen:
+        freeze(model, "oelm_freeze")
+    powers = {
+        parameter: next((power for prefix, power in ABOVE[name].items() if parameter.startswith(prefix)), 0)
+        for parameter, _ in model.named_parameters()
+    }
+    assert set(powers.values()) == {0, 1, 2}
+    assert layer_factors(model, 0.5) == {parameter: 0.5**power for parameter, power in powers.items() if power}
+    optimizer = build_optimizer(model, CONFIG, device="cpu", layer_lr_decay=0.5)
+    set_learning_rate(optimizer, 0.25)
+    rates = {id(parameter): group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+    learns = {parameter: p for parameter, p in model.named_parameters() if p.requires_grad}
+    assert {parameter: rates[id(p)] for parameter, p in learns.items()} == {p: 0.25 * 0.5 ** powers[p] for p in learns}
+    assert len(rates) == len(learns)
+    expected = {parameter: 0.1 if p.dim() > 1 else 0.0 for parameter, p in learns.items()}
+    assert decay_by_name(model, optimizer) == expected
+
+
+LATE = "blocks.2.attention.q.weight"
+PLAN = Plan({LATE: (0, 4)}, 10)
+
+
+def thawed_without_a_step() -> tuple[GPT, torch.optim.AdamW, dict[str, Tensor]]:
+    """A model in which one weight was thawed, and the state of an optimizer whose update since then was skipped."""
+    model = frozen_gpt()
+    before = build_optimizer(model, CONFIG, device="cpu", plan=PLAN)
+    train(model, before, first=0, steps=2)
+    names = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    hold(model, [name for name in names if name != LATE])
+    optimizer = build_optimizer(model, CONFIG, device="cpu", plan=PLAN, before=before)
+    return model, optimizer, saved(optimizer, model)
+
+
+def test_what_joined_in_an_update_that_was_skipped_restores_to_no_state() -> None:
+    model, optimizer, state = thawed_without_a_step()
+    assert not any(LATE in name for name in state)
+    restored = build_optimizer(model, CONFIG, device="cpu", plan=PLAN)
+    load_optimizer_tensors(restored, model, state)
+    assert {name: digest(tensor) for name, tensor in saved(restored, model).items()} == {
+        name: digest(tensor) for name, tensor in state.items()
+    }
+
+
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq", "step"])
+def test_half_a_state_of_what_joined_late_is_refused(key: str) -> None:
+    model, optimizer, _ = thawed_without_a_step()
+    train(model, optimizer, first=2, steps=1)
+    state = saved(optimizer, model)
+    del state[f"{key}/{LATE}"]
+    with pytest.raises(CheckpointError, match="does not fit what trains"):
+        load_optimizer_tensors(build_optimizer(model, CONFIG, device="cpu", plan=PLAN), model, state)
+
+
+def test_what_did_not_join_late_must_have_its_state() -> None:
+    model, _, state = thawed_without_a_step()
+    with pytest.raises(CheckpointError, match=LATE):
+        load_optimizer_tensors(build_optimizer(model, CONFIG, device="cpu"), model, state)

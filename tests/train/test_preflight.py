@@ -14,9 +14,13 @@ from torch import nn
 from oelm.data.encoded import ExampleMeta
 from oelm.data.examples import Example, ExampleSource
 from oelm.data.tasks import prepare_examples
+from oelm.method.apply import freeze
+from oelm.method.method import PRESETS
+from oelm.models.gpt import build_gpt
 from oelm.models.hub import Architecture, ClassifierShape, fresh_classifier
 from oelm.train.config import FinetuneConfig
-from oelm.train.preflight import classifier_estimate
+from oelm.train.preflight import classifier_estimate, parameter_counts
+from tests.conftest import tiny_config
 from tests.models.test_hub import write_tokenizer
 from tests.train.finetuning import tiny_finetune
 
@@ -137,3 +141,14 @@ def test_a_t5_with_gates_and_heads_of_another_width_needs_no_more_memory_than_es
     estimated = classifier_estimate(json.loads(shape.to_json_string()), config, examples).memory
     needed = 4 * 4 * parameters(model) + kept_bytes(model, 32, 16)
     assert needed <= estimated < 2 * needed
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_language_model_s_counts_are_those_of_the_model_that_learns_most(preset: str) -> None:
+    config = tiny_config(Path("text.txt"), method=preset, model__vocab_size=300)
+    model = build_gpt(config.model, seed=0)
+    names = freeze(model, preset)
+    total = parameters(model)
+    # What is frozen for a while only needs its gradient and its state all the same.
+    frozen = 0 if PRESETS[preset].thaw else sum(model.get_parameter(name).numel() for name in names)
+    assert parameter_counts(config) == (total, total - frozen)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oelm.train.config import RunConfig
-from oelm.train.schedule import learning_rate
+from oelm.train.schedule import learning_rate, warmup_steps
 from tests.conftest import tiny_config
 
 PEAK = 3e-4
@@ -96,3 +96,15 @@ def test_a_run_extended_twice_keeps_the_rates_of_both_legs() -> None:
     twice = rates(config(steps=300, extended_at=(100, 200)))
     assert twice[:200] == rates(config(steps=200, extended_at=(100,)))
     assert twice[200:] == rates(config(steps=300))[200:]
+
+
+@pytest.mark.parametrize("own", [0, 3, 10, 1000])
+def test_an_arm_s_own_warm_up_goes_before_the_schedule_s(own: int) -> None:
+    method = {"freeze": ["q", "k"], "warmup_steps": own}
+    arm = tiny_config(Path("text.txt"), steps=100, optim__lr=PEAK, schedule__warmup_steps=20, method=method)
+    assert rates(arm) == rates(config(warmup=own))
+    assert warmup_steps(arm, 100) == min(own, 50)
+
+
+def test_without_one_of_its_own_an_arm_warms_up_as_the_schedule_says() -> None:
+    assert [warmup_steps(config(warmup=20), horizon) for horizon in (100, 40, 30, 1)] == [20, 20, 15, 0]

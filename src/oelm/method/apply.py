@@ -11,7 +11,7 @@ from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.audit import assert_unmoved
 from oelm.method.frames import frame_generator
 from oelm.method.fused import merge_modules, split_module
-from oelm.method.gain import add_correction, add_gain, fold_learnt, has_learnt
+from oelm.method.gain import add_correction, add_gain, correction_rank, fold_learnt, has_learnt
 from oelm.method.method import Method, method_name, resolve_method
 from oelm.method.mha import merge_attentions, split_attention
 from oelm.method.record import FrozenRecord, Originals, digest, originals_of, record_of, set_originals, set_record
@@ -24,9 +24,8 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
     The frames follow `method.seed` where it is set, else `seed`. Frozen parameters keep their names, get no gradient,
     and their digests are recorded on the model for `assert_unmoved`. A weight that holds Q, K and V at once is split
     first; the state_dict keeps its name and layout. What the method freezes later (`freeze_at`) only gets its start here,
-    see `hold`. With `keep_original`, `restore` can undo all of it, at the price of
-    a copy of Q and K in the CPU's memory. On the meta device nothing is drawn or proven, only frozen and counted. Build
-    the optimizer afterwards.
+    see `hold`. With `keep_original`, `restore` can undo all of it, at the price of a copy of Q and K in the CPU's memory.
+    On the meta device nothing is proven, only frozen and counted. Build the optimizer afterwards.
 
     Raises MethodError when the model is frozen already or the method names layers it does not have, SiteError when its
     attention is of no known kind; the model is then as it was.
@@ -64,19 +63,24 @@ def hold(model: nn.Module, names: Collection[str]) -> None:
     """Freeze exactly the parameters of these names from here on, as they are; let what was frozen besides learn again.
 
     What was frozen is proven unmoved first. Fused weights must have been split by `freeze`. An optimizer built before
-    does not know of this: build it anew.
+    does not know of this: build it anew. Raises MethodError, with nothing changed, when a name is none of the model's.
     """
+    _refuse_parallel(model, "hold")
     record = record_of(model)
     known = dict(record.digests) if record is not None else {}
     if any(known.values()):
         assert_unmoved(model)
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    if missing := sorted(set(names) - parameters.keys()):
+        raise MethodError(f"{type(model).__name__} has no parameter {missing[0]} to hold; freeze it first, then ask plan_of")
     for name in known.keys() - set(names):
         parameters[name].requires_grad_(True)
-    for name in names:
+    digests: dict[str, str] = {}
+    # In the model's order, whatever that of the names: what is saved of it is then the same in every process.
+    for name in (name for name in parameters if name in set(names)):
         parameters[name].requires_grad_(False)
         parameters[name].grad = None
-    digests = {name: known[name] if name in known else digest(parameters[name]) for name in names}
+        digests[name] = known[name] if name in known else digest(parameters[name])
     set_record(model, FrozenRecord(digests) if digests else None)
 
 
@@ -110,8 +114,13 @@ def _choose(sites: list[Site], method: Method, model: nn.Module) -> list[Site]:
                 f"{what}: {site.name} is a torch.nn.MultiheadAttention, whose queries are computed inside torch; "
                 "use gain none and correction 0, or an attention with a query layer of its own"
             )
-        for _, projection in site.projections():
+        for part, projection in site.projections():
             _check_owned(projection, model)
+            if method.correction and part in method.freeze and correction_rank(projection, method.correction) == 0:
+                raise MethodError(
+                    f"correction {method.correction:g}: {projection.name} has {projection.weight_HKD().numel()} numbers, and "
+                    "that share of them is less than a correction of rank 1 needs; raise the share or leave the correction out"
+                )
     return chosen
 
 
@@ -141,7 +150,7 @@ def _starts(sites: list[Site], method: Method, seed: int) -> dict[str, Tensor]:
         projection.name: _start(projection, method, frame_generator(seed, site.key, part))
         for site in sites
         for part, projection in site.projections()
-        if method.init != "native" and not projection.weight.is_meta
+        if method.changes_weights and not projection.weight.is_meta
     }
 
 

@@ -37,18 +37,21 @@ def add_gain(projection: Projection, kind: Gain) -> None:
 
 
 def add_correction(projection: Projection, share: float, generator: torch.Generator) -> None:
-    """Give a projection a learnt correction of low rank, which starts at nothing (arXiv 2106.09685).
-
-    Its rank is the highest that needs no more than this share of the projection's own parameters, one at least.
-    """
+    """Give a projection a learnt correction of low rank, which starts at nothing (arXiv 2106.09685)."""
     if share == 0:
         return
     num_heads, head_dim, model_dim = projection.weight_HKD().shape
-    rows = num_heads * head_dim
-    rank = max(1, int(share * rows * model_dim / (rows + model_dim)))
+    rows, rank = num_heads * head_dim, correction_rank(projection, share)
     # Rows of norm one, like those of the frames.
     into_RD = sample_gaussian(1, rank, model_dim, std=model_dim**-0.5, generator=generator)[0]
     _register(projection, {CORRECTION_IN: into_RD, CORRECTION_OUT: torch.zeros(rows, rank)})
+
+
+def correction_rank(projection: Projection, share: float) -> int:
+    """Return the highest rank whose two factors need no more than this share of the weight's numbers; it may be 0."""
+    num_heads, head_dim, model_dim = projection.weight_HKD().shape
+    rows = num_heads * head_dim
+    return int(share * rows * model_dim / (rows + model_dim))
 
 
 def _register(projection: Projection, starts: dict[str, Tensor]) -> None:

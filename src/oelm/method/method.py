@@ -13,6 +13,7 @@ from torch import Tensor
 
 from oelm.errors import MethodError
 from oelm.method.frames import orthonormalize, sample_frames, sample_gaussian, sample_global_frame
+from oelm.method.kind import Kind, method_kind
 
 Part = Literal["q", "k"]
 Gain = Literal["none", "head", "matrix"]
@@ -115,13 +116,14 @@ class Method(BaseModel):
         return self.init in ("native", "orthonormalized")
 
     @property
-    def kind(self) -> Literal["free", "pure", "a little", "partial"]:
+    def changes_weights(self) -> bool:
+        """Whether Q and K start from anything but the very weights that are there."""
+        return self.init != "native" or isinstance(self.scale, float)
+
+    @property
+    def kind(self) -> Kind:
         """The class of a verdict: what learns on the Q/K side, where and when; classes are never mixed."""
-        if not self.freeze:
-            return "free"
-        if len(self.freeze) < 2 or self.layers != "all" or self.thaw or self.freeze_at:
-            return "partial"
-        return "a little" if self.learns_on_top else "pure"
+        return method_kind(dict(self))
 
     @property
     def learns_on_top(self) -> bool:
@@ -245,7 +247,8 @@ def method_name(method: Method) -> str:
     where = method.layers if isinstance(method.layers, str) else ",".join(map(str, method.layers))
     gain = "" if method.gain == "none" else f", gain {method.gain}"
     correction = f", correction {method.correction:g}" if method.correction else ""
-    scale = "" if method.scale == "unit" else f", scale {method.scale}"
+    size = f"{method.scale:g}" if isinstance(method.scale, float) else method.scale
+    scale = "" if size == "unit" else f", scale {size}"
     what = f"{'+'.join(method.freeze) or 'nothing'} frozen{_when(method)}"
     return f"{init}, {what}, layers {where}{gain}{correction}{scale}{_how(method)}"
 

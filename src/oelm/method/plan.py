@@ -18,7 +18,8 @@ class Plan:
     steps: int
 
     def frozen_at(self, step: int) -> frozenset[str]:
-        """Return the names of what the update from `step` to `step + 1` must not move."""
+        """Return the names of what the update from `step` to `step + 1` must not move; past the plan's end, as at its last."""
+        step = min(step, self.steps - 1)
         return frozenset(name for name, (first, end) in self.spans.items() if first <= step < end)
 
     @property
@@ -51,11 +52,10 @@ def plan_of(model: nn.Module, method: Method, *, steps: int) -> Plan:
 
 
 def _span(site: Site, chosen: list[Site], method: Method, steps: int) -> tuple[int, int]:
-    first = round(method.freeze_at * steps)
+    # Never before the first update: what is frozen at the start is frozen in it, and what is free at the start learns in it.
     if method.thaw is None:
-        return first, steps
+        return (max(1, round(method.freeze_at * steps)) if method.freeze_at else 0), steps
     layers = sorted({other.layer for other in chosen if other.stack == site.stack})
     turn = layers.index(site.layer) if method.thaw.order == "first_first" else len(layers) - 1 - layers.index(site.layer)
     share = turn / (len(layers) - 1) if len(layers) > 1 else 0.0
-    # Never before the first update: what is frozen at all is frozen at the start.
-    return first, max(1, round((method.thaw.start + share * (method.thaw.end - method.thaw.start)) * steps))
+    return 0, max(1, round((method.thaw.start + share * (method.thaw.end - method.thaw.start)) * steps))

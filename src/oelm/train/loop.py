@@ -45,7 +45,7 @@ def update(run: Session, batch: Batch) -> None:
     if run.state.step in run.plan.moments:
         follow_plan(run)
     lr = learning_rate(run.config, run.state.step)
-    set_learning_rate(run.optimizer, lr, step=run.state.step, warmup_steps=warmup_steps(run.config))
+    set_learning_rate(run.optimizer, lr, step=run.state.step, warmup_steps=warmup_steps(run.config, run.plan.steps))
     outcome = train_step(
         lambda micro_batch: run.task.loss(run.forward, run.model, batch, micro_batch),
         run.model,

@@ -14,13 +14,14 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     return config.optim.lr * _fraction(config, step, horizon)
 
 
-def warmup_steps(config: TrainConfig) -> int:
-    """Return the steps of warm-up: an arm may have its own."""
-    return config.schedule.warmup_steps if config.method.warmup_steps is None else config.method.warmup_steps
+def warmup_steps(config: TrainConfig, horizon: int) -> int:
+    """Return the steps of warm-up in a training of `horizon` steps, half of them at most; an arm may have its own."""
+    own = config.method.warmup_steps
+    return min(config.schedule.warmup_steps if own is None else own, horizon // 2)
 
 
 def _fraction(config: TrainConfig, step: int, horizon: int) -> float:
-    warmup = min(warmup_steps(config), horizon // 2)
+    warmup = warmup_steps(config, horizon)
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / max(1, horizon - warmup)

@@ -1,0 +1,228 @@
+"""A low-rank correction starts at nothing, learns within its share on top of frozen frames, and folds into plain weights."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from oelm.errors import MethodError
+from oelm.method.apply import fold_gains, freeze, restore, thaw
+from oelm.method.audit import assert_unmoved, audit
+from oelm.method.fused import Layout
+from oelm.method.gain import add_correction, correction_rank, learnt_on_top
+from oelm.method.method import PRESETS, Gain, Method, Part
+from oelm.method.record import digest, record_of
+from oelm.method.sites import Projection, Slot, attention_sites
+from oelm.models.gpt import GPT, build_gpt
+from oelm.train.config import OptimConfig
+from oelm.train.loss import mean_cross_entropy
+from oelm.train.optim import build_optimizer
+from tests.conftest import tiny_gpt_config
+from tests.method.tiny_models import ARCHITECTURES, PackedTorch, Tiny, outputs, tiny_inputs, tiny_model
+
+WINDOWS = torch.randint(61, (2, 17), generator=torch.Generator().manual_seed(1))
+SHARE = PRESETS["oelm_lowrank"].correction
+# Those whose queries are computed by a layer of their own.
+CORRECTED = [tiny for tiny in ARCHITECTURES if not tiny.name.startswith("torch")]
+GAINS: tuple[Gain, ...] = ("none", "head", "matrix")
+
+
+def corrected(**more: object) -> GPT:
+    model = build_gpt(tiny_gpt_config(), seed=0)
+    freeze(model, PRESETS["oelm_lowrank"].model_copy(update=more), seed=3)
+    return model
+
+
+def trained(model: GPT, *, steps: int = 20) -> GPT:
+    # Without decay, so that nothing moves but by its gradient.
+    optimizer = build_optimizer(model, OptimConfig(lr=0.01, weight_decay=0.0), device="cpu")
+    for _ in range(steps):
+        optimizer.zero_grad()
+        mean_cross_entropy(model(WINDOWS[:, :-1]).flatten(0, 1), model.head_VD, WINDOWS[:, 1:].flatten()).backward()
+        optimizer.step()
+    return model
+
+
+def on_top(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if learnt_on_top(name)}
+
+
+def digests(model: nn.Module) -> dict[str, str]:
+    return {name: digest(parameter) for name, parameter in model.named_parameters()}
+
+
+def logits(model: GPT) -> Tensor:
+    with torch.no_grad():
+        return model.logits(WINDOWS[:, :-1])
+
+
+def test_correction_starts_at_nothing() -> None:
+    plain = build_gpt(tiny_gpt_config(), seed=0)
+    freeze(plain, "oelm_freeze", seed=3)
+    model = corrected()
+    assert torch.equal(logits(model), logits(plain))
+    assert {name: value for name, value in digests(model).items() if name not in on_top(model)} == digests(plain)
+
+
+def test_draws_differ_between_projections_and_follow_the_seed() -> None:
+    into = {name: value for name, value in digests(corrected()).items() if name.endswith("correction_in")}
+    assert len(set(into.values())) == len(into) == 6
+    again, other = (digests(corrected(seed=seed)) for seed in (3, 4))
+    assert all(again[name] == value != other[name] for name, value in into.items())
+
+
+def projection_of(num_heads: int, head_dim: int, model_dim: int) -> Projection:
+    slots = (Slot(parameter, Layout((("q", num_heads),))) for parameter in ("weight", "bias"))
+    return Projection("q", "q", nn.Linear(model_dim, num_heads * head_dim), "q", *slots)
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(st.integers(1, 8), st.integers(1, 16), st.integers(1, 96), st.floats(0.01, 0.99))
+def test_correction_is_the_largest_within_its_share_of_the_weight(heads: int, dim: int, width: int, share: float) -> None:
+    projection = projection_of(heads, dim, width)
+    rank, rows = correction_rank(projection, share), heads * dim
+    # The share is a float: three products and a quotient of it, each within 2^-53 of itself.
+    rounding = 1 + 2.0**-50
+    assert rank * (rows + width) <= share * rows * width * rounding
+    assert (rank + 1) * (rows + width) * rounding > share * rows * width
+    assume(rank)
+    add_correction(projection, share, torch.Generator().manual_seed(0))
+    learnt = {name: tuple(p.shape) for name, p in projection.module.named_parameters() if learnt_on_top(name)}
+    assert learnt == {"correction_in": (rank, width), "correction_out": (rows, rank)}
+
+
+@pytest.mark.parametrize(("rows", "rank"), [(512, 32), (128, 12)], ids=["square", "grouped keys"])
+def test_rank_of_known_shapes(rows: int, rank: int) -> None:
+    # 512 x 512 / 8 / 1024 = 32; 128 x 512 / 8 / 640 = 12.8.
+    assert correction_rank(projection_of(rows // 64, 64, 512), SHARE) == rank
+
+
+@pytest.mark.parametrize("tiny", CORRECTED, ids=lambda tiny: tiny.name)
+def test_in_every_architecture_no_more_learns_than_the_share(tiny: Tiny) -> None:
+    model = tiny_model(tiny)
+    freeze(model, "oelm_lowrank")
+    for site in attention_sites(model):
+        for _, projection in site.projections():
+            own = [p.numel() for name, p in projection.module.named_parameters() if learnt_on_top(name)]
+            assert len(own) == 2 and sum(own) <= SHARE * projection.weight_HKD().numel()
+    counts = audit(model)
+    assert counts.by_role["correction"] == {"trainable": sum(p.numel() for p in on_top(model).values()), "frozen": 0}
+    assert counts.frozen == tiny.frozen
+
+
+def test_projection_too_small_for_rank_one_is_refused_and_nothing_changed() -> None:
+    model = build_gpt(tiny_gpt_config(model_dim=6), seed=0)
+    before = digests(model)
+    with pytest.raises(MethodError, match=r"correction 0\.125: blocks\.0\.attention\.q has 36 numbers"):
+        freeze(model, "oelm_lowrank", keep_original=True)
+    assert digests(model) == before and record_of(model) is None
+    with pytest.raises(MethodError, match="nothing was kept"):
+        restore(model)
+
+
+def test_correction_learns_while_the_frames_stay() -> None:
+    model, start = trained(corrected()), digests(corrected())
+    assert_unmoved(model)
+    after = digests(model)
+    assert len(on_top(model)) == 2 * 2 * 3
+    assert all(after[name] != start[name] for name in on_top(model))
+    assert {name for name in after if after[name] == start[name]} == set(
+        freeze(build_gpt(tiny_gpt_config(), seed=0), "oelm_freeze")
+    )
+
+
+@pytest.mark.parametrize("parts", [("q",), ("k",)], ids="+".join)
+def test_only_what_is_frozen_is_corrected(parts: tuple[Part, ...]) -> None:
+    model = corrected(freeze=parts, layers="last 1")
+    assert on_top(model).keys() == {f"blocks.2.attention.{parts[0]}.correction_{end}" for end in ("in", "out")}
+
+
+def test_both_factors_decay_like_the_matrices_they_are() -> None:
+    model = corrected(gain="matrix")
+    optimizer = build_optimizer(model, OptimConfig(lr=0.1, weight_decay=0.5), device="cpu")
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in on_top(model).items():
+        assert decays[id(parameter)] == (0.0 if name.endswith("gain") else 0.5)
+
+
+def stirred(tiny: Tiny, gain: Gain) -> nn.Module:
+    """A model with weights of its own in Q and K, and something learnt in all that is on top of them."""
+    model = tiny_model(tiny)
+    freeze(model, Method(freeze=("q", "k"), correction=SHARE, gain=gain))
+    generator = torch.Generator().manual_seed(5)
+    for parameter in on_top(model).values():
+        parameter.data += torch.randn(parameter.shape, generator=generator) / 4
+    return model
+
+
+@pytest.mark.parametrize("gain", GAINS)
+@pytest.mark.parametrize("tiny", CORRECTED, ids=lambda tiny: tiny.name)
+def test_correction_and_gain_fold_into_the_plain_weights_of_every_architecture(tiny: Tiny, gain: Gain) -> None:
+    model, inputs = stirred(tiny, gain), tiny_inputs(tiny)
+    assert len(on_top(model)) == tiny.num_sites * (4 if gain == "none" else 5)
+    with torch.no_grad():
+        before, untouched = outputs(model, inputs), outputs(tiny_model(tiny), inputs)
+        fold_gains(model)
+        after = outputs(model, inputs)
+    # Folded in float64, rounded once to 2^-24. A query is then one sum of 32 products where it was three of at most 33, so
+    # both are within 3 * 33 roundings; a logit doubles that, and what follows shrinks a relative error, or keeps it.
+    assert torch.allclose(after, before, rtol=0, atol=float(2 * 99 * 2.0**-24 * before.abs().max()))
+    assert not torch.allclose(before, untouched, rtol=0, atol=1e-3), "what was learnt must matter, or folding proves nothing"
+    assert_unmoved(model)
+    thaw(model)
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in tiny_model(tiny).named_parameters()]
+
+
+def test_folding_a_copy_leaves_the_original_alone() -> None:
+    model = trained(corrected(gain="head"))
+    before, start = logits(model), digests(model)
+    twin = copy.deepcopy(model)
+    fold_gains(twin)
+    assert torch.equal(logits(model), before) and digests(model) == start
+    assert on_top(model) and not on_top(twin)
+    # The twin is folded, not emptied: float32 rounding of logits of order one, as in test_gain.
+    assert torch.allclose(logits(twin), before, rtol=0, atol=2e-5)
+    thaw(model)
+    assert torch.equal(logits(twin), logits(model))
+
+
+def test_correction_inside_torchs_own_attention_is_refused_and_nothing_changed() -> None:
+    model = PackedTorch()
+    before, kinds = digests(model), [type(module) for module in model.modules()]
+    with pytest.raises(
+        MethodError, match=r"correction 0\.125: encoder\.layers\.0\.self_attn is a torch\.nn\.MultiheadAttention"
+    ):
+        freeze(model, "oelm_lowrank")
+    assert digests(model) == before and [type(module) for module in model.modules()] == kinds
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_correction_survives_a_file(tmp_path: Path) -> None:
+    model = trained(corrected(gain="matrix"))
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    twin = corrected(gain="matrix", seed=9)
+    twin.load_state_dict(load_file(tmp_path / "weights.safetensors"))
+    assert torch.equal(logits(twin), logits(model))
+
+
+def test_a_thawed_model_can_be_corrected_anew() -> None:
+    model = trained(corrected())
+    thaw(model)
+    freeze(model, Method(freeze=("q", "k"), correction=SHARE, gain="matrix"))
+    before = logits(model)
+    fold_gains(model)
+    # At their start, one is nothing and the other the identity: the folded weights are the very same.
+    assert torch.equal(logits(model), before)
+
+
+def test_correction_of_nothing_frozen_is_refused() -> None:
+    with pytest.raises(ValidationError, match="stands on what is frozen; add q or k to freeze"):
+        Method(init="orthogonal", correction=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -179,6 +180,13 @@ def test_info_by_name_and_by_path_is_the_same(files: Path, cache: Path) -> None:
     prepare_stories(files)
     by_name = succeeded(oelm("data", "info", "tinystories")).stdout
     assert by_name == succeeded(oelm("data", "info", set_called(cache, "tinystories"))).stdout
+
+
+def test_info_shows_the_perplexity_of_a_bigram_where_it_is_asked_for(files: Path, cache: Path) -> None:
+    prepare_stories(files)
+    assert "bigram" not in succeeded(oelm("data", "info", "tinystories")).stdout
+    shown = succeeded(oelm("data", "info", "tinystories", "--bigram")).stdout
+    assert re.search(r"bigram PPL  val \d+\.\d\d\n", shown)
 
 
 def test_info_shows_source_tokenizer_and_fingerprint(files: Path, cache: Path) -> None:

@@ -117,6 +117,43 @@ def test_a_folder_gives_every_text_file_below_it(tmp_path: Path) -> None:
     assert sorted(documents(file_corpus(tmp_path))) == [f"text number {n}\n" for n in range(5)]
 
 
+def splits_of(folder: Path) -> dict[str, str | None]:
+    return {Path(part.label).name: part.split for part in file_corpus(folder).parts}
+
+
+def write_files(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"text of {name}\n")
+
+
+def test_a_folder_of_files_called_after_splits_has_these_splits(tmp_path: Path) -> None:
+    write_files(tmp_path, "train.txt", "valid.txt", "test.txt", "README.md", "LICENSE", ".hidden")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    assert splits_of(tmp_path) == {"train.txt": "train", "valid.txt": "val", "test.txt": "test"}
+    assert list(documents(file_corpus(tmp_path))) == [f"text of {name}.txt\n" for name in ("test", "train", "valid")]
+
+
+def test_without_a_validation_file_training_gives_some_and_the_test_stays_apart(tmp_path: Path) -> None:
+    write_files(tmp_path, "train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "test.jsonl")
+    assert set(splits_of(tmp_path).values()) == {None, "test"} and splits_of(tmp_path)["test.jsonl"] == "test"
+
+
+@pytest.mark.parametrize("beside", ["notes.txt", "more/train.txt", "model.py", "dev-mismatched.txt"])
+def test_one_file_of_another_name_and_it_is_a_folder_of_text_like_any_other(
+    tmp_path: Path, beside: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_files(tmp_path, "train.txt", "test.txt", beside)
+    assert set(splits_of(tmp_path).values()) == {None}
+    assert "are not taken as splits" in caplog.text and Path(beside).name in caplog.text
+
+
+@pytest.mark.parametrize("names", [("train.txt",), ("test.txt",), ("valid.txt", "test.txt"), ("a.txt", "b.txt")])
+def test_files_without_training_or_with_nothing_to_judge_by_are_no_splits(tmp_path: Path, names: tuple[str, ...]) -> None:
+    write_files(tmp_path, *names)
+    assert set(splits_of(tmp_path).values()) == {None}
+
+
 def test_hidden_binary_and_empty_files_of_a_folder_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.txt").write_text("kept one\n")
     (tmp_path / "b.txt").write_text("kept two\n")

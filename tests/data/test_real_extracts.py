@@ -69,6 +69,15 @@ def test_a_corpus_holds_the_documents_of_the_table(name: str, documents: dict[st
     assert {split: known.documents for split, known in corpora[name].meta.splits.items()} == documents
 
 
+def test_an_extract_of_wikitext_keeps_its_test_split(corpora: dict[str, TokenSet]) -> None:
+    extract = prepare_named("wikitext103", EXTRACTS, tokenizer=str(EXTRACTS / "gpt2_bpe"), max_tokens=20_000)
+    assert isinstance(extract, TokenSet) and list(extract.splits) == ["train", "val", "test"]
+    for split, tokens in extract.splits.items():
+        # The start of the whole split, up to the end of the document that reached the limit.
+        assert 20_000 <= len(tokens) < len(corpora["wikitext103"].splits[split])
+        assert np.array_equal(tokens, corpora["wikitext103"].splits[split][: len(tokens)])
+
+
 @pytest.mark.parametrize(("name", "train", "val"), [("tinystories", 2.30e6, 0.12e6), ("openwebtext", 1.05e6, 0.5e6)])
 def test_a_corpus_has_about_the_gpt2_tokens_of_the_table(
     name: str, train: float, val: float, corpora: dict[str, TokenSet]

@@ -154,6 +154,16 @@ def test_a_document_of_one_line_is_cut_within_it(small: None, length: int) -> No
     assert found["train"][0] + found["val"][0] == text and found["val"][0]
 
 
+def test_a_single_document_beside_a_test_split_is_cut_and_the_test_stays_whole(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text(made_text(2000))
+    (tmp_path / "test.txt").write_text(made_text(300, seed=1))
+    corpus, look = survey(file_corpus(tmp_path), tell=lambda done: None)
+    assert sorted(str(part.split) for part in corpus.parts) == ["test", "train", "val"]
+    text = {part.split: "".join(piece.text for piece in part.read()) for part in corpus.parts}
+    assert text["train"] + text["val"] == made_text(2000) and text["test"] == made_text(300, seed=1)
+    assert look.documents == 2
+
+
 def test_a_single_document_among_empty_files_is_cut_too(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(made_text(200))
     (tmp_path / "b.txt").write_text(" \n")

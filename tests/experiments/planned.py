@@ -30,11 +30,12 @@ def catalog_of(*texts: str) -> Catalog:
     return build_catalog([parse_yaml(text, where=f"{number}.yaml") for number, text in enumerate(texts)])
 
 
-def finish(run: PlannedRun, best: float) -> None:
-    """Leave behind what a finished run would: a PPL of `best` (its loss the same number here), or an accuracy."""
+def finish(run: PlannedRun, best: float, *, test: float | None = None) -> None:
+    """Leave behind what a finished run would: a PPL of `best` (its loss the same number here), or an accuracy; one on test."""
     is_ppl = isinstance(run.config, RunConfig)
     status = status_of("done", best=best, metric="ppl" if is_ppl else "accuracy")
     figures: dict[str, Any] = {"best_val_loss": best} if is_ppl else {"best_accuracy": best}
+    figures |= {} if test is None else {"test_ppl" if is_ppl else "test_accuracy": test}
     write_json(run.path / "config.json", run.config.as_dict(), durable=False)
     write_json(run.path / "status.json", status.model_dump(mode="json"), durable=False)
     write_json(run.path / "timing_stats.json", {**figures, "wall_s": {"total": 100.0}}, durable=False)

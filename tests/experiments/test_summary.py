@@ -9,7 +9,7 @@ import pytest
 
 from oelm.experiments.plan import PlannedRun, plan_runs
 from oelm.experiments.registry import Catalog
-from oelm.experiments.summary import figure_text, gap_text, summarize
+from oelm.experiments.summary import figure_text, gap_text, split_note, summarize
 from oelm.intervals import Difference, Ratio
 from tests.experiments.planned import PAIR, catalog_of, finish
 from tests.experiments.recorded import record
@@ -48,6 +48,23 @@ def test_a_gap_is_the_geometric_mean_of_ratios_of_the_same_seed(tmp_path: Path) 
     assert arm.best == {0: 4.4, 1: 6.0, 2: 99.0}
     assert isinstance(arm.gap, Ratio) and arm.gap.count == 2 and arm.gap.value == pytest.approx(math.sqrt(1.1 * 1.2))
     assert arm.gap.low < 1.1 and arm.gap.high > 1.2
+
+
+def test_a_family_stands_on_test_only_where_every_finished_run_of_it_does(tmp_path: Path) -> None:
+    runs = runs_of(CATALOG, tmp_path, [0, 1], "base", "arm", "early", "early-base")
+    tests = {"base": 5.0, "arm": 6.0, "early-base": 5.5}
+    for (name, seed), run in runs.items():
+        finish(run, 4.0, test=None if name == "early" and seed == 1 else tests.get(name, 7.0))
+    rows = {row.experiment.id: row for row in summarize(list(runs.values()))}
+    assert {name: row.split for name, row in rows.items()} == {
+        "base": "test", "arm": "test", "early-base": "val", "early": "val"
+    }  # fmt: skip
+    assert rows["base"].best == {0: 5.0, 1: 5.0} and rows["early-base"].best == rows["early"].best == {0: 4.0, 1: 4.0}
+    gap, other = rows["arm"].gap, rows["early"].gap
+    assert gap is not None and gap.value == pytest.approx(1.2) and other is not None and other.value == pytest.approx(1.0)
+    assert split_note(list(rows.values())) == "best on validation, mean over seeds; on test with that model: base, arm"
+    assert split_note([rows["base"], rows["arm"]]).startswith("on test, with the model that was best on validation")
+    assert split_note([rows["early"]]) == "best on validation, mean over seeds"
 
 
 def test_a_gap_of_accuracies_is_the_mean_difference(tmp_path: Path) -> None:

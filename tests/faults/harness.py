@@ -177,6 +177,21 @@ def _no_memory() -> None:
     torch.Tensor.backward = refuse  # type: ignore[method-assign]
 
 
+def _in_the_test_split() -> None:
+    """Die in the middle of evaluating the test split, its predictions not yet written."""
+    import oelm.train.finish as finish
+
+    evaluated = finish._evaluated
+
+    def killed(session: Any, model: Any, split: Any) -> Any:
+        found = evaluated(session, model, split)
+        if split == "test":
+            _die()
+        return found
+
+    finish._evaluated = killed
+
+
 FAULTS: dict[str, Fault] = {
     "before staging": _before_staging,
     "mid-file": _mid_file,
@@ -186,5 +201,6 @@ FAULTS: dict[str, Fault] = {
     "during prune": _during_prune,
     "nan in one gradient": _nan_in_one_gradient,
     "no memory": _no_memory,
+    "in the test split": _in_the_test_split,
 }
 SAVE_POINTS = tuple(FAULTS)[:6]

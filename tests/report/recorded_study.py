@@ -90,7 +90,9 @@ def _loss(best: float) -> float:
 
 
 def _figures(best: float) -> Figures:
-    headline = {"best_accuracy": best, "final_accuracy": best} if best < 1 else {"best_ppl": best, "final_ppl": best}
+    headline: dict[str, Any] = {"best_accuracy": best, "final_accuracy": best}
+    if best >= 1:
+        headline = {"best_ppl": best, "final_ppl": best}
     return Figures(
         step_s=StepTimes(measured_steps=30, warmup_steps=10, mean=0.02, median=0.019),
         wall_s={"total": 60.0},

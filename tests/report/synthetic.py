@@ -28,13 +28,18 @@ _DIM, _LAYERS, _HEADS, _VOCAB, _FF = 64, 2, 2, 1024, 256
 class Fate:
     """Everything that is chosen about a run; the figure is `ppl` or `accuracy`, reached at its last evaluation.
 
-    `losses` are the validation losses at equal distances, the last at the last step; by default they fall to the best.
+    `test` is the best model's PPL or accuracy on the test split, None without one; `test_right` are its answers there.
+    `bigram` is a bigram model's PPL, on either split. `losses` are the validation losses at equal distances, the last at
+    the last step; by default they fall to the best.
     `right` are a classifier's final answers, which then give its final accuracy. `settings` change the config by dotted
     path. `entropies` are those of the heads, layer by layer; None writes no attention.json.
     """
 
     ppl: float | None = None
     accuracy: float | None = None
+    test: float | None = None
+    bigram: float | None = None
+    test_right: tuple[bool, ...] = ()
     losses: tuple[float, ...] = ()
     right: tuple[bool, ...] = ()
     method: str = "baseline"
@@ -73,6 +78,8 @@ def write_run(root: Path, experiment: str, seed: int, fate: Fate, *, budget: str
         write_plain(run / name, value)
     write_lines(run / "metrics.jsonl", rows)
     write_lines(run / "predictions.jsonl", _predictions(fate, evaluations[-1]["val_loss"]))
+    if fate.test is not None:
+        write_lines(run / "test_predictions.jsonl", _test_predictions(fate))
     if fate.entropies is not None:
         write_plain(run / "attention.json", _attention(fate))
     return run
@@ -86,14 +93,15 @@ def write_arm(
     seeds: Sequence[int] = SEEDS,
     budget: str = "laptop",
     variant: str = "default",
+    tests: Sequence[float | None] = (),
     **chosen: Any,
 ) -> list[Path]:
-    """Write an arm's runs, a PPL (1 or more) or an accuracy (a share below 1) for each seed."""
+    """Write an arm's runs, a PPL (1 or more) or an accuracy (a share below 1) for each seed, and one on test in `tests`."""
     method = package_catalog().experiments[experiment].method if experiment in package_catalog().experiments else "baseline"
     chosen = {"method": method} | chosen
     return [
-        write_run(root, experiment, seed, _fate(figure, chosen), budget=budget, variant=variant)
-        for seed, figure in zip(seeds, figures, strict=True)
+        write_run(root, experiment, seed, _fate(figure, chosen | {"test": test}), budget=budget, variant=variant)
+        for seed, figure, test in zip(seeds, figures, tests or [None] * len(figures), strict=True)
     ]
 
 
@@ -192,8 +200,33 @@ def _figures(
     }
     if fate.ppl is not None:
         ppls = {"final_ppl": last["val_ppl"], "best_ppl": math.exp(best_loss), "final_bits_per_byte": last["bits_per_byte"]}
-        return figures | ppls
-    return figures | {"final_accuracy": last["val_accuracy"], "best_accuracy": max(row["val_accuracy"] for row in evaluations)}
+        return figures | ppls | _tested(fate, figures["best_step"])
+    figures |= {"final_accuracy": last["val_accuracy"], "best_accuracy": max(row["val_accuracy"] for row in evaluations)}
+    return figures | _tested(fate, figures["best_step"])
+
+
+def _tested(fate: Fate, step: int) -> dict[str, Any]:
+    figures: dict[str, Any] = {} if fate.bigram is None else {"bigram_ppl": fate.bigram}
+    if fate.test is None:
+        return figures
+    loss = _test_loss(fate)
+    if fate.ppl is None:
+        return figures | {"test_step": step, "test_loss": loss, "test_accuracy": fate.test}
+    figures |= {} if fate.bigram is None else {"test_bigram_ppl": fate.bigram}
+    return figures | {"test_step": step, "test_loss": loss, "test_ppl": math.exp(loss), "test_bits_per_byte": loss / 2}
+
+
+def _test_loss(fate: Fate) -> float:
+    assert fate.test is not None
+    return math.log(fate.test) if fate.ppl is not None else 1.0 - fate.test
+
+
+def _test_predictions(fate: Fate) -> list[dict[str, Any]]:
+    loss = _test_loss(fate)
+    if fate.ppl is not None:
+        return [{"document": number, "tokens": 100, "nats": 100 * loss} for number in range(2)]
+    right = fate.test_right or tuple(number < round(100 * (fate.test or 0.0)) for number in range(100))
+    return [{"example": n, "label": 0, "predicted": int(not is_right), "nats": loss} for n, is_right in enumerate(right)]
 
 
 def _predictions(fate: Fate, final_loss: float) -> list[dict[str, Any]]:

@@ -304,4 +304,4 @@ def test_a_classifier_of_many_examples_reads_its_predictions_whole(tmp_path: Pat
     rows = [{"example": number, "label": 1, "predicted": number % 2, "nats": 0.5} for number in range(500)]
     write_lines(run / "predictions.jsonl", rows)
     (found,) = only_arm(tmp_path).runs
-    assert sum(row.label == row.predicted for row in found.predictions()) == 250
+    assert sum(row.label == row.predicted for row in found.predictions("val")) == 250

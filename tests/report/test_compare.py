@@ -44,7 +44,7 @@ def test_folders_of_seeds_are_paired_with_an_interval(tmp_path: Path) -> None:
     half = 4.30265 * statistics.stdev(logs) / math.sqrt(3)
     mean = statistics.fmean(logs)
     value, low, high = (100 * (math.exp(end) - 1) for end in (mean, mean - half, mean + half))
-    assert shown[1][1:4] == ["3", f"{(31.0 + 31.2 + 30.4) / 3:.2f}", f"{value:+.1f}% [{low:+.1f}, {high:+.1f}]"]
+    assert shown[1][1:4] == ["3", f"{(31.0 * 31.2 * 30.4) ** (1 / 3):.2f}", f"{value:+.1f}% [{low:+.1f}, {high:+.1f}]"]
 
 
 def test_accuracies_are_compared_in_points(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_an_arm_is_paired_with_the_baseline_that_the_catalog_names(tmp_path: Pat
 
 
 @pytest.mark.parametrize("place", [{"budget": "smoke"}, {"variant": "lr-0.002-abcd1234"}], ids=["budget", "variant"])
-def test_arms_of_another_budget_or_variant_are_never_compared(tmp_path: Path, place: dict[str, str]) -> None:
+def test_arms_of_another_budget_or_variant_are_never_compared(tmp_path: Path, place: dict[str, Any]) -> None:
     write_arm(tmp_path, "GPT-01", [30.0] * 2, seeds=range(2))
     write_arm(tmp_path, "GPT-02", [31.0] * 2, seeds=range(2), **place)
     findings = found(tmp_path)

@@ -39,7 +39,7 @@ def test_the_table_of_verdicts_has_the_gap_computed_by_hand(ladder: Path) -> Non
     for experiment in ("GPT-02", "GPT-03", "GPT-02-matched"):
         row = found[f"{experiment} / GPT-01"]
         assert row["gap [95%]"] == ratio_by_hand(LADDER[experiment], BASE)
-        assert row["best"] == f"{statistics.fmean(LADDER[experiment].values()):.2f}"
+        assert row["best"] == f"{statistics.geometric_mean(LADDER[experiment].values()):.2f}"
         assert (row["seeds / planned"], row["verdict"]) == ("3/5", "exploratory")
 
 

@@ -106,13 +106,33 @@ def prepare(
 @reported
 def info(
     what: Annotated[str, typer.Argument(help="A prepared set: its folder, or its name where one was prepared under it.")],
+    bigram: Annotated[
+        bool, typer.Option("--bigram", help="Also the perplexity of a bigram model, which a language model must be well below.")
+    ] = False,
 ) -> None:
     """Show what a prepared set holds, where it came from and what pins it."""
     from oelm.data.shelf import find_sets, read_any_meta
 
     for path in find_sets([what]):
         out.print(str(path), soft_wrap=True)
-        _print_meta(read_any_meta(path))
+        meta = read_any_meta(path)
+        _print_meta(meta)
+        if bigram:
+            _print_bigram(path, meta)
+
+
+def _print_bigram(path: Path, meta: TokenMeta | ExampleMeta) -> None:
+    from oelm.data.bigram import fit_bigram
+    from oelm.data.tokens import TokenMeta, open_tokens
+
+    if not isinstance(meta, TokenMeta):
+        out.print("  bigram PPL  none: these are labelled examples, not text to predict")
+        return
+    tokens = open_tokens(path)
+    fitted = fit_bigram(tokens.train, vocab_size=meta.vocab_size) if len(tokens.train) > 1 else None
+    judged = {name: split for name, split in tokens.splits.items() if name != "train" and len(split) > 1}
+    told = [f"{name} {fitted.perplexity(split):.2f}" for name, split in judged.items()] if fitted is not None else []
+    out.print(f"  bigram PPL  {', '.join(told) or 'none: too few tokens'}")
 
 
 @data_app.command()

@@ -14,8 +14,8 @@ from oelm.errors import ConfigError
 if TYPE_CHECKING:
     from oelm.report.document import Document, Table
 
-# Method and sensitivity, without which the verdicts fit a narrow terminal with their words whole.
-_IN_FILES_ONLY, _WIDE = frozenset({6, 7}), 110
+# Method, sensitivity and split (the notes say it too), without which the verdicts fit a narrow terminal, words whole.
+_IN_FILES_ONLY, _WIDE = frozenset({6, 7, 8}), 110
 
 Roots = Annotated[list[Path] | None, typer.Option("--out", help="Where runs are; may be repeated. Default: outputs.")]
 

@@ -156,12 +156,12 @@ def _seeds(runs: Sequence[PlannedRun]) -> str:
 def _print_summary(runs: Sequence[PlannedRun], budget: str) -> None:
     from rich.table import Table
 
-    from oelm.experiments.summary import figure_text, gap_text, summarize
+    from oelm.experiments.summary import figure_text, gap_text, split_note, summarize
 
     rows = summarize(runs)
     if not rows:
         return
-    notes = ["proves the path, is never a result" if budget == "smoke" else "best on validation, mean over seeds"]
+    notes = ["proves the path, is never a result"] if budget == "smoke" else [split_note(rows)]
     counts = {row.gap.count for row in rows if row.gap is not None}
     notes += ["95% intervals, paired by seed"] if max(counts, default=0) > 1 else []
     notes += ["a gap without an interval has one seed: no verdict"] if 1 in counts else []

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from oelm.data.hub import hub_rows
-from oelm.data.local import find_splits, set_folder
+from oelm.data.local import find_splits, own_splits, set_folder
 from oelm.data.pieces import Piece, articles, pieces
 from oelm.data.readers import check_file, read_column, read_text, read_wikitext, read_wikitext_rows
 from oelm.data.sets import CorpusEntry, split_of
@@ -133,12 +133,18 @@ def reader_of(path: Path, *, column: str = "text", layout: str = "documents") ->
 
 
 def file_corpus(path: Path, *, column: str = "text") -> Corpus:
-    """Return a file of text, JSONL or Parquet, or every text file of a folder, as a corpus without a split of its own."""
+    """Return a file of text, JSONL or Parquet, or every text file of a folder, as a corpus.
+
+    A folder whose every file is called after a split (train, valid or dev, test) has these splits, anything else none.
+    """
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; give UTF-8 text, JSONL or Parquet, or a folder of text files")
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and not _is_hidden(p, path))
+    splits: dict[Path, str] = {}
     if path.is_dir():
         files = _text_files(path, files)
+        splits = own_splits(path, files)
+        files = list(splits) or files
     else:
         check_file(path, kind="parquet" if path.suffix == ".parquet" else "text")
     # Among the files of a folder a .json or .csv is text like any other; given by itself, it is a table.
@@ -146,8 +152,17 @@ def file_corpus(path: Path, *, column: str = "text") -> Corpus:
         file: reader_of(file, column=column) if path.is_file() or file.suffix in _TABLES else partial(read_text, file)
         for file in files
     }
-    parts = (Part(str(file.relative_to(path.parent)), None, reader) for file, reader in readers.items())
+    has_val = "val" in splits.values()
+    parts = (
+        Part(str(file.relative_to(path.parent)), _own_split(splits.get(file), has_val=has_val), reader)
+        for file, reader in readers.items()
+    )
     return Corpus(_plain_name(path), f"local text '{path.name}'", tuple(parts))
+
+
+def _own_split(split: str | None, *, has_val: bool) -> Split | None:
+    """Return the split of a file that says it is this one; without a validation file, training gives some of its own."""
+    return None if split is None or (split == "train" and not has_val) else split_of(split)
 
 
 def _text_files(folder: Path, files: list[Path]) -> list[Path]:
@@ -180,9 +195,9 @@ def folder_corpus(entry: CorpusEntry, folder: Path) -> Corpus:
         raise DataError(
             f"--from {folder}: no training file of {entry.name} (a .txt, .tokens, .jsonl or .parquet with 'train' in its name)"
         )
-    own = "val" in found
+    has_val = "val" in found
     parts = [
-        Part(str(path.relative_to(folder)), None if split == "train" and not own else split_of(split), reader)
+        Part(str(path.relative_to(folder)), _own_split(split, has_val=has_val), reader)
         for split in ("train", "val", "test")
         for path in found.get(split, [])
         for reader in [reader_of(path, layout=entry.layout)]

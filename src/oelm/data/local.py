@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
 from oelm.data.sets import SPELLINGS, set_called
 from oelm.errors import DataError
 
+log = logging.getLogger(__name__)
 SUFFIXES = (".txt", ".tokens", ".raw", ".jsonl", ".json", ".parquet", ".tsv", ".csv")
 # Longer marks before those they contain. A name says its split in a word of its own: 'wiki.valid.tokens', 'dev-matched'.
 _MARKS = {
@@ -16,6 +18,8 @@ _MARKS = {
     "test": r"test(?:[._-]?(?:mis)?matched)?",
     "train": r"train(?:ing)?",
 }
+# What may lie beside the splits of a folder and is none of them.
+_ABOUT = re.compile(r"(?:readme|licen[cs]e|citation|sha256sums)\b", re.IGNORECASE)
 _PART = re.compile(r"(\d+)-of-(\d+)")
 
 
@@ -88,6 +92,30 @@ def find_splits(folder: Path, *, wanted: tuple[str, ...], only: str = "") -> dic
     for split, paths in found.items():
         found[split] = _narrowed(paths, only)
         _check_one_copy(folder, split, found[split])
+    return found
+
+
+def own_splits(folder: Path, files: list[Path]) -> dict[Path, str]:
+    """Return which split each file of a user's own folder is, or nothing where not every one of them says so.
+
+    One file of another name, or in a folder below, and it is a folder of text like any other; a README may lie beside.
+    There must be training text, and something to validate or test on.
+    """
+    here = [path for path in files if not (_ABOUT.match(path.name) and path.parent == folder)]
+    found = {
+        path: split
+        for path in here
+        if path.parent == folder and path.suffix.lower() in SUFFIXES
+        for split in [split_in_name(path.name)]
+        if split in ("train", "val", "test")
+    }
+    if "train" not in found.values() or len(set(found.values())) < 2:
+        return {}
+    if others := [path for path in here if path not in found]:
+        # Whoever has a test file there should hear that it is trained on.
+        names = ", ".join(path.name for path in found)
+        log.warning("%s: %s are not taken as splits, for %s lies beside them: all is one text", folder, names, others[0].name)
+        return {}
     return found
 
 

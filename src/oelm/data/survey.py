@@ -31,14 +31,14 @@ class Survey:
 def survey(corpus: Corpus, *, tell: Callable[[int], None]) -> tuple[Corpus, Survey]:
     """Look through the corpus; `tell` hears of the bytes seen. A single document comes back as two, cut for validation.
 
-    What lies at a pinned commit elsewhere is taken at its word.
+    A test split of its own does not count for that. What lies at a pinned commit elsewhere is taken at its word.
     """
     if corpus.revision is not None:
         assert corpus.text_bytes is not None
         key = f"{corpus.source}@{corpus.revision}"
         return corpus, Survey(key, 0, corpus.text_bytes, _share(corpus.text_bytes))
     state = hashlib.sha256(corpus.name.encode())
-    documents = text_bytes = characters = 0
+    documents = text_bytes = loose = characters = 0
     lowest, begun = 1.0, False
     for part in corpus.parts:
         state.update(f"\0{part.split}\0".encode())
@@ -53,11 +53,14 @@ def survey(corpus: Corpus, *, tell: Callable[[int], None]) -> tuple[Corpus, Surv
             documents += piece.ends
             if (text_bytes + len(encoded)) // _TELL_BYTES > text_bytes // _TELL_BYTES:
                 tell(text_bytes)
-            text_bytes, characters = text_bytes + len(encoded), characters + len(piece.text)
+            text_bytes += len(encoded)
+            if part.split is None:
+                loose, characters = loose + piece.ends, characters + len(piece.text)
     if not documents:
         raise DataError(f"{corpus.source}: no text in it ({len(corpus.parts)} files looked at); give text that is not empty")
     threshold = max(lowest, _share(text_bytes))
-    if documents == 1 and all(part.split is None for part in corpus.parts):
+    # With a validation split of its own, nothing is cut off for one.
+    if loose == 1 and all(part.split in (None, "test") for part in corpus.parts):
         corpus = _cut_in_two(corpus, characters)
     return corpus, Survey(state.hexdigest(), documents, text_bytes, threshold)
 
@@ -68,14 +71,14 @@ def _share(text_bytes: float) -> float:
 
 def _cut_in_two(corpus: Corpus, characters: int) -> Corpus:
     at = int(characters * (1 - VALIDATION_SHARE))
-    (part,) = (part for part in corpus.parts if any(True for _ in part.read()))
+    (part,) = (part for part in corpus.parts if part.split is None and any(True for _ in part.read()))
     if not all(any(piece.text.strip() for piece in half) for half in (_head(part, at), _tail(part, at))):
         raise DataError(f"{corpus.source}: {characters} characters are too few to keep some for validation; give more text")
     halves = (
         replace(part, split="train", read=lambda: _head(part, at)),
         replace(part, split="val", read=lambda: _tail(part, at)),
     )
-    return replace(corpus, parts=halves)
+    return replace(corpus, parts=(*halves, *(other for other in corpus.parts if other.split is not None)))
 
 
 def _head(part: Part, at: int) -> Iterator[Piece]:

@@ -23,6 +23,7 @@ RECORDS = (
     "model/config.json",
     "predictions.jsonl",
     "status.json",
+    "test_predictions.jsonl",
     "timing_stats.json",
     "tokenizer.json",
     "training.log",

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from oelm.errors import DataError
 from oelm.experiments.plan import PlannedRun, confounds
 from oelm.experiments.registry import Experiment
+from oelm.files import read_json
 from oelm.intervals import Difference, Ratio, mean_difference, mean_ratio
+from oelm.train.records import Split
 from oelm.train.status import read_status
 
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One experiment over its finished seeds; the gap is a ratio of PPLs or a difference of accuracies."""
+    """One experiment over its finished seeds; the gap is a ratio of PPLs or a difference of accuracies.
+
+    `best` is each seed's figure on `split`, with the model that was best on validation; a baseline and its arms share one.
+    """
 
     experiment: Experiment
     metric: str
     best: dict[int, float]
     gap: Ratio | Difference | None
     confounded: tuple[str, ...]
+    split: Split
 
     @property
     def mean(self) -> float:
@@ -29,8 +36,12 @@ class SummaryRow:
 
 
 def summarize(runs: Sequence[PlannedRun]) -> list[SummaryRow]:
-    """Return a row for each experiment with a finished run, each behind its baseline."""
+    """Return a row for each experiment with a finished run, each behind its baseline.
+
+    A baseline and its arms stand on test where every finished run of them has a figure there, else all on validation.
+    """
     best: dict[str, dict[int, float]] = {}
+    tested: dict[str, dict[int, float]] = {}
     metrics: dict[str, str] = {}
     first: dict[str, PlannedRun] = {}
     for run in runs:
@@ -39,19 +50,55 @@ def summarize(runs: Sequence[PlannedRun]) -> list[SummaryRow]:
         if status is not None and status.status == "done" and status.best is not None:
             best.setdefault(run.experiment.id, {})[run.seed] = status.best
             metrics[run.experiment.id] = status.metric
+            if (figure := _test_figure(run, status.metric)) is not None:
+                tested.setdefault(run.experiment.id, {})[run.seed] = figure
+    splits = {name: _split(name, first, best, tested) for name in best}
+    best = {name: tested[name] if splits[name] == "test" else values for name, values in best.items()}
     rows = []
     for name, values in sorted(best.items(), key=lambda item: _place(first[item[0]].experiment, list(first))):
         run = first[name]
         other = run.experiment.baseline or ""
         apart = tuple(confounds(run.config, first[other].config, tuned=run.tuned)) if other in first else ()
         gap = _gap(metrics[name], values, best.get(other, {}))
-        rows.append(SummaryRow(run.experiment, metrics[name], dict(sorted(values.items())), gap, apart))
+        rows.append(SummaryRow(run.experiment, metrics[name], dict(sorted(values.items())), gap, apart, splits[name]))
     return rows
 
 
+def _test_figure(run: PlannedRun, metric: str) -> float | None:
+    """Return a finished run's PPL or accuracy on the test split, where it has one."""
+    try:
+        figures = read_json(run.path / "timing_stats.json")
+    except DataError:
+        return None
+    value = figures.get(f"test_{metric}") if isinstance(figures, dict) else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _split(
+    name: str, first: dict[str, PlannedRun], best: dict[str, dict[int, float]], tested: dict[str, dict[int, float]]
+) -> Split:
+    """Return what an experiment's family stands on: all of it on one split, for each arm is compared with the baseline."""
+    leader = _leader(first[name].experiment, first)
+    family = [other for other in best if _leader(first[other].experiment, first) == leader]
+    return "test" if all(tested.get(other, {}).keys() == best[other].keys() for other in family) else "val"
+
+
+def split_note(rows: Sequence[SummaryRow]) -> str:
+    """Say what the figures of a summary are measured on."""
+    tested = [row.experiment.id for row in rows if row.split == "test"]
+    if len(tested) == len(rows):
+        return "on test, with the model that was best on validation, mean over seeds"
+    others = f"; on test with that model: {', '.join(tested)}" if tested else ""
+    return f"best on validation, mean over seeds{others}"
+
+
 def _place(experiment: Experiment, order: list[str]) -> tuple[int, bool, int]:
-    leader = experiment.baseline if experiment.baseline in order else experiment.id
+    leader = _leader(experiment, order)
     return order.index(leader), leader != experiment.id, order.index(experiment.id)
+
+
+def _leader(experiment: Experiment, among: Collection[str]) -> str:
+    return experiment.baseline if experiment.baseline in among and experiment.baseline is not None else experiment.id
 
 
 def _gap(metric: str, ours: dict[int, float], theirs: dict[int, float]) -> Ratio | Difference | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oelm.experiments.registry import Catalog
+from oelm.report.baselines import baselines_section
 from oelm.report.collect import collect
 from oelm.report.costs import costs_section, totals_section
 from oelm.report.document import Document
@@ -33,6 +34,7 @@ class Report:
         budgets = words.listed(sorted({arm.budget for arm in findings.arms})) or "-"
         sections = (
             verdict_section(findings, self.judged, words),
+            baselines_section(findings, words),
             learning_section(findings, words),
             ladder_section(findings, words),
             across_section(findings, words),

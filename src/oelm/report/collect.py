@@ -26,8 +26,10 @@ from oelm.train.records import (
     Figures,
     HeadRecord,
     Manifest,
+    Split,
     read_as,
     read_rows,
+    tested_problems,
 )
 
 # Where something lies, as opposed to what it is: the weights' digest and the data's fingerprint tell that.
@@ -81,9 +83,9 @@ class Run:
         assert self.manifest is not None
         return self.manifest.data.fingerprint
 
-    def predictions(self) -> list[ExampleRow]:
-        """Return a classifier's predictions of its final evaluation."""
-        path = self.path / "predictions.jsonl"
+    def predictions(self, split: Split) -> list[ExampleRow]:
+        """Return a classifier's answers: on validation those of its final model, on test those of its best."""
+        path = self.path / ("predictions.jsonl" if split == "val" else "test_predictions.jsonl")
         return read_rows(ExampleRow, path, read_metrics(path))
 
 
@@ -117,13 +119,32 @@ class Arm:
     @property
     def best(self) -> dict[int, float]:
         """Each seed's headline: PPL or accuracy, at its best on validation."""
-        return {run.seed: run.figures.best for run in self.runs if run.figures is not None}
+        return self.on("val")
+
+    def on(self, split: Split) -> dict[int, float]:
+        """Return each seed's headline on a split, where it was measured: of the model that was best on validation."""
+        found = {run.seed: run.figures.on(split) for run in self.runs if run.figures is not None}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def mean(self, split: Split) -> float:
+        """Return the mean over seeds on a split: of PPLs the geometric one, as gaps are ratios; of accuracies the plain one."""
+        return mean_figure(self.on(split).values(), self.metric)
 
     @property
     def metric(self) -> str:
         figures = self.runs[0].figures
         assert figures is not None
         return "ppl" if figures.best_ppl is not None else "accuracy"
+
+
+def mean_figure(values: Iterable[float], metric: str) -> float:
+    """Return the geometric mean of PPLs, or the plain mean of accuracies."""
+    return statistics.geometric_mean(values) if metric == "ppl" else statistics.fmean(values)
+
+
+def common_split(*arms: Arm) -> Split:
+    """Return what arms are compared on: test where every run of all of them has its figure there, else validation."""
+    return "test" if all(len(arm.on("test")) == len(arm.runs) for arm in arms) else "val"
 
 
 def collect(roots: Sequence[Path], *, only: Some[str] = (), budgets: Some[str] = ()) -> list[Arm]:
@@ -212,6 +233,8 @@ def _check_figures(figures: Figures, path: Path) -> None:
         raise DataError(f"{path}: best_ppl {ppl:g} is no perplexity")
     if accuracy is not None and not 0 <= accuracy <= 1:
         raise DataError(f"{path}: best_accuracy {accuracy:g} is no share of examples")
+    if problems := tested_problems(figures):
+        raise DataError(f"{path}: {problems[0]}")
     if "total" not in figures.wall_s:
         raise DataError(f"{path}: wall_s has no total")
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from oelm.errors import ConfigError
 from oelm.experiments.monitor import look_at
-from oelm.report.collect import Run, read_run, recipe_differences
+from oelm.report.collect import Run, mean_figure, read_run, recipe_differences
 from oelm.report.document import Cell, Table
 from oelm.report.ladder import points_text, ratio_text
 from oelm.report.stats import common_seeds, paired_difference, paired_log_ratio
+from oelm.train.records import Split
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,10 @@ class Side:
     def first(self) -> Run:
         return next(iter(self.runs.values()))
 
-    @property
-    def best(self) -> dict[int, float]:
-        return {seed: run.figures.best for seed, run in self.runs.items() if run.figures is not None}
+    def on(self, split: Split) -> dict[int, float]:
+        """Return each seed's figure on a split, where it was measured."""
+        found = {seed: run.figures.on(split) for seed, run in self.runs.items() if run.figures is not None}
+        return {seed: value for seed, value in found.items() if value is not None}
 
     @property
     def metric(self) -> str:
@@ -47,11 +49,23 @@ def compare_runs(paths: Sequence[Path]) -> tuple[Table, list[str]]:
     if len({side.metric for side in sides}) > 1:
         raise ConfigError("language models and classifiers cannot be compared: perplexity and accuracy are different things")
     first, metric = sides[0], sides[0].metric
-    rows = tuple(_row(side, None if side is first else first) for side in sides)
-    columns = ("run", "seeds", "best PPL" if metric == "ppl" else "best accuracy", "against the first", "trainable", "step")
-    remarks = [remark for side in sides for remark in side.left_out]
+    tested = [side for side in sides if len(side.on("test")) == len(side.runs)]
+    split: Split = "test" if len(tested) == len(sides) else "val"
+    rows = tuple(_row(side, None if side is first else first, split) for side in sides)
+    unit = "PPL" if metric == "ppl" else "accuracy"
+    figure = f"{unit} on test" if split == "test" else f"best {unit} on validation"
+    columns = ("run", "seeds", figure, "against the first", "trainable", "step")
+    remarks = _some_tested(sides, tested) + [remark for side in sides for remark in side.left_out]
     remarks += [remark for side in sides[1:] for remark in (*_seeds_apart(side, first), *_differences(side, first))]
     return Table("compare", "", columns, rows, frozenset({1, 2, 3, 4, 5})), remarks
+
+
+def _some_tested(sides: list[Side], tested: list[Side]) -> list[str]:
+    """Say why the sides are compared on validation though some have figures on test."""
+    without = [str(side.path) for side in sides if side not in tested]
+    if not without or not any(side.on("test") for side in sides):
+        return []
+    return [f"compared on validation, for not every run of {', '.join(without)} has figures on test"]
 
 
 def _side(path: Path) -> Side:
@@ -93,8 +107,8 @@ def _changes(first: Run, second: Run) -> list[str]:
     return changes
 
 
-def _row(side: Side, first: Side | None) -> tuple[Cell, ...]:
-    mean = sum(side.best.values()) / len(side.best)
+def _row(side: Side, first: Side | None, split: Split) -> tuple[Cell, ...]:
+    mean = mean_figure(side.on(split).values(), side.metric)
     medians = [run.figures.step_s.median for run in side.runs.values() if run.figures is not None]
     known = [median for median in medians if median is not None]
     audit = side.first.audit
@@ -103,31 +117,32 @@ def _row(side: Side, first: Side | None) -> tuple[Cell, ...]:
         Cell(str(side.path)),
         Cell(str(len(side.runs))),
         Cell(f"{mean:.2f}" if side.metric == "ppl" else f"{100 * mean:.2f}%"),
-        Cell(_gap(side, first) if first is not None else ""),
+        Cell(_gap(side, first, split) if first is not None else ""),
         Cell(f"{audit.trainable:,}"),
         Cell(f"{1000 * min(known):.1f} ms" if known else ""),
     )
 
 
-def _gap(side: Side, first: Side) -> str:
+def _gap(side: Side, first: Side, split: Split) -> str:
+    ours, theirs = side.on(split), first.on(split)
     if side.metric == "ppl":
-        interval = paired_log_ratio(side.best, first.best)
+        interval = paired_log_ratio(ours, theirs)
         if interval is not None:
             return ratio_text(interval)
     else:
-        interval = paired_difference(side.best, first.best)
+        interval = paired_difference(ours, theirs)
         if interval is not None:
             return points_text(interval)
     # Single runs are set side by side whatever their seeds; a reader sees from the number of seeds that there is no interval.
-    mine, reference = (sum(values.values()) / len(values) for values in (side.best, first.best))
+    mine, reference = (mean_figure(values.values(), side.metric) for values in (ours, theirs))
     return f"{100 * (mine / reference - 1):+.1f}%" if side.metric == "ppl" else f"{100 * (mine - reference):+.2f} points"
 
 
 def _seeds_apart(side: Side, first: Side) -> list[str]:
     """Return a line on what the gap is made of, where the two have not the same seeds."""
-    if side.best.keys() == first.best.keys():
+    if side.runs.keys() == first.runs.keys():
         return []
-    common = common_seeds(side.best, first.best)
+    common = common_seeds(side.on("val"), first.on("val"))
     if len(common) < 2:
         return [
             f"{side.path} and {first.path} have not two seeds in common: the gap is that of their means, without an interval"

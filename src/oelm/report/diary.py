@@ -46,6 +46,8 @@ def _line(run: Run) -> str:
     assert run.figures is not None and run.manifest is not None and run.audit is not None
     figures, data = run.figures, run.manifest.data
     best = f"best PPL {figures.best_ppl:.2f}" if figures.best_ppl is not None else f"best accuracy {100 * figures.best:.2f}%"
+    if figures.test is not None:
+        best += f", test {figures.test:.2f}" if figures.test_ppl is not None else f", test {100 * figures.test:.2f}%"
     minutes = figures.wall_s["total"] / 60
     device = run.manifest.environment.get("device", "unknown")
     return (

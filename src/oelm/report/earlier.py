@@ -79,12 +79,12 @@ def _reported_gap(findings: Findings, name: str) -> str:
 
 
 def _measured(arm: Arm) -> str:
-    return f"{best_text(arm)} ({arm.budget}, n={len(arm.runs)})"
+    return f"{best_text(arm, 'val')} ({arm.budget}, n={len(arm.runs)})"
 
 
 def _gap(pair: Pair, words: Words) -> str:
     mark = f", {words('verdict.CONFOUNDED')}" if pair.confounded else ""
-    return f"{compared(pair.arm, pair.baseline)[1]} ({pair.arm.budget}, n={len(pair.seeds)}{mark})"
+    return f"{compared(pair.arm, pair.baseline, 'val')[1]} ({pair.arm.budget}, n={len(pair.seeds)}{mark})"
 
 
 def _imported(findings: Findings, words: Words) -> list[Block]:

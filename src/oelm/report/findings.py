@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from oelm.errors import ConfigError
 from oelm.experiments.registry import Catalog, Experiment, dotted
-from oelm.report.collect import Arm, recipe_differences
+from oelm.report.collect import Arm, common_split, recipe_differences
 from oelm.report.words import Words
+from oelm.train.records import Split
 
 if TYPE_CHECKING:
     from oelm.experiments.sweep import SweepRecord
@@ -35,6 +36,11 @@ class Pair:
     def seeds(self) -> list[int]:
         """The seeds that both have."""
         return sorted(self.arm.best.keys() & self.baseline.best.keys())
+
+    @property
+    def split(self) -> Split:
+        """What the two are compared on, never one of them on the one and one on the other."""
+        return common_split(self.arm, self.baseline)
 
 
 @dataclass(frozen=True)
@@ -152,6 +158,11 @@ def sweep_of(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
         except ConfigError:
             continue
     return None
+
+
+def split_text(split: Split, words: Words) -> str:
+    """Return how a split is called in tables."""
+    return words("split.test") if split == "test" else words("split.val")
 
 
 def _is_variant(arm: Arm) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from oelm.report.collect import Arm
+from oelm.report.collect import Arm, common_split
 from oelm.report.document import Block, Cell, Section, Table, Text
-from oelm.report.findings import DEMO, Findings, Pair, label, method_of, method_text
+from oelm.report.findings import DEMO, Findings, Pair, label, method_of, method_text, split_text
 from oelm.report.stats import Interval, paired_difference, paired_log_ratio
 from oelm.report.words import Words
+from oelm.train.records import Split
 
 # From nothing learnt and nothing known to everything learnt: what each step adds is said in the words.
 RUNGS = (
@@ -32,35 +33,38 @@ def ladder_section(findings: Findings, words: Words) -> Section | None:
         climbing = [(method, arms[method]) for method in RUNGS if method in arms]
         if len(climbing) < 3:
             continue
+        # One split for the whole ladder: its steps add up.
+        split = common_split(*(arm for _, arm in climbing))
         for (_, below), (method, arm) in zip(climbing, climbing[1:], strict=False):
-            rows.append(_step(baseline, below, arm, words(f"rung.{method}")))
+            rows.append((*_step(baseline, below, arm, words(f"rung.{method}"), split), Cell(split_text(split, words))))
     if not rows:
         return None
-    columns = tuple(words(f"ladder.{name}") for name in ("family", "from", "to", "adds", "gap", "seeds"))
+    columns = tuple(words(f"ladder.{name}") for name in ("family", "from", "to", "adds", "gap", "seeds", "on"))
     table = Table("ladder", words("ladder.caption"), columns, tuple(rows), frozenset({4, 5}))
     return Section("ladder", words("ladder.title"), (Text(words("ladder.text")), table))
 
 
-def _step(baseline: Arm, below: Arm, arm: Arm, adds: str) -> tuple[Cell, ...]:
-    gap, text = compared(arm, below)
+def _step(baseline: Arm, below: Arm, arm: Arm, adds: str, split: Split) -> tuple[Cell, ...]:
+    gap, text = compared(arm, below, split)
     common = len(arm.best.keys() & below.best.keys())
     family = f"{label(baseline)}, {baseline.budget}"
     sort = gap.value if gap is not None else None
     return Cell(family), Cell(label(below)), Cell(label(arm)), Cell(adds), Cell(text, sort), Cell(str(common), common)
 
 
-def compared(arm: Arm, other: Arm) -> tuple[Interval | None, str]:
-    """Return the paired gap between two arms and how it is written; without an interval for a single seed."""
-    seeds = sorted(arm.best.keys() & other.best.keys())
+def compared(arm: Arm, other: Arm, split: Split) -> tuple[Interval | None, str]:
+    """Return the paired gap between two arms on a split and how it is written; without an interval for a single seed."""
+    ours, theirs = arm.on(split), other.on(split)
+    seeds = sorted(ours.keys() & theirs.keys())
     if arm.metric == "ppl":
-        interval = paired_log_ratio(arm.best, other.best)
+        interval = paired_log_ratio(ours, theirs)
         if interval is not None:
             return interval, ratio_text(interval)
-        return None, f"{100 * (arm.best[seeds[0]] / other.best[seeds[0]] - 1):+.1f}%" if seeds else ""
-    interval = paired_difference(arm.best, other.best)
+        return None, f"{100 * (ours[seeds[0]] / theirs[seeds[0]] - 1):+.1f}%" if seeds else ""
+    interval = paired_difference(ours, theirs)
     if interval is not None:
         return interval, points_text(interval)
-    return None, f"{100 * (arm.best[seeds[0]] - other.best[seeds[0]]):+.2f}" if seeds else ""
+    return None, f"{100 * (ours[seeds[0]] - theirs[seeds[0]]):+.2f}" if seeds else ""
 
 
 def ratio_text(interval: Interval) -> str:
@@ -101,7 +105,8 @@ def _matrix(findings: Findings, pairs: list[Pair], metric: str, words: Words) ->
     sets = sorted({_data(pair) for pair in pairs})
     cells: dict[tuple[str, str], Cell] = {}
     for pair in sorted(pairs, key=lambda pair: len(pair.seeds)):
-        gap, text = compared(pair.arm, pair.baseline)
+        gap, text = compared(pair.arm, pair.baseline, pair.split)
+        text = words("across.on_test", gap=text) if pair.split == "test" and text else text
         method = method_text(pair.arm, findings.catalog, words)
         # A control has the method of another arm, or of the baseline itself: it stands under its own name.
         is_control = method == method_of(pair.baseline, findings.catalog) or (method, _data(pair)) in cells

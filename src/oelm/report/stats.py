@@ -43,7 +43,7 @@ class Interval:
 def paired_log_ratio(ours: Mapping[int, float], theirs: Mapping[int, float], *, level: float = LEVEL) -> Interval | None:
     """Return the geometric mean of PPL ratios, paired by seed, with a t interval on their logarithms.
 
-    The primary analysis. It covers seeds drawn anew, on the same validation text. Ends are ratios. None for fewer than two
+    The primary analysis. It covers seeds drawn anew, on the same text. Ends are ratios. None for fewer than two
     common seeds.
     """
     logs = list(_log_ratios(ours, theirs).values())

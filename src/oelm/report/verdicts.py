@@ -10,14 +10,16 @@ from typing import Any
 
 from oelm.errors import DataError
 from oelm.experiments.portable import this_machine
+from oelm.report.baselines import baseline_remarks
 from oelm.report.collect import Arm, Mixture
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
-from oelm.report.findings import Findings, Pair, label, method_text
+from oelm.report.findings import Findings, Pair, label, method_text, split_text
 from oelm.report.ladder import compared, points_text, ratio_text
 from oelm.report.plots import forest
 from oelm.report.stats import Interval, example_difference, pooled_log_ratio
 from oelm.report.verdict import Judgement, Look, Looks, Reason, comparison_key, judge
 from oelm.report.words import Words
+from oelm.train.records import Split
 
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "CONFOUNDED": "warn"}
 _SMOKE = "smoke"
@@ -44,8 +46,8 @@ def judge_all(findings: Findings) -> list[Judged]:
         key = comparison_key(*pair.arm.key)
         experiment = pair.experiment
         judgement = judge(
-            pair.arm.best,
-            pair.baseline.best,
+            pair.arm.on(pair.split),
+            pair.baseline.on(pair.split),
             kind="language_model" if pair.arm.metric == "ppl" else "classifier",
             criterion=experiment.criterion if experiment is not None and pair.arm.budget != _SMOKE else None,
             planned=_planned(pair),
@@ -97,17 +99,19 @@ def _pooled(findings: Findings, pair: Pair) -> Interval | None:
     if pair.arm.metric != "ppl":
         return None
     family = next(pairs for baseline, pairs in findings.families() if baseline.key == pair.baseline.key)
-    arms = {"/".join(other.arm.key): other.arm.best for other in family} | {"": pair.baseline.best}
-    return pooled_log_ratio(arms, "/".join(pair.arm.key), "")
+    # On the split of this comparison, with those of the family that are compared on it too.
+    arms = {"/".join(other.arm.key): other.arm for other in family if pair.split in ("val", other.split)}
+    figures = {key: arm.on(pair.split) for key, arm in arms.items()} | {"": pair.baseline.on(pair.split)}
+    return pooled_log_ratio(figures, "/".join(pair.arm.key), "")
 
 
 def _examples(pair: Pair) -> Interval | None:
-    """Return the example-level interval of a classifier's final accuracies, where all runs kept their predictions."""
+    """Return a classifier's interval over examples, where all runs kept their answers: on validation the final model's."""
     if pair.arm.metric != "accuracy" or not pair.seeds:
         return None
     arms = [{run.seed: run for run in arm.runs} for arm in (pair.arm, pair.baseline)]
     try:
-        sides = [[runs[seed].predictions() for seed in pair.seeds] for runs in arms]
+        sides = [[runs[seed].predictions(pair.split) for seed in pair.seeds] for runs in arms]
     except DataError:
         return None
     # Answers to other questions are not to be paired, and of a file that was cut off nobody knows which are there.
@@ -124,7 +128,7 @@ def verdict_section(findings: Findings, judged: list[Judged], words: Words) -> S
         blocks.append(Text(words("verdict.nothing"), "warning"))
         blocks += [_figures(findings, words)] if any(arm.is_usable for arm in findings.arms) else []
         return Section("verdicts", words("verdict.title"), tuple(blocks))
-    blocks.insert(0, Text(_headline(judged, words)))
+    blocks.insert(0, Text(words("sentence.separator").join([_headline(judged, words), _where(judged, words)])))
     blocks += [_table(findings, judged, words), *_forests(judged, words), _figures(findings, words)]
     blocks += [Text(text, "note") for text in _reasons(judged, words)]
     return Section("verdicts", words("verdict.title"), tuple(blocks))
@@ -137,8 +141,18 @@ def _headline(judged: list[Judged], words: Words) -> str:
     return words("verdict.counts", comparisons=len(judged), **{name.lower(): count for name, count in counts.items()})
 
 
+def _where(judged: list[Judged], words: Words) -> str:
+    """Say on which split the comparisons are made."""
+    tested = [row for row in judged if row.pair.split == "test"]
+    if not tested:
+        return words("verdict.on_validation")
+    if len(tested) == len(judged):
+        return words("verdict.on_test")
+    return words("verdict.on_both", tested=len(tested), others=len(judged) - len(tested))
+
+
 def _table(findings: Findings, judged: list[Judged], words: Words) -> Table:
-    names = ("arm", "budget", "seeds", "best", "gap", "verdict", "sensitivity", "method")
+    names = ("arm", "budget", "seeds", "best", "gap", "verdict", "sensitivity", "method", "on")
     columns = tuple(words(f"verdict.{name}") for name in names)
     rows = tuple(_row(findings, row, words) for row in judged)
     return Table("verdicts", words("verdict.caption"), columns, rows, frozenset({2, 3, 4, 6}))
@@ -146,7 +160,7 @@ def _table(findings: Findings, judged: list[Judged], words: Words) -> Table:
 
 def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
     pair, judgement = row.pair, row.judgement
-    gap, text = compared(pair.arm, pair.baseline)
+    gap, text = compared(pair.arm, pair.baseline, pair.split)
     other = row.pooled or row.examples
     other_text = "" if other is None else ratio_text(other) if pair.arm.metric == "ppl" else points_text(other)
     is_smoke = pair.arm.budget == _SMOKE
@@ -155,22 +169,18 @@ def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
         Cell(f"{label(pair.arm)} / {label(pair.baseline)}"),
         Cell(pair.arm.budget),
         Cell(f"{judgement.num_seeds}/{judgement.planned}", judgement.num_seeds),
-        Cell(best_text(pair.arm), _mean(pair.arm)),
+        Cell(best_text(pair.arm, pair.split), pair.arm.mean(pair.split)),
         Cell(text, gap.value if gap is not None else None),
         Cell(verdict, judgement.verdict, "muted" if is_smoke else _MARKS.get(judgement.verdict, "")),
         Cell(other_text, other.value if other is not None else None),
         Cell(method_text(pair.arm, findings.catalog, words)),
+        Cell(split_text(pair.split, words)),
     )
 
 
-def _mean(arm: Arm) -> float:
-    values = list(arm.best.values())
-    return sum(values) / len(values)
-
-
-def best_text(arm: Arm) -> str:
-    """Return an arm's headline: the mean over seeds of PPL or accuracy."""
-    return f"{_mean(arm):.2f}" if arm.metric == "ppl" else f"{100 * _mean(arm):.2f}%"
+def best_text(arm: Arm, split: Split) -> str:
+    """Return an arm's headline on a split: the mean over seeds of PPL or accuracy."""
+    return _seed_text(arm, arm.mean(split))
 
 
 def _forests(judged: list[Judged], words: Words) -> list[Block]:
@@ -204,23 +214,33 @@ def _bound(pair: Pair) -> float:
 
 
 def _point(row: Judged, words: Words) -> dict[str, Any] | None:
-    gap, text = compared(row.pair.arm, row.pair.baseline)
+    gap, text = compared(row.pair.arm, row.pair.baseline, row.pair.split)
     if gap is None:
         return None
     name = f"{label(row.pair.arm)}, {row.pair.arm.budget}"
+    name = words("forest.on_test", name=name) if row.pair.split == "test" else name
     verdict = words("verdict.SMOKE") if row.pair.arm.budget == _SMOKE else words(f"verdict.{row.judgement.verdict}")
     return {"name": name, "value": gap.value, "low": gap.low, "high": gap.high, "text": text, "verdict": verdict}
 
 
 def _figures(findings: Findings, words: Words) -> Table:
     """Return every arm's figures by seed: nothing that was not measured stands here."""
-    rows = []
-    for arm in findings.arms:
-        if arm.is_usable:
-            seeds = ", ".join(f"{seed}: {_seed_text(arm, value)}" for seed, value in sorted(arm.best.items()))
-            rows.append((Cell(label(arm)), Cell(arm.budget), Cell(best_text(arm), _mean(arm)), Cell(seeds)))
+    arms = [arm for arm in findings.arms if arm.is_usable]
     columns = tuple(words(f"figures.{name}") for name in ("arm", "budget", "best", "seeds"))
-    return Table("figures", words("figures.caption"), columns, tuple(rows), frozenset({2}))
+    if any(arm.on("test") for arm in arms):
+        columns += tuple(words(f"figures.{name}") for name in ("test", "test_seeds"))
+    whole = [(Cell(label(arm)), Cell(arm.budget), *_by_seed(arm, "val"), *_by_seed(arm, "test")) for arm in arms]
+    rows = tuple(row[: len(columns)] for row in whole)
+    return Table("figures", words("figures.caption"), columns, rows, frozenset({2, 4} & set(range(len(columns)))))
+
+
+def _by_seed(arm: Arm, split: Split) -> tuple[Cell, Cell]:
+    """Return an arm's mean on a split and each seed's figure, both empty where it was not measured."""
+    found = arm.on(split)
+    if not found:
+        return Cell(""), Cell("")
+    seeds = ", ".join(f"{seed}: {_seed_text(arm, value)}" for seed, value in sorted(found.items()))
+    return Cell(best_text(arm, split), arm.mean(split)), Cell(seeds)
 
 
 def _seed_text(arm: Arm, value: float) -> str:
@@ -234,6 +254,8 @@ def _remarks(findings: Findings, words: Words) -> list[str]:
     remarks += [
         words("remark.alone", arm="/".join(arm.key), baseline="/".join(key)) for arm, key in findings.without_baseline()
     ]
+    remarks += [_some_tested(pair, words) for pair in findings.pairs if pair.split == "val" and _tested(pair)]
+    remarks += baseline_remarks(findings, words)
     for arm in findings.arms:
         for state in sorted({run.state for run in arm.unfinished}):
             runs = [run for run in arm.unfinished if run.state == state]
@@ -244,6 +266,15 @@ def _remarks(findings: Findings, words: Words) -> list[str]:
             told += [words("remark.recorded", why=machine.stripped(why))] if why else []
             remarks.append(words("sentence.separator").join(told))
     return remarks
+
+
+def _tested(pair: Pair) -> int:
+    return len(pair.arm.on("test")) + len(pair.baseline.on("test"))
+
+
+def _some_tested(pair: Pair, words: Words) -> str:
+    names = {"arm": "/".join(pair.arm.key), "baseline": label(pair.baseline)}
+    return words("remark.some_tested", **names, found=_tested(pair), runs=len(pair.arm.runs) + len(pair.baseline.runs))
 
 
 def _mixed(arm: Arm, mixture: Mixture, words: Words) -> str:
@@ -257,7 +288,9 @@ def _reasons(judged: list[Judged], words: Words) -> list[str]:
     for row in judged:
         if row.pair.arm.budget == _SMOKE:
             continue
-        told = words("sentence.separator").join(reason_text(reason, row, words) for reason in row.judgement.reasons)
+        reasons = [words("reason.on_test")] if row.pair.split == "test" else []
+        reasons += [reason_text(reason, row, words) for reason in row.judgement.reasons]
+        told = words("sentence.separator").join(reasons)
         lines.append(words("verdict.note", arm=label(row.pair.arm), budget=row.pair.arm.budget, reasons=told))
     return lines
 

@@ -35,7 +35,7 @@ from oelm.train.device import Compute
 from oelm.train.preflight import Estimate, classifier_estimate
 from oelm.train.status import Metric
 from oelm.train.stop import StopFlag
-from oelm.train.task import DataFacts
+from oelm.train.task import DataFacts, Judging
 from oelm.train.task_examples import check_fits_model, check_marks, closing_mark, prepare_task_examples
 
 _EVALUATED_AT_ONCE = 64
@@ -144,11 +144,19 @@ class ClassifierTask:
         # The last batch of an epoch may be cut into micro-batches of unequal size; every example counts the same.
         return total * batch.num_micro_batches / len(batch.ids)
 
+    @property
+    def has_test(self) -> bool:
+        # Examples without a label were left out when they were prepared: a split that is there has labels.
+        return "test" in self.examples.splits
+
     def evaluate(
-        self, model: nn.Module, stop: StopFlag, *, progress: Callable[[int, int], None]
+        self, model: nn.Module, stop: StopFlag, *, progress: Callable[[int, int], None], split: Judging = "val"
     ) -> ClassifierEvaluation | None:
-        split = self.examples.splits["val"]
-        return evaluate_split(model, split, pad=self.pad, compute=self.compute, stop=stop, progress=progress)
+        examples = self.examples.splits[split]
+        return evaluate_split(model, examples, pad=self.pad, compute=self.compute, stop=stop, progress=progress)
+
+    def references(self, stop: StopFlag) -> dict[str, float]:
+        return {}
 
     def estimate(self, device: str) -> Estimate:
         model = self.config.model

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -18,6 +18,8 @@ from oelm.train.timing import PHASES, step_statistics
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
+_TESTED = ("test_step", "test_loss", "test_ppl", "test_bits_per_byte", "test_accuracy")
+_PPLS = ("test_ppl", "bigram_ppl", "test_bigram_ppl")
 
 
 class DataRecord(Strict):
@@ -81,8 +83,15 @@ class StepTimes(Strict):
     p99: Seconds | None = None
 
 
+Split = Literal["val", "test"]
+
+
 class Figures(Strict):
-    """`timing_stats.json`: of a language model with PPLs, of a classifier with accuracies."""
+    """`timing_stats.json`: of a language model with PPLs, of a classifier with accuracies.
+
+    Those of the test split are of the model that was best on validation, and there where the data has such a split;
+    `bigram_ppl` is what a plain bigram model makes of the same text.
+    """
 
     step_s: StepTimes
     wall_s: dict[str, Seconds]
@@ -96,6 +105,13 @@ class Figures(Strict):
     final_bits_per_byte: float | None = None
     final_accuracy: float | None = None
     best_accuracy: float | None = None
+    test_step: Count | None = None
+    test_loss: float | None = None
+    test_ppl: float | None = None
+    test_bits_per_byte: float | None = None
+    test_accuracy: float | None = None
+    bigram_ppl: float | None = None
+    test_bigram_ppl: float | None = None
 
     @property
     def best(self) -> float:
@@ -103,6 +119,19 @@ class Figures(Strict):
         value = self.best_ppl if self.best_ppl is not None else self.best_accuracy
         assert value is not None
         return value
+
+    @property
+    def test(self) -> float | None:
+        """The same model's PPL or accuracy on the test split, where it was measured."""
+        return self.test_ppl if self.best_ppl is not None else self.test_accuracy
+
+    def on(self, split: Split) -> float | None:
+        """Return the headline on a split."""
+        return self.best if split == "val" else self.test
+
+    def bigram_on(self, split: Split) -> float | None:
+        """Return the bigram model's PPL on a split."""
+        return self.bigram_ppl if split == "val" else self.test_bigram_ppl
 
 
 class HeadRecord(Strict):
@@ -148,7 +177,7 @@ class EvaluationRow(Strict):
 
 
 class DocumentRow(Strict):
-    """A document's row of predictions.jsonl."""
+    """A document's row of predictions.jsonl or test_predictions.jsonl."""
 
     document: Count
     tokens: Count
@@ -156,12 +185,15 @@ class DocumentRow(Strict):
 
 
 class ExampleRow(Strict):
-    """An example's row of predictions.jsonl."""
+    """An example's row of predictions.jsonl or test_predictions.jsonl."""
 
     example: Count
     label: Count
     predicted: Count
     nats: float
+
+
+Predictions = list[DocumentRow] | list[ExampleRow]
 
 
 @dataclass(frozen=True)
@@ -176,8 +208,9 @@ class RunRecord:
     figures: Figures
     steps: list[StepRow]
     evaluations: list[EvaluationRow]
-    predictions: list[DocumentRow] | list[ExampleRow]
+    predictions: Predictions
     attention: AttentionRecord | None
+    test_predictions: Predictions = field(default_factory=list)
 
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
@@ -217,12 +250,6 @@ def read_record(run: Path) -> RunRecord:
     if not isinstance(config, dict):
         raise DataError(f"{run / 'config.json'}: must be an object, found {type(config).__name__}")
     metrics = read_metrics(run / "metrics.jsonl")
-    predictions = read_metrics(run / "predictions.jsonl")
-    told: list[DocumentRow] | list[ExampleRow]
-    if predictions and "example" in predictions[0]:
-        told = read_rows(ExampleRow, run / "predictions.jsonl", predictions)
-    else:
-        told = read_rows(DocumentRow, run / "predictions.jsonl", predictions)
     looked = run / "attention.json"
     return RunRecord(
         path=run,
@@ -233,9 +260,17 @@ def read_record(run: Path) -> RunRecord:
         figures=read_as(Figures, run / "timing_stats.json"),
         steps=read_rows(StepRow, run / "metrics.jsonl", [row for row in metrics if "loss" in row]),
         evaluations=read_rows(EvaluationRow, run / "metrics.jsonl", [row for row in metrics if "loss" not in row]),
-        predictions=told,
+        predictions=_read_predictions(run / "predictions.jsonl"),
         attention=read_as(AttentionRecord, looked) if looked.is_file() else None,
+        test_predictions=_read_predictions(run / "test_predictions.jsonl"),
     )
+
+
+def _read_predictions(path: Path) -> Predictions:
+    rows = read_metrics(path)
+    if rows and "example" in rows[0]:
+        return read_rows(ExampleRow, path, rows)
+    return read_rows(DocumentRow, path, rows)
 
 
 def figure_problems(record: RunRecord) -> list[str]:
@@ -264,7 +299,26 @@ def figure_problems(record: RunRecord) -> list[str]:
         for name, value in expected.items()
         if getattr(figures, name) != value
     ]
-    return problems + _gaps(record) + _sums(record)
+    return problems + tested_problems(figures) + _gaps(record) + _sums(record)
+
+
+def tested_problems(figures: Figures) -> list[str]:
+    """Tell which figures of the test split, and of a bigram model, cannot be: half of them there, or at odds."""
+    named = ("test_step", "test_loss", *(("test_ppl", "test_bits_per_byte") if figures.best_ppl is not None else ()))
+    named += ("test_accuracy",) if figures.best_accuracy is not None else ()
+    there = [name for name in _TESTED if getattr(figures, name) is not None]
+    problems = [f"{name} is {getattr(figures, name)}: no perplexity" for name in _PPLS if (getattr(figures, name) or 1) < 1]
+    if not there:
+        return problems
+    if set(there) != set(named):
+        return [*problems, f"of the test split there are {', '.join(there)}; expected {', '.join(named)}"]
+    if figures.test_step != figures.best_step:
+        problems.append(f"test_step is {figures.test_step}, the best on validation was {figures.best_step}")
+    if figures.test_ppl is not None and figures.test_ppl != math.exp(min(figures.test_loss or 0.0, 700.0)):
+        problems.append(f"test_ppl is {figures.test_ppl}, its test_loss {figures.test_loss} gives another")
+    if figures.test_accuracy is not None and not 0 <= figures.test_accuracy <= 1:
+        problems.append(f"test_accuracy is {figures.test_accuracy}: no share of examples")
+    return problems
 
 
 def _gaps(record: RunRecord) -> list[str]:
@@ -280,10 +334,16 @@ def _sums(record: RunRecord) -> list[str]:
     # Sums of a few hundred numbers in double precision, in another order.
     if not math.isclose(sum(wall[phase] for phase in PHASES), wall["total"], rel_tol=1e-9):
         problems.append("wall_s: the phases do not add up to the total")
-    rows, last = record.predictions, record.evaluations[-1]
-    weights = [row.tokens if isinstance(row, DocumentRow) else 1 for row in rows]
-    if rows and not math.isclose(sum(row.nats for row in rows) / sum(weights), last.val_loss, rel_tol=1e-9):
+    if record.predictions and not _give(record.predictions, record.evaluations[-1].val_loss):
         problems.append("predictions.jsonl does not give the final validation loss")
+    tested = record.figures.test_loss
+    if (tested is None) != (not record.test_predictions) or (tested is not None and not _give(record.test_predictions, tested)):
+        problems.append("test_predictions.jsonl does not give the test loss")
     if record.audit.trainable + record.audit.frozen != record.audit.total:
         problems.append("audit.json: trainable and frozen do not add up to the total")
     return problems
+
+
+def _give(rows: Predictions, loss: float) -> bool:
+    weights = [row.tokens if isinstance(row, DocumentRow) else 1 for row in rows]
+    return math.isclose(sum(row.nats for row in rows) / sum(weights), loss, rel_tol=1e-9)

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 
 from oelm.errors import STOPPED, DataError, OelmError, OutOfMemoryError, RunDirError
-from oelm.files import dump_json, read_json, sha256_file, write_bytes, write_json, write_text
+from oelm.files import read_json, sha256_file, write_bytes, write_json
 from oelm.method.audit import audit
 from oelm.train.checkpoint import MODEL, open_checkpoint
 from oelm.train.config import FinetuneConfig, InitFrom, RunConfig, TrainConfig
 from oelm.train.device import choose_compute, look
+from oelm.train.finish import finish
 from oelm.train.kinds import open_task
 from oelm.train.load import find_checkpoint
 from oelm.train.loop import run_loop
-from oelm.train.metrics import read_metrics
 from oelm.train.preflight import Estimate, check_fits, gibibytes, is_out_of_memory, what_to_lower
 from oelm.train.rundir import RunDir
 from oelm.train.session import Session, build_session, resume
@@ -31,7 +31,6 @@ from oelm.train.state import environment
 from oelm.train.status import Progress, StatusName, read_status
 from oelm.train.stop import StopFlag
 from oelm.train.task import Task
-from oelm.train.timing import step_statistics
 from oelm.train.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -90,12 +89,12 @@ def train(
                 resume(session, strict=options.strict, exact_step=options.exact_step)
                 _announce(session, needs)
                 run_loop(session)
-            # A stop may come during the last evaluation: the run is done only after that.
-            if session.state.evaluated_step < resolved.steps:
+            # A stop may come during the last evaluation, or that of the test split: the run is done only after those.
+            figures = finish(session) if session.state.evaluated_step >= resolved.steps else None
+            if figures is None:
                 folder.set_status("stopped", session.progress(), message=stop.reason or "")
                 log.info("stopped by %s at step %d", stop.reason, session.state.step)
                 return Result("stopped", session.state.step, out, None)
-            figures = finish(session)
             folder.set_status("done", session.progress())
             log.info("done at step %d", resolved.steps)
             return Result("done", resolved.steps, out, figures)
@@ -177,38 +176,4 @@ def _manifest(session: Session) -> dict[str, Any]:
             "fingerprint": data.fingerprint,
             "tokenizer": data.tokenizer,
         },
-    }
-
-
-def finish(session: Session) -> dict[str, Any]:
-    """Write what is known once training is over: predictions, attention, timing and the final figures."""
-    path = session.folder.path
-    with session.clock.phase("validation"):
-        # There already, unless the process was killed between the last evaluation and here.
-        evaluation = session.last_evaluation or session.task.evaluate(
-            session.model, StopFlag(), progress=session.watch.on_validating
-        )
-        assert evaluation is not None
-        rows = (dump_json(row, indent=None) + "\n" for row in evaluation.predictions)
-        write_text(path / "predictions.jsonl", "".join(rows))
-        if (heads := session.task.look_at_heads(session.model)) is not None:
-            write_json(path / "attention.json", {"step": session.state.step, **heads})
-    figures = final_figures(session)
-    write_json(path / "timing_stats.json", figures)
-    return figures
-
-
-def final_figures(session: Session) -> dict[str, Any]:
-    """Return timing_stats.json: every figure in it can be computed again from metrics.jsonl and the clock."""
-    rows = read_metrics(session.metrics.path)
-    evaluations = [row for row in rows if "val_loss" in row]
-    steps = [row for row in rows if "loss" in row]
-    clock = session.clock.seconds()
-    return {
-        "step_s": step_statistics([row["step_s"] for row in steps], warmup_steps=session.config.timing_warmup_steps),
-        "wall_s": {**clock, "total": sum(clock.values())},
-        "tokens": session.state.tokens,
-        "final_loss": steps[-1]["loss"],
-        **session.task.figures(evaluations),
-        "best_step": session.state.best_step,
     }

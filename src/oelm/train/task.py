@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from oelm.data.bigram import fit_bigram
 from oelm.data.encoded import ExampleSet
 from oelm.data.order import WindowOrder
 from oelm.data.tokens import TokenSet
@@ -30,6 +31,8 @@ from oelm.train.status import Metric
 from oelm.train.stop import StopFlag
 
 _PROBED_WINDOWS = 8
+# What a model is judged on: chosen by the first, and told of the second once, at the end.
+Judging = Literal["val", "test"]
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,13 @@ class Batch(Protocol):
 
 
 class Task(Protocol):
-    """Batches, their loss, and an evaluation over the whole validation split."""
+    """Batches, their loss, and an evaluation over the whole validation split, or the test split where there is one."""
 
     @property
     def data(self) -> DataFacts: ...
+
+    @property
+    def has_test(self) -> bool: ...
 
     def build_model(self, run: Path, *, is_new: bool) -> nn.Module:
         """Return the model before freezing: with the weights it starts from, or, of a run begun before, only its shape."""
@@ -87,8 +93,13 @@ class Task(Protocol):
     def loss(self, forward: nn.Module, model: nn.Module, batch: Any, micro_batch: int) -> Tensor:
         """Return one micro-batch's share of the mean loss, times their number; `forward` is the model or its compiled form."""
 
-    def evaluate(self, model: nn.Module, stop: StopFlag, *, progress: Callable[[int, int], None]) -> Judged | None:
-        """Return what the model is worth on all of the validation split, or None when a stop was asked for meanwhile."""
+    def evaluate(
+        self, model: nn.Module, stop: StopFlag, *, progress: Callable[[int, int], None], split: Judging = "val"
+    ) -> Judged | None:
+        """Return what the model is worth on all of a split, or None when a stop was asked for meanwhile."""
+
+    def references(self, stop: StopFlag) -> dict[str, float] | None:
+        """Return what plain models make of the same splits, to judge any model by; None when a stop came first."""
 
     def estimate(self, device: str) -> Estimate:
         """Return the memory and disk that training will need."""
@@ -158,18 +169,38 @@ class LanguageModelTask:
             hidden_ND = forward(windows[:, :-1]).flatten(0, 1)
             return mean_cross_entropy(hidden_ND, model.head_VD, windows[:, 1:].flatten())
 
-    def evaluate(self, model: nn.Module, stop: StopFlag, *, progress: Callable[[int, int], None]) -> Evaluation | None:
+    @property
+    def has_test(self) -> bool:
+        # The first token is predicted by nothing.
+        return len(self.tokens.splits.get("test", ())) > 1
+
+    def evaluate(
+        self, model: nn.Module, stop: StopFlag, *, progress: Callable[[int, int], None], split: Judging = "val"
+    ) -> Evaluation | None:
         assert isinstance(model, GPT)
         return evaluate_tokens(
             model,
-            self.tokens.val,
+            self.tokens.splits[split],
             end_of_text=self.tokens.meta.end_of_text,
-            text_bytes=self.tokens.meta.splits["val"].text_bytes,
+            text_bytes=self.tokens.meta.splits[split].text_bytes,
             batch_size=self.config.micro_batch_size,
             compute=self.compute,
             stop=stop,
             progress=progress,
         )
+
+    def references(self, stop: StopFlag) -> dict[str, float] | None:
+        splits: dict[str, Judging] = {"bigram_ppl": "val"}
+        if self.has_test:
+            splits["test_bigram_ppl"] = "test"
+        bigram = fit_bigram(self.tokens.train, vocab_size=self.tokens.meta.vocab_size, stopped=stop.requested)
+        found: dict[str, float] = {}
+        for name, split in splits.items():
+            perplexity = bigram.perplexity(self.tokens.splits[split], stopped=stop.requested) if bigram is not None else None
+            if perplexity is None:
+                return None
+            found[name] = perplexity
+        return found
 
     def estimate(self, device: str) -> Estimate:
         return estimate(self.config, device=device)

@@ -1,0 +1,104 @@
+"""The end of a run: what it came to on validation, what its best model is worth on the test split, and all final figures."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from oelm.errors import NonFiniteError
+from oelm.files import dump_json, write_json, write_text
+from oelm.train.evaluate import Judged
+from oelm.train.load import load_any
+from oelm.train.metrics import read_metrics
+from oelm.train.session import Session
+from oelm.train.task import Judging
+from oelm.train.timing import step_statistics
+
+log = logging.getLogger(__name__)
+TEST_PREDICTIONS = "test_predictions.jsonl"
+
+
+def finish(session: Session) -> dict[str, Any] | None:
+    """Write what is known once training is over: predictions, attention, the test split's figures, timing.
+
+    Return timing_stats.json, or None when a stop came first: the same command then does all of this again, and training
+    is not touched by it.
+    """
+    path = session.folder.path
+    with session.clock.phase("validation"):
+        # There already, unless the process ended between the last evaluation and here.
+        evaluation = session.last_evaluation or _evaluated(session, session.model, "val")
+        if evaluation is None:
+            return None
+        _write_rows(path / "predictions.jsonl", evaluation)
+        if (heads := session.task.look_at_heads(session.model)) is not None:
+            write_json(path / "attention.json", {"step": session.state.step, **heads})
+        tested = judge_best_on_test(session)
+        references = None if tested is None else session.task.references(session.stop)
+    if tested is None or references is None:
+        return None
+    figures = {**final_figures(session), **tested, **references}
+    write_json(path / "timing_stats.json", figures)
+    return figures
+
+
+def judge_best_on_test(session: Session) -> dict[str, Any] | None:
+    """Return the figures of the best model on the test split, none where there is no such split, None when a stop came.
+
+    The best by validation is loaded beside the final model, which stays as it is. Raises CheckpointError where its
+    checkpoint is damaged.
+    """
+    path, step = session.folder.path, session.state.best_step
+    (path / TEST_PREDICTIONS).unlink(missing_ok=True)
+    if not session.task.has_test:
+        return {}
+    # After going back to a step, the best before it may have been pruned.
+    if step is None or not (path / "checkpoints" / f"step-{step:08d}").is_dir():
+        log.warning("no figures of the test split: the checkpoint of the best step, %s, was pruned", step)
+        return {}
+    session.watch.on_remark(f"the test split, with the model of step {step:,}, the best on validation")
+    best = load_any(path, which=str(step)).model.to(session.compute.device)
+    evaluation = _evaluated(session, best, "test")
+    if evaluation is None:
+        return None
+    if not math.isfinite(evaluation.loss):
+        raise NonFiniteError(f"step {step}: loss {evaluation.loss} on the test split, though finite on validation: no figure")
+    _write_rows(path / TEST_PREDICTIONS, evaluation)
+    metric, value = session.task.reading(evaluation.criterion)
+    told = f"test, model of step {step:,}: " + (f"PPL {value:.2f}" if metric == "ppl" else f"accuracy {100 * value:.2f}%")
+    log.info("%s", told)
+    session.watch.on_remark(told)
+    figures = {f"test_{name.removeprefix('val_')}": value for name, value in evaluation.as_row().items()}
+    return {"test_step": step, **figures}
+
+
+def _evaluated(session: Session, model: nn.Module, split: Judging) -> Judged | None:
+    def progress(done: int, total: int) -> None:
+        session.folder.heartbeat(session.progress)
+        session.watch.on_validating(done, total)
+
+    return session.task.evaluate(model, session.stop, progress=progress, split=split)
+
+
+def _write_rows(path: Path, evaluation: Judged) -> None:
+    write_text(path, "".join(dump_json(row, indent=None) + "\n" for row in evaluation.predictions))
+
+
+def final_figures(session: Session) -> dict[str, Any]:
+    """Return the figures that can be computed again from metrics.jsonl and the clock."""
+    rows = read_metrics(session.metrics.path)
+    evaluations = [row for row in rows if "val_loss" in row]
+    steps = [row for row in rows if "loss" in row]
+    clock = session.clock.seconds()
+    return {
+        "step_s": step_statistics([row["step_s"] for row in steps], warmup_steps=session.config.timing_warmup_steps),
+        "wall_s": {**clock, "total": sum(clock.values())},
+        "tokens": session.state.tokens,
+        "final_loss": steps[-1]["loss"],
+        **session.task.figures(evaluations),
+        "best_step": session.state.best_step,
+    }

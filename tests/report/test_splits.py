@@ -1,0 +1,217 @@
+"""Models are chosen on validation and told of on test: where every run has test figures, and never a mix."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import pytest
+
+from oelm.report.collect import collect, common_split, load_runs
+from oelm.report.compare import compare_runs
+from oelm.report.document import Document
+from oelm.train.records import figure_problems, read_record
+from tests.report.by_hand import BASE, LADDER, ratio_by_hand
+from tests.report.reading import english, everything, rows, table, texts, values
+from tests.report.synthetic import Fate, package_catalog, write_arm, write_plain, write_run
+
+ARM = LADDER["GPT-02"]
+# Another order of gaps than on validation, so that a mix would show.
+BASE_TEST, ARM_TEST = {0: 33.0, 1: 32.0, 2: 34.0}, {0: 37.0, 1: 36.5, 2: 37.5}
+
+
+def write(root: Path, experiment: str, figures: dict[int, float], tests: dict[int, float | None] | None = None) -> None:
+    write_arm(root, experiment, list(figures.values()), seeds=list(figures), tests=list((tests or {}).values()))
+
+
+def write_tested(root: Path) -> Path:
+    write(root, "GPT-01", BASE, dict(BASE_TEST))
+    write(root, "GPT-02", ARM, dict(ARM_TEST))
+    return root
+
+
+def verdict_row(document: Document, arm: str = "GPT-02") -> dict[str, str]:
+    (row,) = [row for row in rows(document, "verdicts") if row["arm / baseline"].startswith(f"{arm} /")]
+    return row
+
+
+@pytest.mark.parametrize("figure", [31.4, 0.88], ids=["language-model", "classifier"])
+def test_synthetic_runs_with_a_test_split_are_what_training_leaves(tmp_path: Path, figure: float) -> None:
+    (run,) = write_arm(tmp_path, "GPT-02", [figure], seeds=[3], tests=[1.1 * figure])
+    assert figure_problems(read_record(run)) == []
+
+
+def test_where_every_run_has_test_figures_gap_and_verdict_are_on_test(tmp_path: Path) -> None:
+    document = english(write_tested(tmp_path))
+    row = verdict_row(document)
+    assert row["gap [95%]"] == ratio_by_hand(ARM_TEST, BASE_TEST) != ratio_by_hand(ARM, BASE)
+    assert row["best"] == f"{statistics.geometric_mean(ARM_TEST.values()):.2f}" and row["on"] == "test"
+    assert "All on the test split" in texts(document, "verdicts")[0]
+    assert any("laptop: On test." in note for note in texts(document, "verdicts", "note"))
+    (point,) = values(document, "forest-ppl")
+    assert point["name"] == "GPT-02, laptop, on test" and point["text"] == row["gap [95%]"]
+
+
+def test_without_test_figures_everything_is_on_validation_and_says_so(tmp_path: Path) -> None:
+    write(tmp_path, "GPT-01", BASE)
+    write(tmp_path, "GPT-02", ARM)
+    document = english(tmp_path)
+    row = verdict_row(document)
+    assert (row["gap [95%]"], row["on"]) == (ratio_by_hand(ARM, BASE), "validation")
+    assert "All on validation." in texts(document, "verdicts")[0] and "(test)" not in everything(document)
+    assert table(document, "figures").columns == ("arm", "budget", "mean", "by seed")
+
+
+@pytest.mark.parametrize("lacking", ["arm", "baseline", "one seed"])
+def test_a_comparison_in_which_one_run_lacks_test_figures_is_on_validation_whole(tmp_path: Path, lacking: str) -> None:
+    partial = {**ARM_TEST, 2: None} if lacking == "one seed" else None if lacking == "arm" else dict(ARM_TEST)
+    write(tmp_path, "GPT-01", BASE, None if lacking == "baseline" else dict(BASE_TEST))
+    write(tmp_path, "GPT-02", ARM, partial)  # type: ignore[arg-type]
+    document = english(tmp_path)
+    row = verdict_row(document)
+    assert (row["gap [95%]"], row["on"]) == (ratio_by_hand(ARM, BASE), "validation")
+    assert row["best"] == f"{statistics.geometric_mean(ARM.values()):.2f}"
+    count = {"arm": 3, "baseline": 3, "one seed": 5}[lacking]
+    assert any(f"only {count} of their 6 runs have test figures" in text for text in texts(document, "verdicts", "warning"))
+
+
+def test_arms_of_one_table_may_stand_on_different_splits_each_told(tmp_path: Path) -> None:
+    write_tested(tmp_path)
+    write(tmp_path, "GPT-03", LADDER["GPT-03"])
+    document = english(tmp_path)
+    assert (verdict_row(document)["on"], verdict_row(document, "GPT-03")["on"]) == ("test", "validation")
+    assert verdict_row(document)["gap [95%]"] == ratio_by_hand(ARM_TEST, BASE_TEST)
+    assert verdict_row(document, "GPT-03")["gap [95%]"] == ratio_by_hand(LADDER["GPT-03"], BASE)
+    assert "best on validation: 1; on validation, for want of test figures: 1" in texts(document, "verdicts")[0]
+    # Pooled over those on test alone, which is the arm itself: the same as unpooled.
+    assert verdict_row(document)["sensitivity [95%]"] == verdict_row(document)["gap [95%]"]
+    # Steps of a ladder add up, so it stands on what all of its rungs have.
+    assert {row["on"] for row in rows(document, "ladder")} == {"validation"}
+
+
+def test_a_ladder_on_test_where_all_rungs_are(tmp_path: Path) -> None:
+    write_tested(tmp_path)
+    third = {seed: value + 5 for seed, value in ARM_TEST.items()}
+    write(tmp_path, "GPT-03", LADDER["GPT-03"], dict(third))
+    found = {row["to"]: row for row in rows(english(tmp_path), "ladder")}
+    assert found["GPT-02"]["gap [95%]"] == ratio_by_hand(ARM_TEST, third) and found["GPT-02"]["on"] == "test"
+
+
+def test_figures_of_both_splits_stand_seed_by_seed(tmp_path: Path) -> None:
+    found = {row["arm"]: row for row in rows(english(write_tested(tmp_path)), "figures")}
+    assert found["GPT-01"]["by seed"] == "0: 30.00, 1: 30.30, 2: 29.80"
+    assert found["GPT-01"]["on test, by seed"] == "0: 33.00, 1: 32.00, 2: 34.00"
+    assert found["GPT-01"]["mean on test"] == f"{statistics.geometric_mean(BASE_TEST.values()):.2f}"
+
+
+def test_what_was_reported_on_validation_is_set_beside_validation(tmp_path: Path) -> None:
+    found = {row["experiment"]: row for row in rows(english(write_tested(tmp_path)), "reported")}
+    assert ratio_by_hand(ARM, BASE) in found["GPT-02"]["measured gap [95%]"]
+    assert found["GPT-02"]["measured"].startswith(f"{statistics.geometric_mean(ARM.values()):.2f}")
+
+
+def test_curves_and_reach_stay_on_validation(tmp_path: Path) -> None:
+    write_tested(tmp_path / "with")
+    write(tmp_path / "without", "GPT-01", BASE)
+    write(tmp_path / "without", "GPT-02", ARM)
+    one, other = english(tmp_path / "with"), english(tmp_path / "without")
+    assert rows(one, "reach") == rows(other, "reach")
+    assert values(one, "learning-0") == values(other, "learning-0")
+
+
+def test_a_classifiers_examples_on_test_are_those_that_its_gap_is_of(tmp_path: Path) -> None:
+    right, fewer = (True,) * 9 + (False,), (True,) * 7 + (False,) * 3
+    for experiment, answers in (("XNLI-01", right), ("XNLI-02", fewer)):
+        for seed in (0, 1):
+            accuracy = sum(answers) / 10
+            fate = Fate(accuracy=0.5, test=accuracy, test_right=answers, entropies=None, data="xnli-en")
+            write_run(tmp_path, experiment, seed, fate)
+    row = verdict_row(english(tmp_path), "XNLI-02")
+    assert row["gap [95%]"].startswith("-20.00") and row["sensitivity [95%]"].startswith("-20.00") and row["on"] == "test"
+
+
+def test_rows_for_a_notebook_have_both(tmp_path: Path) -> None:
+    write_tested(tmp_path)
+    found = [row for row in load_runs(tmp_path) if row["experiment"] == "GPT-01"]
+    assert [row["test_ppl"] for row in found] == pytest.approx(list(BASE_TEST.values()))
+    assert all(row["test_step"] == row["best_step"] and row["test_loss"] is not None for row in found)
+
+
+def test_runs_side_by_side_are_all_on_test_or_none(tmp_path: Path) -> None:
+    write_tested(tmp_path)
+    write(tmp_path, "GPT-03", LADDER["GPT-03"])
+    base, arm, third = (tmp_path / name / "laptop" / "default" for name in ("GPT-01", "GPT-02", "GPT-03"))
+    both, remarks = compare_runs([base, arm])
+    assert both.columns[2] == "PPL on test" and both.rows[1][3].text == ratio_by_hand(ARM_TEST, BASE_TEST)
+    assert not any("on validation" in remark for remark in remarks)
+    three, remarks = compare_runs([base, arm, third])
+    assert three.columns[2] == "best PPL on validation" and three.rows[1][3].text == ratio_by_hand(ARM, BASE)
+    assert remarks[0] == f"compared on validation, for not every run of {third} has figures on test"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"test_ppl": 0.5}, "no perplexity"),
+        ({"test_ppl": 40.0}, "gives another"),
+        ({"test_loss": None}, "expected test_step, test_loss"),
+        ({"test_step": 5}, "the best on validation was 20"),
+        ({"bigram_ppl": 0.2}, "no perplexity"),
+    ],
+)
+def test_a_run_whose_test_figures_cannot_be_is_not_used(tmp_path: Path, change: dict[str, float], told: str) -> None:
+    (run,) = write_arm(tmp_path, "GPT-01", [30.0], seeds=[0], tests=[33.0], bigram=60.0)
+    stats = json.loads((run / "timing_stats.json").read_text()) | change
+    write_plain(run / "timing_stats.json", {key: value for key, value in stats.items() if value is not None})
+    (arm,) = collect([tmp_path])
+    assert not arm.is_usable and told in arm.unfinished[0].problem
+    assert any(told in problem for problem in figure_problems(read_record(run)))
+
+
+def test_the_split_of_arms_is_test_only_where_all_have_it(tmp_path: Path) -> None:
+    write_tested(tmp_path)
+    write(tmp_path, "GPT-03", LADDER["GPT-03"])
+    first, second, third = collect([tmp_path])
+    assert (common_split(first, second), common_split(first, third), common_split(third)) == ("test", "val", "val")
+
+
+def write_baseline(root: Path, *, ppl: float, bigram: float | None, budget: str = "laptop", last: float = 1.0) -> Document:
+    loss = math.log(ppl)
+    losses = (loss + 1, loss, loss + 0.1, last * loss)
+    for experiment in ("GPT-01", "GPT-02"):
+        write_arm(root, experiment, [ppl, ppl], seeds=[0, 1], bigram=bigram, losses=losses, budget=budget)
+    return english(root, catalog=package_catalog())
+
+
+def test_a_baseline_stands_beside_the_bigram_of_its_text(tmp_path: Path) -> None:
+    document = write_baseline(tmp_path, ppl=30.0, bigram=120.0)
+    (row,) = rows(document, "baselines")
+    assert (row["baseline"], row["PPL"], row["bigram PPL"], row["PPL / bigram PPL"]) == ("GPT-01", "30.00", "120.00", "0.250")
+    assert row["final loss above its minimum"] == "0.00%" and row["on"] == "validation"
+    assert not any("real baseline" in text or "overfitted" in text for text in texts(document, "verdicts", "warning"))
+
+
+def test_a_baseline_hardly_better_than_a_bigram_is_told(tmp_path: Path) -> None:
+    document = write_baseline(tmp_path, ppl=30.0, bigram=48.0)
+    (told,) = [text for text in texts(document, "verdicts", "warning") if "not a real baseline" in text]
+    assert told.startswith("GPT-01, laptop: its perplexity is 0.62 times that of a bigram model")
+
+
+def test_a_baseline_that_learnt_too_long_is_told(tmp_path: Path) -> None:
+    document = write_baseline(tmp_path, ppl=30.0, bigram=120.0, last=1.02)
+    (row,) = rows(document, "baselines")
+    assert row["final loss above its minimum"] == "2.00%"
+    (told,) = [text for text in texts(document, "verdicts", "warning") if "overfitted" in text]
+    assert "2.0% above its minimum" in told
+
+
+def test_smoke_is_never_called_a_bad_baseline(tmp_path: Path) -> None:
+    document = write_baseline(tmp_path, ppl=30.0, bigram=31.0, budget="smoke", last=1.5)
+    assert not any("real baseline" in text or "overfitted" in text for text in texts(document, "verdicts", "warning"))
+
+
+def test_runs_recorded_before_there_was_a_bigram_have_none_in_the_table(tmp_path: Path) -> None:
+    (row,) = rows(write_baseline(tmp_path, ppl=30.0, bigram=None), "baselines")
+    assert (row["bigram PPL"], row["PPL / bigram PPL"]) == ("", "")

@@ -1,0 +1,248 @@
+"""The end of a run: its best model on the test split, whatever stopped it on the way, and the bigram beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oelm.data.bigram import fit_bigram
+from oelm.data.prepare import prepare
+from oelm.errors import CheckpointError
+from oelm.files import sha256_file
+from oelm.train.config import RunConfig
+from oelm.train.device import Compute
+from oelm.train.evaluate import evaluate_tokens
+from oelm.train.load import load_run
+from oelm.train.records import DocumentRow, ExampleRow, figure_problems, read_record
+from oelm.train.run import train
+from oelm.train.status import read_status
+from oelm.train.stop import StopFlag
+from oelm.train.watch import Silence
+from tests.conftest import made_text, run_here, tiny_config, tiny_settings
+from tests.faults.harness import evidence, finish, start
+from tests.train.finetuning import finetune_here, tiny_finetune
+
+TESTED = ("test_step", "test_loss", "test_ppl", "test_bits_per_byte", "bigram_ppl", "test_bigram_ppl")
+
+
+@pytest.fixture(scope="module")
+def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's own folder with three splits."""
+    folder = tmp_path_factory.mktemp("splits") / "own"
+    folder.mkdir()
+    for name, words, seed in (("train", 5000, 0), ("valid", 700, 1), ("test", 900, 2)):
+        (folder / f"{name}.txt").write_text(made_text(words, seed=seed), encoding="utf-8")
+    return folder
+
+
+def ruined(folder: Path, **overrides: Any) -> RunConfig:
+    """A run that a rate ruins after a good start: its best model is not its last."""
+    chosen = {"steps": 40, "eval_every": 5, "save_every": 5, "optim__lr": 3.0, "schedule__warmup_steps": 20}
+    return tiny_config(folder, **(chosen | overrides))
+
+
+@pytest.fixture(scope="module")
+def finished(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("tested") / "run"
+    run_here(ruined(text_folder), run)
+    return run
+
+
+def figures_of(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "timing_stats.json").read_text())
+    return found
+
+
+def on_test(run: Path, which: str) -> float:
+    """Evaluate a checkpoint on the run's test split, by the evaluation alone."""
+    loaded = load_run(run, which=which)
+    tokens = prepare(loaded.config.data.source, tokenizer=loaded.config.data.tokenizer)
+    evaluation = evaluate_tokens(
+        loaded.model,
+        tokens.splits["test"],
+        end_of_text=tokens.meta.end_of_text,
+        text_bytes=tokens.meta.splits["test"].text_bytes,
+        batch_size=2,
+        compute=Compute("cpu", "float32", "test"),
+        stop=StopFlag(),
+        progress=Silence().on_validating,
+    )
+    assert evaluation is not None
+    return evaluation.loss
+
+
+def test_the_test_split_is_judged_by_the_best_model_and_not_by_the_last(finished: Path) -> None:
+    figures = figures_of(finished)
+    assert figures["test_step"] == figures["best_step"] < 40, "the premise: the best is not the last"
+    assert figures["test_loss"] == on_test(finished, "best") != on_test(finished, "latest")
+    assert figures["test_ppl"] == math.exp(figures["test_loss"])
+
+
+def test_what_is_told_of_the_final_model_stays_its_own(finished: Path) -> None:
+    record = read_record(finished)
+    assert figure_problems(record) == []
+    assert record.attention is not None and record.attention.step == 40
+    assert record.figures.final_val_loss == record.evaluations[-1].val_loss > record.figures.best_val_loss
+    tokens = prepare(record.config["data"]["source"], tokenizer="bpe:300")
+    documents = [row for row in record.test_predictions if isinstance(row, DocumentRow)]
+    assert sum(row.tokens for row in documents) == len(tokens.splits["test"]) - 1
+
+
+def test_the_bigram_beside_it_is_that_of_the_training_text(finished: Path) -> None:
+    figures = figures_of(finished)
+    tokens = prepare(read_record(finished).config["data"]["source"], tokenizer="bpe:300")
+    model = fit_bigram(tokens.train, vocab_size=tokens.meta.vocab_size)
+    assert model is not None
+    assert figures["bigram_ppl"] == model.perplexity(tokens.val)
+    assert figures["test_bigram_ppl"] == model.perplexity(tokens.splits["test"])
+
+
+def test_data_without_a_test_split_gives_no_test_figures(text_file: Path, tmp_path: Path) -> None:
+    run_here(tiny_config(text_file), tmp_path / "run")
+    figures = figures_of(tmp_path / "run")
+    assert {name for name in TESTED if name in figures} == {"bigram_ppl"}
+    assert not (tmp_path / "run" / "test_predictions.jsonl").exists()
+    assert figure_problems(read_record(tmp_path / "run")) == []
+
+
+class StopsInTest(Silence):
+    """Asks for a stop once the test split is being evaluated."""
+
+    def __init__(self, stop: StopFlag) -> None:
+        self.stop, self.seen, self.is_on_test = stop, 0, False
+
+    def on_remark(self, text: str) -> None:
+        self.is_on_test = self.is_on_test or text.startswith("the test split")
+
+    def on_validating(self, done: int, total: int) -> None:
+        if self.is_on_test:
+            self.seen += 1
+            if self.seen == 2:
+                self.stop.request("test")
+
+
+def test_a_stop_during_the_test_evaluation_leaves_a_run_that_goes_on_to_the_same_figures(
+    text_folder: Path, finished: Path, tmp_path: Path
+) -> None:
+    stop, run = StopFlag(), tmp_path / "run"
+    watch = StopsInTest(stop)
+    first = train(ruined(text_folder), run, stop=stop, watch=watch)
+    status = read_status(run)
+    assert watch.seen == 2 and first.status == "stopped" and first.figures is None
+    assert status is not None and (status.status, status.step) == ("stopped", 40)
+    assert not (run / "timing_stats.json").exists() and not (run / "test_predictions.jsonl").exists()
+    assert run_here(ruined(text_folder), run).status == "done"
+    assert {name: figures_of(run)[name] for name in TESTED} == {name: figures_of(finished)[name] for name in TESTED}
+    for name in ("predictions.jsonl", "test_predictions.jsonl", "attention.json"):
+        assert sha256_file(run / name) == sha256_file(finished / name)
+
+
+def test_a_stop_during_the_bigram_leaves_a_run_that_goes_on(
+    text_folder: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, run = StopFlag(), tmp_path / "run"
+
+    class StopsAfterTest(Silence):
+        def on_remark(self, text: str) -> None:
+            if text.startswith("test, model of step"):
+                stop.request("test")
+
+    assert train(ruined(text_folder), run, stop=stop, watch=StopsAfterTest()).status == "stopped"
+    assert run_here(ruined(text_folder), run).status == "done"
+    assert {name: figures_of(run)[name] for name in TESTED} == {name: figures_of(finished)[name] for name in TESTED}
+
+
+def test_a_run_killed_during_the_test_evaluation_ends_with_the_same_figures(text_folder: Path, tmp_path: Path) -> None:
+    settings = tiny_settings(text_folder, steps=40, eval_every=5, save_every=5, optim__lr=3.0, schedule__warmup_steps=20)
+    finish(settings, tmp_path / "oracle")
+    run = tmp_path / "run"
+    child = start(settings, run, fault="in the test split")
+    child.join(timeout=120)
+    assert child.exitcode == -signal.SIGKILL, "the fault was never reached"
+    assert not (run / "timing_stats.json").exists()
+    finish(settings, run)
+    assert evidence(run) == evidence(tmp_path / "oracle")
+    whole, again = figures_of(tmp_path / "oracle"), figures_of(run)
+    assert {name: again[name] for name in TESTED} == {name: whole[name] for name in TESTED}
+    assert sha256_file(run / "test_predictions.jsonl") == sha256_file(tmp_path / "oracle" / "test_predictions.jsonl")
+
+
+def unfinished(text_folder: Path, run: Path) -> Path:
+    """Leave a run trained to its end whose test split was not judged yet; return its best checkpoint."""
+    stop = StopFlag()
+    train(ruined(text_folder), run, stop=stop, watch=StopsInTest(stop))
+    return run / str(json.loads((run / "best.json").read_text())["checkpoint"])
+
+
+def test_a_damaged_best_checkpoint_is_refused_and_gives_no_figure(text_folder: Path, tmp_path: Path) -> None:
+    path = unfinished(text_folder, tmp_path / "run") / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors.*damaged"):
+        run_here(ruined(text_folder), tmp_path / "run")
+    assert not (tmp_path / "run" / "timing_stats.json").exists()
+
+
+def test_without_the_best_checkpoint_there_are_no_test_figures_and_it_is_said(
+    text_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(unfinished(text_folder, tmp_path / "run"))
+    assert run_here(ruined(text_folder), tmp_path / "run").status == "done"
+    assert not {"test_loss", "test_ppl"} & figures_of(tmp_path / "run").keys()
+    assert "no figures of the test split" in caplog.text
+    assert figure_problems(read_record(tmp_path / "run")) == []
+
+
+def test_an_extended_run_is_tested_again(text_folder: Path, tmp_path: Path) -> None:
+    for steps in (10, 20):
+        run_here(tiny_config(text_folder, steps=steps, method="baseline"), tmp_path / "run")
+        assert figures_of(tmp_path / "run")["test_loss"] == on_test(tmp_path / "run", "best")
+    assert figure_problems(read_record(tmp_path / "run")) == []
+
+
+def test_a_classifier_whose_task_has_a_labelled_test_split_is_judged_on_it(bert: Path, tables: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "xnli"
+    folder.mkdir()
+    for name, count in (("train", 48), ("dev", 16), ("test", 12)):
+        rows = [
+            {"premise": f"good film {n % 5}", "hypothesis": f"bad {n % 3}", "label": ("entailment", "neutral", "-")[n % 3]}
+            for n in range(count)
+        ]
+        (folder / f"{name}-en.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    examples: dict[str, Any] = {"task": "xnli", "folder": str(folder), "dev": None, "columns": None}
+    settings = {f"examples__{name}": value for name, value in examples.items()}
+    finetune_here(
+        tiny_finetune(bert, tables, steps=6, eval_every=2, save_every=2, model__num_labels=3, **settings), tmp_path / "run"
+    )
+    record = read_record(tmp_path / "run")
+    assert figure_problems(record) == []
+    answers = [row for row in record.test_predictions if isinstance(row, ExampleRow)]
+    # One in three has no label.
+    assert len(answers) == 8 and record.figures.test_step == record.figures.best_step
+    assert record.figures.test_accuracy == sum(row.label == row.predicted for row in answers) / 8
+    assert record.figures.bigram_ppl is None and record.figures.test_ppl is None
+
+
+def test_progress_of_the_test_split_reaches_the_watch(text_folder: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    remarks: list[str] = []
+
+    class Listens(Silence):
+        def on_remark(self, text: str) -> None:
+            remarks.append(text)
+
+        def on_validating(self, done: int, total: int) -> None:
+            seen.append((done, total))
+
+    config = tiny_config(text_folder, steps=4)
+    train(config, tmp_path / "run", stop=StopFlag(), watch=Listens())
+    tokens = prepare(config.data.source, tokenizer=config.data.tokenizer)
+    assert seen[-1] == (len(tokens.splits["test"]) - 1,) * 2
+    assert remarks[-1].startswith("test, model of step 4: PPL")

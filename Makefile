@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all check bench setup clean
+.PHONY: demo test test-all check bench figures setup clean
 .DEFAULT_GOAL := demo
 
 demo: setup  ## train four small GPTs, compare them (under 5 minutes on 2 cores)
@@ -26,6 +26,9 @@ bench: setup  ## ratios against transformers, a plain tiktoken script, and froze
 	@$(BIN)/python benchmarks/generation.py
 	@$(BIN)/python benchmarks/preparation.py
 	@$(BIN)/python benchmarks/finetuning.py
+
+figures: setup  ## write the tables of README and docs anew from the records under results/
+	@$(BIN)/python studies/figures.py
 
 setup: $(STAMP)
 

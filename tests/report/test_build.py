@@ -364,6 +364,18 @@ def test_a_report_takes_a_study_of_every_kind_at_once(tmp_path: Path) -> None:
     accuracies: Sequence[float] = (0.9, 0.91, 0.89, 0.9, 0.92)
     for experiment in ("SST-2-01", "SST-2-02", "MNLI-01", "MNLI-02"):
         write_arm(tmp_path, experiment, accuracies, data="sst2" if experiment.startswith("SST") else "mnli")
-    expected = ["verdicts", "baselines", "learning", "ladder", "across", "costs", "reach", "why", "reported", "totals"]
+    expected = [
+        "verdicts",
+        "classes",
+        "baselines",
+        "learning",
+        "ladder",
+        "across",
+        "costs",
+        "reach",
+        "why",
+        "reported",
+        "totals",
+    ]
     assert names(english(tmp_path)) == expected
     assert names(built(tmp_path).document("zh")) == expected

@@ -16,6 +16,7 @@ from oelm.experiments.earlier import InconsistencyCode, inconsistencies, load_re
 from oelm.experiments.monitor import State
 from oelm.experiments.registry import load_catalog
 from oelm.report.build import Report, build_report
+from oelm.report.classes import CLASSES
 from oelm.report.collect import MixtureCode
 from oelm.report.document import Chart, Document, Table, Text
 from oelm.report.earlier import source_text
@@ -35,6 +36,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "f'mixture.{mixture.code}'": get_args(MixtureCode),
     "f'state.{state}'": get_args(State),
     "f'rung.{method}'": RUNGS,
+    "f'classes.{kind}'": CLASSES,
     "f'across.{metric}'": ("ppl", "accuracy"),
     "f'inconsistency.{problem.code}'": get_args(InconsistencyCode),
 }

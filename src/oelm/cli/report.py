@@ -29,6 +29,7 @@ def report(
     markdown: Annotated[Path | None, typer.Option(help="Write Markdown, with its pictures beside it.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write every table as a file into this folder.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write the tables for LaTeX (booktabs).")] = None,
+    table: Annotated[str | None, typer.Option(help="Print this one table as Markdown, and nothing else.")] = None,
     lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
     budget: Annotated[list[str] | None, typer.Option(help="Only this budget; may be repeated.")] = None,
     roots: Roots = None,
@@ -47,6 +48,9 @@ def report(
     only = [experiment.id for experiment in found.select(ids)] if ids else []
     made = build_report(places, found, only=only, budgets=budget or ())
     document = made.document(lang)
+    if table is not None:
+        _print_markdown(document, table)
+        return
     _print_verdicts(document)
     try:
         _write(document, html=html, markdown=markdown, csv=csv, latex=latex)
@@ -55,6 +59,16 @@ def report(
         record_looks(made.judged, places)
     if not any((html, markdown, csv, latex)):
         out.print("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex", soft_wrap=True)
+
+
+def _print_markdown(document: Document, name: str) -> None:
+    from oelm.report.document import Table
+    from oelm.report.markdown import table_text
+
+    tables = {block.name: block for section in document.sections for block in section.blocks if isinstance(block, Table)}
+    if name not in tables:
+        raise ConfigError(f"--table {name!r}: this report has {', '.join(tables) or 'none'}")
+    typer.echo(table_text(tables[name]))
 
 
 def _places(roots: list[Path] | None) -> list[Path]:

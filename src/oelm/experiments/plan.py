@@ -25,6 +25,8 @@ _PLACE = "model.source"
 # What arms of a fair comparison may differ in: the method is the question, the shape that of the lean and thin controls.
 # Other weights to start from, another dropout or another context are neither.
 _SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim"}
+# Fields of a method that say how fast an arm learns: a gain by these is none of freezing.
+PACE = {"method.layer_lr_decay", "method.warmup_steps"}
 _SLUG_LENGTH = 40
 
 
@@ -201,6 +203,11 @@ def _as_long(held: Mapping[str, Any], planned: Mapping[str, Any]) -> bool:
     return not is_known or bool(held["steps"] == math.ceil(planned["epochs"] * held["eval_every"]))
 
 
+def is_question(key: str) -> bool:
+    """Whether a setting is what arms are compared in: their method, but not how fast they learn."""
+    return key.startswith("method.") and key not in PACE
+
+
 def confounds(arm: TrainConfig, baseline: TrainConfig, *, tuned: Iterable[str] = ()) -> list[str]:
     """Return what besides method and shape an arm and its baseline differ in; not empty means that a gap proves nothing.
 
@@ -209,8 +216,6 @@ def confounds(arm: TrainConfig, baseline: TrainConfig, *, tuned: Iterable[str] =
     ours, theirs = dotted(arm.as_dict()), dotted(baseline.as_dict())
     allowed = {"seed", *_SHAPE, *tuned}
     keys = [
-        key
-        for key in {**ours, **theirs}
-        if ours.get(key) != theirs.get(key) and key not in allowed and not key.startswith("method.")
+        key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key) and key not in allowed and not is_question(key)
     ]
     return [f"{key} {ours.get(key)} against {theirs.get(key)}" for key in keys]

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from oelm.experiments.registry import Catalog
 from oelm.report.baselines import baselines_section
+from oelm.report.classes import classes_section
 from oelm.report.collect import collect
 from oelm.report.costs import costs_section, totals_section
 from oelm.report.document import Document
+from oelm.report.draws import draws_section
 from oelm.report.earlier import reported_section
 from oelm.report.findings import Findings, find
 from oelm.report.ladder import across_section, ladder_section
@@ -34,6 +36,7 @@ class Report:
         budgets = words.listed(sorted({arm.budget for arm in findings.arms})) or "-"
         sections = (
             verdict_section(findings, self.judged, words),
+            classes_section(findings, self.judged, words),
             baselines_section(findings, words),
             learning_section(findings, words),
             ladder_section(findings, words),
@@ -41,6 +44,7 @@ class Report:
             costs_section(findings, words),
             reach_section(findings, words),
             tuning_section(findings, words),
+            draws_section(findings, words),
             why_section(findings, words),
             reported_section(findings, words),
             totals_section(findings, words),

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from oelm.experiments.sweep import SweepRecord
 
 DEMO = "demo"
-# The method is the question, and the shape that of the lean control; anything else that differs confounds the two, other
-# weights to start from, another dropout and another context too.
-_METHOD = "method."
-_SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim"}
+# The method is the question, how fast it learns aside, and the shape that of the lean and thin controls; anything else that
+# differs confounds the two, other weights to start from, another dropout and another context too.
+_METHOD, _PACE = "method.", {"method.layer_lr_decay", "method.warmup_steps"}
+_SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim"}
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def confounds(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> tuple[str, ...]
     changes = [
         change
         for change in recipe_differences(arm.runs[0].recipe, baseline.runs[0].recipe)
-        if not change.startswith(_METHOD) and change.split(" ", 1)[0] not in _SHAPE | tuned
+        if (key := change.split(" ", 1)[0]) not in _SHAPE | tuned and (not key.startswith(_METHOD) or key in _PACE)
     ]
     if arm.runs[0].fingerprint != baseline.runs[0].fingerprint:
         prints = (run.fingerprint[:8] for run in (arm.runs[0], baseline.runs[0]))

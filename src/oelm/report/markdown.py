@@ -59,12 +59,13 @@ def _group(kind: str, blocks: list[Block], paths: Iterator[str]) -> list[str]:
 
 def _figure(block: Block, paths: Iterator[str]) -> list[str]:
     if isinstance(block, Table):
-        return [_caption(block.caption), _table(block)]
+        return [_caption(block.caption), table_text(block)]
     assert isinstance(block, Chart)
     return [f"![{_escaped(block.alt)}]({next(paths)})", _caption(block.caption)]
 
 
-def _table(table: Table) -> str:
+def table_text(table: Table) -> str:
+    """Return a table as Markdown."""
     rules = ["---:" if column in table.numeric else "---" for column in range(len(table.columns))]
     rows = [[_escaped(column) for column in table.columns], rules, *([_cell(cell) for cell in row] for row in table.rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -1,0 +1,97 @@
+"""Three classes of frozen attention, never mixed: nothing of Q and K learns, a little on top does, or some of it sometimes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oelm.method.kind import method_kind
+from oelm.report.collect import Arm
+from oelm.report.document import Block, Cell, Mark, Section, Table, Text
+from oelm.report.findings import Findings, Pair, method_of, method_text
+from oelm.report.ladder import compared
+from oelm.report.verdicts import Judged
+from oelm.report.words import Words
+
+# The controls last: what as few trainable parameters give without any frame.
+CLASSES = ("pure", "little", "partial", "control")
+_QK_ROLES = ("query", "key", "query_key_value", "gain", "correction")
+_MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn"}
+
+
+def classes_section(findings: Findings, judged: Sequence[Judged], words: Words) -> Section | None:
+    """Return every language model's arm under its class, with what learns in Q and K, and its gap on every data set."""
+    rows = [row for row in judged if _belongs(row.pair)]
+    if not any(class_of(row.pair.arm) != "control" for row in rows):
+        return None
+    blocks: list[Block] = [Text(words("classes.text")), _table(findings, rows, words)]
+    return Section("classes", words("classes.title"), tuple(blocks))
+
+
+def _belongs(pair: Pair) -> bool:
+    return pair.arm.metric == "ppl" and pair.arm.budget != "smoke" and not pair.confounded
+
+
+def class_of(arm: Arm) -> str:
+    """Return the class of an arm that has a baseline: one that freezes nothing is a control."""
+    config = arm.runs[0].config
+    assert config is not None
+    kind = method_kind(config.get("method", {}))
+    return "control" if kind == "free" else kind
+
+
+def learning_in_qk(arm: Arm) -> int | None:
+    """Return how many parameters learn on the Q/K side from the first step on; None where Q, K and V are one weight."""
+    audit = arm.runs[0].audit
+    assert audit is not None
+    if "query_key_value" in audit.by_role:
+        return None
+    return sum(counts["trainable"] for role, counts in audit.by_role.items() if role in _QK_ROLES)
+
+
+def _table(findings: Findings, rows: Sequence[Judged], words: Words) -> Table:
+    sets = list(dict.fromkeys(_data(row.pair) for row in rows))
+    found: dict[tuple[int, str], list[Judged]] = {}
+    for row in rows:
+        found.setdefault((CLASSES.index(class_of(row.pair.arm)), _name(findings, row.pair, words)), []).append(row)
+    body = tuple(_row(found[key], CLASSES[key[0]], key[1], sets, words) for key in sorted(found))
+    columns = (*(words(f"classes.{name}") for name in ("class", "method", "learns", "share")), *sets)
+    return Table("classes", words("classes.caption"), columns, body, frozenset({2, 3, *range(4, len(columns))}))
+
+
+def _name(findings: Findings, pair: Pair, words: Words) -> str:
+    if class_of(pair.arm) != "control":
+        return method_text(pair.arm, findings.catalog, words)
+    # A control has its baseline's method: what tells it apart is the end of its name.
+    suffix = pair.arm.experiment.removeprefix(pair.baseline.experiment).strip("-")
+    return suffix or method_of(pair.arm, findings.catalog) or pair.arm.experiment
+
+
+def _data(pair: Pair) -> str:
+    manifest = pair.arm.runs[0].manifest
+    assert manifest is not None
+    variant = pair.arm.variant
+    is_plain = variant == "default" or variant.startswith("tuned-")
+    return manifest.data.name if is_plain else f"{manifest.data.name} ({variant})"
+
+
+def _row(rows: Sequence[Judged], kind: str, name: str, sets: Sequence[str], words: Words) -> tuple[Cell, ...]:
+    arm, baseline = rows[0].pair.arm, rows[0].pair.baseline
+    learns, all_of_it = learning_in_qk(arm), learning_in_qk(baseline)
+    share = learns / all_of_it if learns is not None and all_of_it else None
+    by_set = {_data(row.pair): row for row in rows}
+    return (
+        Cell(words(f"classes.{kind}"), CLASSES.index(kind)),
+        Cell(name),
+        Cell("" if learns is None else f"{learns:,}", learns),
+        Cell("" if share is None else f"{100 * share:.1f}%", share),
+        *(_gap(by_set.get(each), words) for each in sets),
+    )
+
+
+def _gap(row: Judged | None, words: Words) -> Cell:
+    if row is None:
+        return Cell("")
+    gap, text = compared(row.pair.arm, row.pair.baseline, row.pair.split)
+    judgement = row.judgement
+    told = f"{text} {words(f'verdict.{judgement.verdict}')}" if judgement.verdict in _MARKS else text
+    return Cell(told, gap.value if gap is not None else None, _MARKS.get(judgement.verdict, ""))

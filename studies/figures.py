@@ -1,0 +1,68 @@
+"""Write the figures of README and docs anew from the records under results/: every table by the command that stands above it.
+
+A block begins with a comment that holds a command and ends with `<!-- end -->`:
+
+    <!-- $ oelm report --out results/variants --table classes -->
+
+`make figures` writes all of them; `--check` writes nothing and fails if a page is not what its commands give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+_BLOCK = re.compile(r"(?P<head><!-- \$ (?P<command>[^\n]+?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL)
+_SECONDS = 300
+
+
+def pages() -> list[Path]:
+    """Return the pages of the project that may hold figures."""
+    return [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@cache
+def output(command: str) -> str:
+    """Return what a command of ours prints; nothing else is ever run."""
+    program, *arguments = shlex.split(command)
+    if program != "oelm":
+        raise SystemExit(f"a block may only run oelm: {command}")
+    argv = [sys.executable, "-m", "oelm", *arguments]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    if done.returncode:
+        raise SystemExit(f"{command}: exit code {done.returncode}\n{done.stderr}{done.stdout}")
+    return done.stdout
+
+
+def renewed(text: str) -> str:
+    """Return a page with every block as its command prints it now."""
+    return _BLOCK.sub(lambda found: f"{found['head']}\n{output(found['command']).strip()}\n\n{found['end']}", text)
+
+
+def main() -> int:
+    """Renew the pages, or say which are out of date."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page would change")
+    arguments = parser.parse_args()
+    stale = []
+    for page in pages():
+        before = page.read_text(encoding="utf-8")
+        after = renewed(before)
+        if before == after:
+            continue
+        stale.append(page.relative_to(ROOT))
+        if not arguments.check:
+            page.write_text(after, encoding="utf-8")
+    for path in stale:
+        print(f"{path}: {'not what its commands give; run make figures' if arguments.check else 'written anew'}")
+    return 1 if stale and arguments.check else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

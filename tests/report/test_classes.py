@@ -1,0 +1,117 @@
+"""Verdicts by what learns in Q and K: three classes and the controls, each under its own name and never mixed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from oelm.cli.app import app
+from oelm.files import read_json, write_json
+from oelm.method.kind import method_kind
+from oelm.method.method import PRESETS
+from tests.report.reading import english, names, rows, table
+from tests.report.synthetic import write_arm
+
+BASE = [20.0, 20.2, 19.9, 20.1, 20.3]
+# Luck of the seed, the same for every arm: a gap without any spread is no measurement, and gets no verdict.
+LUCK = [0.999, 1.001, 1.0, 1.002, 0.998]
+QK = 131_072
+LEARNING = {"GPT-01": QK, "GPT-02": 0, "GPT-02-lowrank": 16_384, "GPT-02-last-half": QK // 2, "GPT-01-thin": 16_384}
+METHODS = {"GPT-02": "oelm_freeze", "GPT-02-lowrank": "oelm_lowrank", "GPT-02-last-half": "oelm_last_half"}
+RATIOS = {"GPT-01": 1.0, "GPT-02": 1.2, "GPT-02-lowrank": 1.01, "GPT-02-last-half": 1.03, "GPT-01-thin": 1.04}
+
+
+def write_class(root: Path, like: str, *, name: str = "", data: str = "tinystories") -> None:
+    """Write an arm of five seeds with its method and with what learns in Q and K, like one of TinyStories' arms."""
+    luck = LUCK if like in METHODS or like.endswith("thin") else [1.0] * 5
+    figures = [RATIOS[like] * value * chance for value, chance in zip(BASE, luck, strict=True)]
+    method: dict[str, Any] = PRESETS[METHODS.get(like, "baseline")].model_dump(mode="json")
+    thin = {"model.qk_dim": 4} if like.endswith("thin") else {}
+    settings = {**{f"method.{key}": value for key, value in method.items()}, **thin}
+    written = write_arm(root, name or like, figures, data=data, settings=settings)
+    for run in written:
+        audit = read_json(run / "audit.json")
+        learns = LEARNING[like]
+        audit["by_role"] = {"query": {"trainable": learns, "frozen": 0}, "feed_forward": {"trainable": 5, "frozen": 0}}
+        write_json(run / "audit.json", audit, durable=False)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    for experiment in RATIOS:
+        write_class(tmp_path, experiment)
+    return tmp_path
+
+
+def test_every_arm_stands_in_its_class_and_controls_come_last(study: Path) -> None:
+    assert [(row["class"], row["method"]) for row in rows(english(study), "classes")] == [
+        ("pure", "oelm_freeze"),
+        ("a little", "oelm_lowrank"),
+        ("partial", "oelm_last_half"),
+        ("control", "thin"),
+    ]
+
+
+def test_what_learns_in_q_and_k_is_counted_and_compared_with_the_baseline(study: Path) -> None:
+    found = {row["method"]: (row["learns in Q/K"], row["share"]) for row in rows(english(study), "classes")}
+    assert found["oelm_freeze"] == ("0", "0.0%")
+    assert found["oelm_lowrank"] == found["thin"] == ("16,384", "12.5%")
+    assert found["oelm_last_half"] == ("65,536", "50.0%")
+
+
+def test_each_class_has_its_own_verdict_with_its_interval(study: Path) -> None:
+    found = {row["method"]: row["tinystories"] for row in rows(english(study), "classes")}
+    assert found["oelm_freeze"].startswith("+20.0% [") and found["oelm_freeze"].endswith("FAIL")
+    assert found["oelm_lowrank"].startswith("+1.0% [") and found["oelm_lowrank"].endswith("PASS")
+
+
+def test_gaps_on_several_data_sets_stand_in_one_row(study: Path) -> None:
+    write_class(study, "GPT-01", name="GPT-04", data="openwebtext")
+    write_class(study, "GPT-02", name="GPT-05", data="openwebtext")
+    (row,) = [row for row in rows(english(study), "classes") if row["method"] == "oelm_freeze"]
+    assert row["tinystories"].endswith("FAIL") and row["openwebtext"].endswith("FAIL")
+    assert table(english(study), "classes").columns[-2:] == ("tinystories", "openwebtext")
+
+
+def test_a_study_of_controls_alone_has_no_classes(tmp_path: Path) -> None:
+    for experiment in ("GPT-01", "GPT-01-thin"):
+        write_class(tmp_path, experiment)
+    assert "classes" not in names(english(tmp_path))
+
+
+@pytest.mark.parametrize("pace", ["layer_lr_decay", "warmup_steps"])
+def test_an_arm_that_learns_at_another_pace_than_its_baseline_is_confounded(tmp_path: Path, pace: str) -> None:
+    write_class(tmp_path, "GPT-01")
+    write_class(tmp_path, "GPT-02")
+    for run in (tmp_path / "GPT-02").glob("*/*/seed-*"):
+        config = read_json(run / "config.json")
+        config["method"][pace] = 7
+        write_json(run / "config.json", config, durable=False)
+    (row,) = rows(english(tmp_path), "verdicts")
+    assert row["verdict"].startswith("CONFOUNDED")
+    assert "classes" not in names(english(tmp_path))
+
+
+def test_the_kind_of_a_record_is_that_of_its_method() -> None:
+    for preset in PRESETS.values():
+        assert method_kind(preset.model_dump(mode="json")) == preset.kind
+    assert method_kind({"init": "native"}) == "free"
+
+
+def test_one_table_is_printed_alone_as_markdown(study: Path) -> None:
+    said = CliRunner().invoke(app, ["report", "--out", str(study), "--table", "classes"])
+    assert said.exit_code == 0
+    lines = said.output.strip().splitlines()
+    assert lines[0].startswith("| class | method |") and len(lines) == 2 + 4
+    assert not (study / "looks.json").exists()
+    chinese = CliRunner().invoke(app, ["report", "--out", str(study), "--table", "classes", "--lang", "zh"])
+    assert chinese.output.startswith("| 类别 | 方法 |")
+
+
+def test_an_unknown_table_is_answered_with_those_there_are(study: Path) -> None:
+    said = CliRunner().invoke(app, ["report", "--out", str(study), "--table", "clases"])
+    assert said.exit_code == 2
+    assert "this report has verdicts" in " ".join(said.output.split())

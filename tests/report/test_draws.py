@@ -1,0 +1,66 @@
+"""Two kinds of luck: estimated apart where they are apart, and not at all where the design cannot tell them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from oelm.report.draws import Crossed, spread
+
+
+def crossed(*, over_draws: float, over_seeds: float, rest: float, draws: int, seeds: int, seed: int) -> Crossed:
+    """Return log PPLs of a study in which the spreads are known."""
+    random = np.random.default_rng(seed)
+    by_draw, by_seed = over_draws * random.standard_normal(draws), over_seeds * random.standard_normal(seeds)
+    noise = rest * random.standard_normal((draws, seeds))
+    return {(d, s): 3.0 + by_draw[d] + by_seed[s] + noise[d, s] for d in range(draws) for s in range(seeds)}
+
+
+@pytest.mark.parametrize(("over_draws", "over_seeds"), [(0.03, 0.01), (0.01, 0.03), (0.02, 0.0)])
+def test_many_studies_estimate_both_variances_without_bias(over_draws: float, over_seeds: float) -> None:
+    found = [
+        spread(crossed(over_draws=over_draws, over_seeds=over_seeds, rest=0.005, draws=40, seeds=40, seed=number))
+        for number in range(40)
+    ]
+    # The mean of 40 estimates of a variance from 40 levels each has a relative error of about sqrt(2 / 1600) = 3.5%.
+    for name, true in (("over_draws", over_draws), ("over_seeds", over_seeds), ("rest", 0.005)):
+        mean = np.mean([getattr(each, name) ** 2 for each in found])
+        assert mean == pytest.approx(true**2, rel=0.15, abs=1e-7)
+
+
+def test_a_single_table_is_computed_as_by_hand() -> None:
+    found = spread({(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 6.0})
+    assert found is not None
+    # Means: draws 1.5 and 4.5, seeds 2 and 4, all 3. Squares: draws 9, seeds 4, rest 1, one degree of freedom each.
+    assert found.rest == pytest.approx(1.0)
+    assert found.over_draws == pytest.approx(2.0)
+    assert found.over_seeds == pytest.approx((3 / 2) ** 0.5)
+
+
+def test_draws_that_make_no_difference_seem_to_in_one_of_twenty_studies() -> None:
+    studies = [
+        spread(crossed(over_draws=0.0, over_seeds=0.02, rest=0.01, draws=4, seeds=3, seed=number)) for number in range(1000)
+    ]
+    share = np.mean([each is not None and each.p_value < 0.05 for each in studies])
+    # Binomial with n = 1000 and p = 0.05: three standard errors are 0.021.
+    assert share == pytest.approx(0.05, abs=0.021)
+
+
+def test_a_variance_is_never_below_zero() -> None:
+    found = spread({(0, 0): 1.0, (0, 1): 2.0, (1, 0): 2.0, (1, 1): 1.0})
+    assert found is not None
+    assert (found.over_draws, found.over_seeds) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {(0, 0): 1.0}, {(0, 0): 1.0, (1, 0): 2.0}, {(0, 0): 1.0, (0, 1): 2.0}, {(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0}],
+)
+def test_a_design_that_cannot_tell_them_apart_gives_nothing(values: Crossed) -> None:
+    assert spread(values) is None
+
+
+def test_equal_figures_have_no_spread() -> None:
+    found = spread(dict.fromkeys([(0, 0), (0, 1), (1, 0), (1, 1)], 2.0))
+    assert found is not None
+    assert (found.over_draws, found.over_seeds, found.rest, found.p_value) == (0.0, 0.0, 0.0, 1.0)

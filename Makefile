@@ -11,7 +11,7 @@ demo: setup  ## train four small GPTs, compare them (under 5 minutes on 2 cores)
 	@$(BIN)/oelm demo
 
 test: setup  ## every test but the slow ones
-	@$(BIN)/pytest -m "not slow"
+	@$(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile -m "not slow"
 
 test-all: setup  ## every test
 	@$(BIN)/pytest

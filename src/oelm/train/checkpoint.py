@@ -128,6 +128,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         saved = SavedState.model_validate_json((path / STATE).read_bytes())
     except ValidationError as problem:
         raise CheckpointError(f"{path / STATE}: {problem.errors()[0]['msg']}") from None
+    if _STEP_DIR.fullmatch(path.name) and _step_of(path) != saved.state.step:
+        raise CheckpointError(f"{path}: holds step {saved.state.step}, whatever its name says: copied over another?")
     return Checkpoint(path, saved)
 
 

@@ -116,6 +116,13 @@ def _pointed(pointer: Path) -> str:
     return target
 
 
+def _own(folder: Path) -> Path:
+    """Return a run's checkpoint; raise CheckpointError where a link leads to another's."""
+    if folder.is_symlink():
+        raise CheckpointError(f"{folder}: is a link; to open what it leads to, give that checkpoint's own path")
+    return folder
+
+
 def find_checkpoint(path: Path, *, which: str) -> Path:
     """Return the checkpoint directory that a path and a choice mean; raise CheckpointError when there is none."""
     if (path / MODEL).is_file() and (path / MANIFEST).is_file():
@@ -131,11 +138,11 @@ def find_checkpoint(path: Path, *, which: str) -> Path:
         if not folder.is_dir():
             there = ", ".join(sorted(p.name.removeprefix("step-").lstrip("0") or "0" for p in path.glob("checkpoints/step-*")))
             raise CheckpointError(f"{path}: no checkpoint of step {which}; there are: {there or 'none'}")
-        return folder
+        return _own(folder)
     if which not in ("best", "latest"):
         raise CheckpointError(f"checkpoint {which!r}: say 'best', 'latest' or the number of a step")
     # A run stopped before its first evaluation has a latest checkpoint and no best.
     for pointer in (path / f"{which}.json", path / "latest.json"):
         if pointer.is_file():
-            return path / _pointed(pointer)
+            return _own(path / _pointed(pointer))
     raise CheckpointError(f"{path}: this run has not saved a checkpoint yet; let it reach its first save or evaluation")

@@ -92,7 +92,7 @@ class Follower(Silence):
         if self.rest_in == "save":
             import oelm.train.checkpoint as checkpoint
 
-            _on_second_save(checkpoint, "_manifest_text", lambda original, folder: (self.rest(), original(folder))[1])
+            _on_second_save(checkpoint, "_manifest_text", self._rest_before)
 
     def rest(self) -> None:
         if self.sign.exists():
@@ -103,6 +103,10 @@ class Follower(Silence):
             if self.stop.requested() and not self.is_deaf_once:
                 return
             time.sleep(0.001)
+
+    def _rest_before(self, original: Callable[[Path], str], folder: Path) -> str:
+        self.rest()
+        return original(folder)
 
     def on_step(self, report: StepReport) -> None:
         self.now = report.step
@@ -250,7 +254,7 @@ def _poison_one_gradient(value: float) -> Fault:
             calls += 1
             backward(self, *args, **kwargs)
             if calls == 7:
-                _some_parameter().grad.view(-1)[0] = value  # type: ignore[union-attr]
+                _some_parameter().grad.view(-1)[0] = value
 
         torch.Tensor.backward = poisoned  # type: ignore[method-assign]
 
@@ -281,7 +285,7 @@ def _poison_loss(value: float) -> Fault:
             calls += 1
             return loss(self, *args) * (value if calls == 7 else 1.0)
 
-        LanguageModelTask.loss = poisoned  # type: ignore[method-assign]
+        LanguageModelTask.loss = poisoned  # type: ignore[method-assign,assignment]
 
     return install
 

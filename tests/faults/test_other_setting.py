@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,12 @@ from tests.faults.harness import finish, start
 from tests.faults.tally import Tally
 
 STEPS = 8
+
+
+def first_two(cases: Sequence[Any]) -> list[Any]:
+    """Return cases of which all but two are among the slow tests."""
+    rest = [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases[2:]]
+    return [*cases[:2], *rest]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +74,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("part", "changes", "said"), SETTINGS, ids=lambda value: str(value)[:24])
+@pytest.mark.parametrize(("part", "changes", "said"), first_two(SETTINGS), ids=lambda value: str(value)[:24])
 def test_other_setting_warns_with_the_difference_and_strict_refuses_it(
     part: str, changes: dict[str, str], said: str, settings: dict[str, Any], run: Path, tmp_path: Path, tally: Tally
 ) -> None:
@@ -92,7 +99,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "said"), CONFIGS, ids=lambda value: str(value)[:24])
+@pytest.mark.parametrize(("changes", "said"), first_two(CONFIGS), ids=lambda value: str(value)[:24])
 def test_other_config_is_refused_with_the_difference(
     changes: dict[str, Any], said: str, settings: dict[str, Any], run: Path, tmp_path: Path, tally: Tally
 ) -> None:
@@ -107,6 +114,10 @@ def test_other_config_is_refused_with_the_difference(
 def _append(path: Path) -> None:
     with path.open("ab") as file:
         file.write(b"\1")
+
+
+def _replace(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
 
 
 def _claim_dtype(path: Path) -> None:
@@ -132,19 +143,17 @@ TOKEN_FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "wrong dtype": (_claim_dtype, r"bytes, expected"),
     "id beyond the vocabulary": (_beyond_vocabulary, r"holds token id 60000, but the vocabulary has 300"),
     "another of equal size": (
-        lambda path: path.write_bytes(bytes(path.stat().st_size)) and None,
+        _replace,
         r"sha256 \w+\.\.\., expected",
     ),
     "gone": (Path.unlink, r"missing"),
 }
 
 
-@pytest.mark.parametrize("fault", TOKEN_FAULTS)
+@pytest.mark.parametrize("fault", first_two(list(TOKEN_FAULTS)))
 def test_spoiled_token_file_is_refused_by_name_and_never_kills(
     fault: str, settings: dict[str, Any], run: Path, text_file: Path, tmp_path: Path, tally: Tally
 ) -> None:
-    import re
-
     spoil, said = TOKEN_FAULTS[fault]
     prepared = prepare(str(text_file), tokenizer="bpe:300")
     copy = Path(shutil.copytree(prepared.path, tmp_path / "tokens"))

@@ -198,7 +198,7 @@ def test_any_epoch_of_examples_has_each_once(lengths: list[int], batch_size: int
 
 @pytest.fixture(scope="module")
 def tokens(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(shutil.copytree(prepare(text_file, tokenizer="bpe:300").path, tmp_path_factory.mktemp("tokens") / "set"))
+    return Path(shutil.copytree(prepare(str(text_file), tokenizer="bpe:300").path, tmp_path_factory.mktemp("tokens") / "set"))
 
 
 SPOILS = st.tuples(
@@ -226,9 +226,9 @@ def spoiled(content: bytes, how: str, where: float, extra: bytes) -> bytes:
 def test_any_damage_to_a_token_set_is_refused_by_file_or_changes_no_meaning(
     tokens: Path, spoil: tuple[str, str, float, bytes]
 ) -> None:
-    name, *how = spoil
+    name, how, where, extra = spoil
     whole, meaning = (tokens / name).read_bytes(), open_tokens(tokens).meta.fingerprint
-    (tokens / name).write_bytes(spoiled(whole, *how))
+    (tokens / name).write_bytes(spoiled(whole, how, where, extra))
     try:
         # A letter of the set's own title may change; its tokens and what they mean may not.
         assert open_tokens(tokens).meta.fingerprint == meaning and name == "meta.json"

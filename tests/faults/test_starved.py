@@ -102,7 +102,7 @@ def test_out_of_memory_says_what_to_lower(settings: dict[str, Any], tmp_path: Pa
     assert "lower micro_batch_size from 2 to 1" in told.read_text()
 
 
-@pytest.mark.parametrize("fault", NOT_FINITE)
+@pytest.mark.parametrize("fault", [NOT_FINITE[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NOT_FINITE[1:])])
 def test_what_is_not_finite_stops_before_the_update_and_names_the_batch(
     fault: str, settings: dict[str, Any], tmp_path: Path, tally: Tally
 ) -> None:
@@ -125,7 +125,7 @@ def test_what_is_not_finite_stops_before_the_update_and_names_the_batch(
     tally("R9", "losses and gradients that are not finite", held=1, of=1)
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 5))])
 def test_of_processes_started_together_exactly_one_trains(number: int, settings: dict[str, Any], tmp_path: Path) -> None:
     longer = {**settings, "steps": 60, "eval_every": 60}
     children = [start(longer, tmp_path / "run") for _ in range(3)]

@@ -88,7 +88,7 @@ def _bad_arguments(call: ast.Call, names: dict[str, str]) -> Iterator[str]:
     # getattr(torch, "load") is torch.load.
     if isinstance(call.func, ast.Name) and call.func.id == "getattr" and len(call.args) > 1:
         owner, name = call.args[0], call.args[1]
-        if isinstance(name, ast.Constant) and f"{_full_name(owner, names)}.{name.value}" in FUNCTIONS:
+        if isinstance(name, ast.Constant) and f"{_full_name(owner, names)}.{name.value!s}" in FUNCTIONS:
             yield f"{call.lineno}: {ast.unparse(call)}"
 
 

@@ -106,6 +106,8 @@ ROWS: dict[str, Row] = {
             "experiments/test_monitor.py::test_evaluations_are_read_by_step_without_a_torn_tail",
             "experiments/test_monitor.py::test_a_heartbeat_from_the_future_is_fresh",
             "faults/test_other_setting.py::test_folder_that_cannot_be_written_is_told",
+            "faults/test_other_setting.py::test_text_that_cannot_be_read_is_told",
+            "faults/test_other_setting.py::test_a_text_of_an_endless_name_is_refused",
             "faults/test_other_setting.py::test_ten_thousand_runs_are_listed_within_two_seconds",
         ),
     ),

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from oelm.data.prepare import prepare
+from oelm.errors import DataError
 from oelm.experiments.monitor import scan
 from oelm.train.checkpoint import MANIFEST, STATE, _manifest_text
 from tests.conftest import tiny_settings
@@ -169,20 +170,55 @@ def test_spoiled_token_file_is_refused_by_name_and_never_kills(
     tally("R10", "spoiled token files refused, by a new run and by one that goes on", held=2, of=2)
 
 
-@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root can become somebody else")
-def test_folder_that_cannot_be_written_is_told(settings: dict[str, Any], run: Path, tmp_path: Path, tally: Tally) -> None:
-    # pytest keeps its folders to their owner; this one is only not to be written to.
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+as_nobody = pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="only root can become somebody else")
+NOBODY = 65534
+
+
+def opened_to_nobody(*paths: Path) -> None:
+    """Let everybody look into folders that pytest keeps to their owner, and write into none."""
+    for path in paths:
+        for folder in (path, *path.parents):
+            if "pytest-of-" in str(folder):
+                folder.chmod(0o755)
+
+
+def told_to_nobody(settings: dict[str, Any], out: Path) -> str:
+    """Start a run as a user who may write nothing here; return what it is told."""
     told = Path("/tmp") / f"oelm-told-{os.getpid()}"
     try:
-        child = start(settings, tmp_path / "closed" / "run", user=65534, told=str(told))
+        child = start(settings, out, user=NOBODY, told=str(told))
         child.join(timeout=60)
-        assert child.exitcode == 3 and "cannot be written" in told.read_text() and "choose a folder" in told.read_text()
+        assert child.exitcode == 3, f"exit code {child.exitcode}"
+        return told.read_text()
     finally:
         told.unlink(missing_ok=True)
+
+
+@as_nobody
+def test_folder_that_cannot_be_written_is_told(settings: dict[str, Any], text_file: Path, tmp_path: Path, tally: Tally) -> None:
+    prepared = prepare(str(text_file), tokenizer="bpe:300").path
+    opened_to_nobody(tmp_path, prepared)
+    said = told_to_nobody({**settings, "data": {**settings["data"], "source": str(prepared)}}, tmp_path / "closed" / "run")
+    assert "cannot be written" in said and "choose a folder" in said and str(tmp_path) in said
     assert not (tmp_path / "closed").exists()
     tally("R15", "folders that cannot be written to", held=1, of=1)
+
+
+@as_nobody
+def test_text_that_cannot_be_read_is_told(settings: dict[str, Any], tmp_path: Path, tally: Tally) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "mine.txt").write_text("mine")
+    opened_to_nobody(tmp_path)
+    closed.chmod(0o700)
+    said = told_to_nobody({**settings, "data": {**settings["data"], "source": str(closed / "mine.txt")}}, tmp_path / "run")
+    assert f"{closed / 'mine.txt'}: cannot be read (Permission denied); give a text" in said
+    tally("R15", "texts that cannot be read", held=1, of=1)
+
+
+def test_a_text_of_an_endless_name_is_refused() -> None:
+    with pytest.raises(DataError, match=r"x{200}: cannot be read \(File name too long\)"):
+        prepare("x" * 5000, tokenizer="bpe:300")
 
 
 def test_ten_thousand_runs_are_listed_within_two_seconds(tmp_path: Path, tally: Tally) -> None:

@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for row in rows_of(item.nodeid):
             item.user_properties.append((_ROW, row))
-        if rows_of(item.nodeid) or item.nodeid.startswith(("tests/faults/", "tests/security/")):
+        if rows_of(item.nodeid):
             item.add_marker(pytest.mark.faults)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.rows import PENDING, ROWS, rows_of
 
+pytestmark = pytest.mark.faults
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "reliability.md"
 

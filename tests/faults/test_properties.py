@@ -32,6 +32,7 @@ from oelm.names import is_device, is_safe
 from oelm.train.config import differences, parse_any, parse_config, parse_override, with_overrides
 from tests.security.test_archive_attacks import Forger
 
+pytestmark = pytest.mark.faults
 bounded = settings(
     max_examples=100,
     deadline=None,

@@ -59,7 +59,7 @@ ROWS: dict[str, Row] = {
     ),
     "R8": Row(
         "SIGTERM and SIGINT in every phase",
-        ("faults/test_signals.py", "faults/test_kills.py::test_signalled_run_saves_leaves_75_and_continues_bit_for_bit"),
+        ("faults/test_signals.py",),
     ),
     "R9": Row(
         "a loss or gradient that is not finite",

@@ -44,6 +44,7 @@ class RunDir:
         self._last_heartbeat = -HEARTBEAT_S
         self._lock = FileLock(path / ".lock")
         self._handler: logging.Handler | None = None
+        self._is_named = False
 
     def __enter__(self) -> RunDir:
         with room_checked(self.path / ".lock"):
@@ -54,7 +55,6 @@ class RunDir:
                 self._lock.acquire(timeout=0)
             except Timeout:
                 raise RunDirError(self._in_use()) from None
-        self._sign(Holder(pid=os.getpid(), host=socket.gethostname(), started=self._started).model_dump_json())
         sweep_staging(self.path)
         sweep_staging(self.path / "checkpoints")
         self._start_log()
@@ -64,7 +64,8 @@ class RunDir:
         if self._handler is not None:
             logging.getLogger("oelm").removeHandler(self._handler)
             self._handler.close()
-        self._sign("")
+        if self._is_named:
+            self._sign("")
         self._lock.release()
 
     def _sign(self, name: str) -> None:
@@ -148,6 +149,10 @@ class RunDir:
 
     def set_status(self, status: StatusName, progress: Progress, *, message: str = "") -> None:
         """Replace status.json."""
+        # Not before: whoever only finds a run finished leaves no trace.
+        if not self._is_named:
+            self._is_named = True
+            self._sign(Holder(pid=os.getpid(), host=socket.gethostname(), started=self._started).model_dump_json())
         self._last_heartbeat = time.monotonic()
         row = status_now(status, progress, started=self._started, message=message)
         write_json(self.path / STATUS, row.model_dump(mode="json"), durable=status != "running")

@@ -21,10 +21,7 @@ SHM := $(wildcard /dev/shm)
 MINUTES ?= 30
 
 test-faults: setup  ## every fault and attack of docs/reliability.md, with counts and seeds (under 10 minutes on 2 cores)
-	@$(if $(SHM),export TMPDIR=$(SHM);) log=$$(mktemp); \
-	$(BIN)/pytest -m faults --ignore=tests/faults >$$log 2>&1 & other=$$!; \
-	$(BIN)/pytest -m faults tests/faults; code=$$?; \
-	wait $$other || code=1; cat $$log; rm $$log; exit $$code
+	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/pytest -n 2 --dist loadfile -m faults
 
 soak: setup  ## a runner and its runs killed at random for MINUTES; every run must end bit-equal to its oracle
 	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

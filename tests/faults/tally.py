@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.rows import ROWS, rows_of
 
-_ROW = "fault_row"
+_ROW, _TRIED = "fault_row", "faults_tried"
 
 
 class Tally(Protocol):
@@ -27,7 +27,6 @@ class Counts:
         self.outcomes: dict[str, Counter[str]] = {}
 
     def add(self, row: str, what: str, *, held: int, of: int, seed: int | None = None) -> None:
-        assert row in ROWS, f"no row {row!r}"
         self.held[row, what] += held
         self.tried[row, what] += of
         if seed is not None:
@@ -56,10 +55,16 @@ def _spoken(seeds: list[int]) -> str:
 _COUNTS = Counts()
 
 
-@pytest.fixture(scope="session")
-def tally() -> Tally:
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Tally:
     """Note how often a fault was tried and how often everything held."""
-    return _COUNTS.add
+
+    def note(row: str, what: str, *, held: int, of: int, seed: int | None = None) -> None:
+        assert row in ROWS, f"no row {row!r}"
+        # With the report of the test: tests may run in other processes than the one that prints the table.
+        request.node.user_properties.append((_TRIED, [row, what, held, of, seed]))
+
+    return note
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -72,9 +77,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
-        for name, row in report.user_properties:
+        for name, value in report.user_properties:
             if name == _ROW:
-                _COUNTS.outcomes.setdefault(str(row), Counter())[report.outcome] += 1
+                _COUNTS.outcomes.setdefault(str(value), Counter())[report.outcome] += 1
+            elif name == _TRIED and isinstance(value, list | tuple):
+                row, what, held, tried, seed = value
+                _COUNTS.add(row, what, held=held, of=tried, seed=seed)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all check bench figures setup clean
+.PHONY: demo test test-all test-faults soak mutants check bench figures setup clean
 .DEFAULT_GOAL := demo
 
 demo: setup  ## train four small GPTs, compare them (under 5 minutes on 2 cores)
@@ -15,6 +15,19 @@ test: setup  ## every test but the slow ones
 
 test-all: setup  ## every test
 	@$(BIN)/pytest
+
+# Kills and races do not need a slow disk: where there is one in memory, it is used.
+SHM := $(wildcard /dev/shm)
+MINUTES ?= 30
+
+test-faults: setup  ## every fault and attack of docs/reliability.md, with counts and seeds (under 10 minutes on 2 cores)
+	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/pytest -n 2 --dist loadfile -m faults
+
+soak: setup  ## a runner and its runs killed at random for MINUTES; every run must end bit-equal to its oracle
+	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+mutants: setup  ## thirty one-line faults in the code, one at a time: the tests must notice
+	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/python -m tests.faults.mutants
 
 check: setup  ## lint, format, types
 	@$(BIN)/ruff check .

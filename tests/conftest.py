@@ -20,6 +20,7 @@ from oelm.train.watch import Silence
 
 # A console keeps for good the width it finds when it is made; tests that want one of theirs set it later.
 os.environ.pop("COLUMNS", None)
+pytest_plugins = ("tests.faults.tally",)
 # Words from a small closed list: text made here, so that no test depends on a machine's files.
 WORDS = "the cat sat on a mat and saw two birds near old trees while rain fell over green hills".split()
 

@@ -1,4 +1,4 @@
-"""Imports point down only, files and functions stay small, and nothing dangerous is called."""
+"""Imports point down only, and files and functions stay small; what may not be called is in security/test_banned.py."""
 
 from __future__ import annotations
 
@@ -61,24 +61,6 @@ def test_files_and_functions_stay_small(path: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             assert node.end_lineno - node.lineno + 1 <= 60, f"{path.name}:{node.lineno} {node.name}"
-
-
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_nothing_that_can_run_foreign_code_is_called(path: Path) -> None:
-    banned_names = {"eval", "exec", "compile", "__import__"}
-    banned_modules = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
-    banned_attributes = {("torch", "load"), ("torch", "save"), ("yaml", "load"), ("os", "system"), ("np", "load")}
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in banned_names, f"{path.name}:{node.lineno}"
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            assert (node.value.id, node.attr) not in banned_attributes, f"{path.name}:{node.lineno}"
-        if isinstance(node, ast.keyword) and node.arg in ("shell", "trust_remote_code", "allow_pickle"):
-            assert isinstance(node.value, ast.Constant) and node.value.value is False, f"{path.name}"
-        if isinstance(node, ast.Import):
-            assert not banned_modules.intersection(alias.name.split(".")[0] for alias in node.names)
-        if isinstance(node, ast.ImportFrom) and node.module:
-            assert node.module.split(".")[0] not in banned_modules
 
 
 def test_the_training_loop_fits_one_screen() -> None:

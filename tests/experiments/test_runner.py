@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from oelm.data.encode import num_cores
+from oelm.experiments.monitor import launch_lock_path, read_locks
 from oelm.experiments.registry import load_catalog
 from oelm.experiments.runner import Job, Runner, Slot
 from oelm.experiments.study import Study
@@ -159,15 +160,25 @@ def hold(queue: Queue, *, count: int = 2) -> tuple[Launch, Path]:
     return launch, path
 
 
+def adopted(queue: Queue, launch: Launch) -> int:
+    """Return how many runs a launcher watches that it did not start: it holds the lock for launching each."""
+    locks = read_locks()
+    assert locks is not None, "the system does not list its locks"
+    paths = [launch_lock_path(queue.outputs, queue.folder / folder) for folder in queue.workers().values()]
+    return sum(locks.holder(path, expected=launch.process.pid) == launch.process.pid for path in paths)
+
+
 @pytest.mark.slow
-def test_run_whose_launcher_was_killed_is_adopted_and_not_begun_again(queue: Queue) -> None:
+@pytest.mark.parametrize("close_s", [0.0, 1.0])
+def test_run_whose_launcher_was_killed_is_adopted_and_not_begun_again(close_s: float, queue: Queue) -> None:
+    queue.environment["STAND_IN_CLOSE_S"] = str(close_s)
     first, held = hold(queue)
     first.send(signal.SIGKILL)
     first.wait()
     orphans = queue.workers()
     second = queue.launch(*COMMAND)
-    # Two at once are there already: until one of them ends, none is begun.
-    queue.wait_until(lambda: "vocabulary" in second.text)
+    # Two at once are there already: until one of them has let go of its folder, none is begun.
+    queue.wait_until(lambda: adopted(queue, second) == 2)
     time.sleep(0.5)
     assert queue.workers() == orphans and len(orphans) == 2
     held.unlink()

@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 
 from oelm.files import STAGING_PREFIX, sha256_file
 from oelm.train.metrics import read_metrics
+from oelm.train.stop import StopFlag
+from oelm.train.watch import Silence, StepReport
 
 _SERVER = mp.get_context("forkserver")
 # Loading torch takes longer than a tiny run; the server does it once and every child is forked from it.
@@ -43,23 +46,109 @@ def _child(config: dict[str, Any], out: str, fault: str | None, settings: dict[s
     from oelm.errors import OelmError
     from oelm.train.config import parse_config
     from oelm.train.run import Options, train
-    from oelm.train.stop import StopFlag
-    from oelm.train.watch import Silence
 
     torch.set_num_threads(settings.get("threads", 1))
     if "file_bytes" in settings:
         resource.setrlimit(resource.RLIMIT_FSIZE, (settings["file_bytes"],) * 2)
+    if "user" in settings:
+        os.setuid(settings["user"])
     if fault is not None:
         FAULTS[fault]()
-    options = Options(strict=settings.get("strict", False), exact_step=settings.get("exact_step"))
+    if "ids" in settings:
+        _note_batches(Path(settings["ids"]))
+    options = Options(
+        strict=settings.get("strict", False),
+        exact_step=settings.get("exact_step"),
+        preflight=settings.get("preflight", True),
+    )
+    # The server's own answer to an interrupt is to ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with StopFlag() as stop:
-            result = train(parse_config(config, where="test"), Path(out), stop=stop, watch=Silence(), options=options)
+            watch = Follower(stop, settings, steps=config["steps"])
+            result = train(parse_config(config, where="test"), Path(out), stop=stop, watch=watch, options=options)
+    except KeyboardInterrupt:
+        os._exit(130)
     except OelmError as problem:
         if "told" in settings:
             Path(settings["told"]).write_text(str(problem))
         os._exit(problem.exit_code)
     os._exit(75 if result.status == "stopped" else 0)
+
+
+class Follower(Silence):
+    """Dies after a step, or rests in a phase until a signal comes: the file `phase` says that it does."""
+
+    def __init__(self, stop: StopFlag, settings: dict[str, Any], *, steps: int) -> None:
+        self.stop, self.steps, self.now = stop, steps, 0
+        self.die_at, self.rest_in, self.rest_at = settings.get("die_at"), settings.get("rest_in"), settings.get("rest_at", 0)
+        self.sign, self.is_deaf_once = Path(settings.get("phase", "")), settings.get("deaf_once", False)
+        # Instead of a signal, the end of this file may end the rest.
+        self.held_by = Path(settings["rest_while"]) if "rest_while" in settings else None
+        if self.held_by is not None:
+            self.held_by.touch()
+        if self.rest_in == "start-up":
+            self.rest()
+        if self.rest_in == "save":
+            import oelm.train.checkpoint as checkpoint
+
+            _on_second_save(checkpoint, "_manifest_text", self._rest_before)
+
+    def rest(self) -> None:
+        if self.sign.exists():
+            return
+        self.sign.touch()
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and (self.held_by is None or self.held_by.exists()):
+            if self.stop.requested() and not self.is_deaf_once:
+                return
+            time.sleep(0.001)
+
+    def _rest_before(self, original: Callable[[Path], str], folder: Path) -> str:
+        self.rest()
+        return original(folder)
+
+    def on_step(self, report: StepReport) -> None:
+        self.now = report.step
+        if self.now == self.die_at:
+            _die()
+        if self.rest_in in ("warm-up", "step") and self.now == self.rest_at:
+            self.rest()
+
+    def on_validating(self, done: int, total: int) -> None:
+        if self.rest_in == "evaluation" and self.rest_at <= self.now < self.steps:
+            self.rest()
+        if self.rest_in == "final evaluation" and self.now == self.steps:
+            self.rest()
+
+
+def _note_batches(path: Path) -> None:
+    """Write down which windows every batch holds, in the order in which they are asked for."""
+    from oelm.train.task import LanguageModelTask
+
+    original = LanguageModelTask.batch
+
+    def noted(self: Any, step: int) -> Any:
+        batch = original(self, step)
+        with path.open("a") as file:
+            file.write(json.dumps({"step": step, "ids": [int(number) for number in batch.ids]}) + "\n")
+        return batch
+
+    LanguageModelTask.batch = noted  # type: ignore[method-assign]
+
+
+def wait_for(is_so: Callable[[], bool], child: ForkServerProcess, *, timeout_s: float = 120) -> None:
+    """Wait until something holds, or the child is over."""
+    deadline = time.monotonic() + timeout_s
+    while child.is_alive() and not is_so():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.001)
+
+
+def rows(run: Path) -> int:
+    """Return how many whole rows of metrics a run has written."""
+    metrics = run / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
 def evidence(run: Path) -> dict[str, Any]:
@@ -151,21 +240,54 @@ def _during_prune() -> None:
     _on_second_save(shutil, "rmtree", remove_one_file)
 
 
-def _nan_in_one_gradient() -> None:
-    """Turn one gradient to NaN at the seventh backward pass, as a flipped exponent bit would."""
-    import torch
+def _poison_one_gradient(value: float) -> Fault:
+    """Turn one element of one gradient to `value` at the seventh backward pass, as a flipped exponent bit would."""
 
-    backward = torch.Tensor.backward
-    calls = 0
+    def install() -> None:
+        import torch
 
-    def poisoned(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 7:
-            self = self * float("nan")
-        backward(self, *args, **kwargs)
+        backward = torch.Tensor.backward
+        calls = 0
 
-    torch.Tensor.backward = poisoned  # type: ignore[method-assign]
+        def poisoned(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            nonlocal calls
+            calls += 1
+            backward(self, *args, **kwargs)
+            if calls == 7:
+                _some_parameter().grad.view(-1)[0] = value
+
+        torch.Tensor.backward = poisoned  # type: ignore[method-assign]
+
+    return install
+
+
+def _some_parameter() -> Any:
+    """Return a parameter of the model that trains in this process."""
+    import gc
+
+    from oelm.models.gpt import GPT
+
+    model = next(item for item in gc.get_objects() if isinstance(item, GPT))
+    return next(parameter for parameter in model.parameters() if parameter.grad is not None)
+
+
+def _poison_loss(value: float) -> Fault:
+    """Turn the loss of the seventh micro-batch to `value`."""
+
+    def install() -> None:
+        from oelm.train.task import LanguageModelTask
+
+        loss = LanguageModelTask.loss
+        calls = 0
+
+        def poisoned(self: Any, *args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return loss(self, *args) * (value if calls == 7 else 1.0)
+
+        LanguageModelTask.loss = poisoned  # type: ignore[method-assign,assignment]
+
+    return install
 
 
 def _no_memory() -> None:
@@ -199,8 +321,12 @@ FAULTS: dict[str, Fault] = {
     "before rename": _before_rename,
     "after rename": _after_rename,
     "during prune": _during_prune,
-    "nan in one gradient": _nan_in_one_gradient,
+    "nan in one gradient": _poison_one_gradient(float("nan")),
+    "inf in one gradient": _poison_one_gradient(float("inf")),
+    "nan loss": _poison_loss(float("nan")),
+    "inf loss": _poison_loss(float("inf")),
     "no memory": _no_memory,
     "in the test split": _in_the_test_split,
 }
 SAVE_POINTS = tuple(FAULTS)[:6]
+NOT_FINITE = ("nan in one gradient", "inf in one gradient", "nan loss", "inf loss")

@@ -25,6 +25,8 @@ HOLD, HOLD_AT = os.environ.get("STAND_IN_HOLD", ""), 5
 STEP_S = float(os.environ.get("STAND_IN_STEP_S", "0.004"))
 # How long a process that found its run in other hands takes to leave: torch has much to put away.
 LEAVE_S = float(os.environ.get("STAND_IN_LEAVE_S", "0"))
+# How long a finished one, which says so already, still holds its folder.
+CLOSE_S = float(os.environ.get("STAND_IN_CLOSE_S", "0"))
 # While there is a file of this name, runs fail; of the second one, before they have written anything.
 CAUSE, EARLY_CAUSE = os.environ.get("STAND_IN_CAUSE", ""), os.environ.get("STAND_IN_EARLY_CAUSE", "")
 LARGEST_LR = 100.0
@@ -50,6 +52,7 @@ def main() -> int:
         return 3
     note("began", threads=os.environ.get("OMP_NUM_THREADS"), source=config["data"]["source"])
     code = train(config, asked)
+    time.sleep(CLOSE_S)
     note("ended", code=code)
     return code
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
@@ -11,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from oelm.train.status import read_status
 from tests.conftest import tiny_settings
 from tests.faults.harness import SAVE_POINTS, evidence, finish, leftovers, start
+from tests.faults.tally import Tally
 
 KILLS = 10
 
@@ -63,7 +62,7 @@ def test_run_killed_at_ten_random_points_continues_bit_for_bit(settings: dict[st
 
 @pytest.mark.parametrize("point", SAVE_POINTS)
 def test_run_killed_inside_a_save_continues_bit_for_bit(
-    point: str, settings: dict[str, Any], oracle: Path, tmp_path: Path
+    point: str, settings: dict[str, Any], oracle: Path, tmp_path: Path, tally: Tally
 ) -> None:
     run = tmp_path / "run"
     child = start(settings, run, fault=point)
@@ -72,26 +71,7 @@ def test_run_killed_inside_a_save_continues_bit_for_bit(
     finish(settings, run)
     assert evidence(run) == evidence(oracle)
     assert leftovers(run) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("step", [0, 20, 52])
-def test_signalled_run_saves_leaves_75_and_continues_bit_for_bit(
-    number: signal.Signals, step: int, settings: dict[str, Any], oracle: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    child = start(settings, run)
-    wait_for_step(run, step, child)
-    while not (run / "status.json").exists():
-        time.sleep(0.002)
-    assert child.pid is not None
-    os.kill(child.pid, number)
-    child.join(timeout=60)
-    status = read_status(run)
-    assert child.exitcode == 75
-    assert status is not None and status.status == "stopped" and status.message == number.name
-    finish(settings, run)
-    assert evidence(run) == evidence(oracle)
+    tally("R1", "kills at named points of a save", held=1, of=1)
 
 
 def test_finished_run_says_so_and_changes_no_byte(settings: dict[str, Any], oracle: Path) -> None:

@@ -16,6 +16,7 @@ from oelm.train.metrics import read_metrics
 from oelm.train.status import read_status
 from tests.faults.harness import evidence, leftovers
 from tests.faults.queues import STEPS, Launch, Queue, digests, preload, queue_in, rows
+from tests.faults.tally import Tally
 
 BOTH = ("run", "mine", "--budget", "smoke", "--jobs", "2")
 ONE = ("run", "mine-02", "--no-baseline", "--budget", "smoke", "--jobs", "2")
@@ -125,12 +126,13 @@ def test_queue_whose_launcher_and_run_are_killed_finishes_exactly_once(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(CASES))
 def test_queue_killed_at_random_moments_finishes_exactly_once(
-    seed: int, oracles: Evidence, text_file: Path, tmp_path: Path
+    seed: int, oracles: Evidence, text_file: Path, tmp_path: Path, tally: Tally
 ) -> None:
     kinds = [KINDS[seed % len(KINDS)], random.Random(seed).choice(KINDS)]
     with queue_in(tmp_path / "queue", text_file) as queue:
         kill_and_repeat(queue, BOTH, RUNS, kinds, seed)
         check_exactly_once(queue, oracles)
+    tally("R16", "queues killed twice at random moments", held=1, of=1, seed=seed)
 
 
 @pytest.mark.slow

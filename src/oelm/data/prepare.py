@@ -50,7 +50,12 @@ def prepare(
     prepared to any limit is taken.
     """
     path = Path(data)
-    if (path / "meta.json").is_file() and any(path.glob("*.bin")):
+    try:
+        is_prepared = (path / "meta.json").is_file() and any(path.glob("*.bin"))
+    except OSError as problem:
+        # A folder that is not ours to look into, or a name longer than any file's.
+        raise DataError(f"{data[:200]}: cannot be read ({problem.strerror}); give a text or folder that you may read") from None
+    if is_prepared:
         return _checked_limit(open_tokens(path), max_tokens)
     if data in CORPORA and (found := find_tokens(data, tokenizer, max_tokens=max_tokens, known=known)) is not None:
         return open_tokens(found)

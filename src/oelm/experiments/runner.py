@@ -190,7 +190,8 @@ class Runner:
         if job.lock is None and not taken(lock):
             job.state = "elsewhere"
             return None
-        if self._needs_nothing(job):
+        # One that we watch and that says it is over has its memory, and so its place, until its process lets go of it.
+        if not (job.is_adopted and is_busy(job.run.path)) and self._needs_nothing(job):
             job.lock = None
             lock.release()
             return None

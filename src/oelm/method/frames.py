@@ -21,21 +21,24 @@ def frame_generator(seed: int, site: str, part: str) -> torch.Generator:
 
 def sample_gaussian(num_heads: int, head_dim: int, model_dim: int, *, std: float, generator: torch.Generator) -> Tensor:
     """Sample independent Gaussian rows: (H, K, D)."""
-    # In float64 throughout this file: float32 draws and factors change their low bits with threads and CPU features.
-    gauss_HKD = torch.randn(num_heads, head_dim, model_dim, generator=generator, dtype=torch.float64)
-    return (gauss_HKD * std).float()
+    return (_gauss(num_heads, head_dim, model_dim, generator) * std).float()
 
 
 def sample_frames(num_heads: int, head_dim: int, model_dim: int, *, generator: torch.Generator) -> Tensor:
     """Sample one Haar-random frame per head: (H, K, D) with orthonormal rows. Needs head_dim <= model_dim."""
-    gauss_HKD = torch.randn(num_heads, head_dim, model_dim, generator=generator, dtype=torch.float64)
-    return orthonormalize(gauss_HKD).float()
+    return orthonormalize(_gauss(num_heads, head_dim, model_dim, generator)).float()
 
 
 def sample_global_frame(num_heads: int, head_dim: int, model_dim: int, *, generator: torch.Generator) -> Tensor:
     """Sample rows that are orthonormal across all heads at once: one QR of the whole matrix, cut into heads."""
-    gauss_1RD = torch.randn(1, num_heads * head_dim, model_dim, generator=generator, dtype=torch.float64)
-    return orthonormalize(gauss_1RD).reshape(num_heads, head_dim, model_dim).float()
+    return orthonormalize(_gauss(1, num_heads * head_dim, model_dim, generator)).reshape(num_heads, head_dim, model_dim).float()
+
+
+def _gauss(num_heads: int, head_dim: int, model_dim: int, generator: torch.Generator) -> Tensor:
+    if min(num_heads, head_dim, model_dim) < 1:
+        raise MethodError(f"{num_heads} heads of {head_dim} rows in {model_dim} dimensions: give at least one of each")
+    # In float64 throughout this file: float32 draws and factors change their low bits with threads and CPU features.
+    return torch.randn(num_heads, head_dim, model_dim, generator=generator, dtype=torch.float64)
 
 
 def orthonormalize(weight_HKD: Tensor) -> Tensor:

@@ -76,7 +76,12 @@ class Checkpoints:
         With `exact_step`, return that one or raise CheckpointError. None means that nothing was ever saved.
         """
         if exact_step is not None:
-            return open_checkpoint(self.folder / f"step-{exact_step:08d}")
+            try:
+                return open_checkpoint(self.folder / f"step-{exact_step:08d}")
+            except CheckpointError as problem:
+                raise CheckpointError(
+                    f"{problem}; leave --exact-step out to go on from the newest checkpoint that is whole"
+                ) from None
         problems: list[str] = []
         for path in self._paths_newest_first():
             try:
@@ -128,6 +133,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         saved = SavedState.model_validate_json((path / STATE).read_bytes())
     except ValidationError as problem:
         raise CheckpointError(f"{path / STATE}: {problem.errors()[0]['msg']}") from None
+    if _STEP_DIR.fullmatch(path.name) and _step_of(path) != saved.state.step:
+        raise CheckpointError(f"{path}: holds step {saved.state.step}, whatever its name says: copied over another?")
     return Checkpoint(path, saved)
 
 

@@ -89,7 +89,7 @@ def load_any(path: Path, *, which: str = "best") -> LoadedRun | LoadedClassifier
     config = read_any_config(run / "config.json")
     if isinstance(config, RunConfig):
         return load_run(path, which=which)
-    checkpoint = open_checkpoint(folder)
+    checkpoint = _opened(folder)
     model = shaped_classifier(run / "model")
     freeze_as_of(model, config, step=checkpoint.saved.state.step)
     load_model(checkpoint, model)
@@ -99,7 +99,7 @@ def load_any(path: Path, *, which: str = "best") -> LoadedRun | LoadedClassifier
 def load_run(path: Path, *, which: str = "best") -> LoadedRun:
     """Open a run directory at its 'best' or 'latest' checkpoint or at a step, or open a checkpoint directory itself."""
     folder = find_checkpoint(path, which=which).resolve()
-    checkpoint = open_checkpoint(folder)
+    checkpoint = _opened(folder)
     run = folder.parent.parent
     config = read_config(run / "config.json")
     model = build_gpt(config.model, seed=config.seed)
@@ -108,12 +108,32 @@ def load_run(path: Path, *, which: str = "best") -> LoadedRun:
     return LoadedRun(run, config, checkpoint, model.eval())
 
 
+def _opened(folder: Path) -> Checkpoint:
+    """Open a checkpoint; where it is damaged, name the others of its run, one of which may be whole."""
+    try:
+        return open_checkpoint(folder)
+    except CheckpointError as problem:
+        others = sorted(path.name.removeprefix("step-").lstrip("0") for path in folder.parent.glob("step-*") if path != folder)
+        way_on = f"try --checkpoint {' or '.join(others)}" if others else "the run has no other; repeat its command to train on"
+        raise CheckpointError(f"{problem}; {way_on}") from None
+
+
 def _pointed(pointer: Path) -> str:
-    content = read_json(pointer, error=CheckpointError)
+    try:
+        content = read_json(pointer, error=CheckpointError)
+    except CheckpointError as problem:
+        raise CheckpointError(f"{problem}; give the step with --checkpoint") from None
     target = content.get("checkpoint") if isinstance(content, dict) else None
     if not isinstance(target, str) or not re.fullmatch(r"checkpoints/step-\d{8,}", target):
         raise CheckpointError(f"{pointer}: names no checkpoint of this run; give the step with --checkpoint")
     return target
+
+
+def _own(folder: Path) -> Path:
+    """Return a run's checkpoint; raise CheckpointError where a link leads to another's."""
+    if folder.is_symlink():
+        raise CheckpointError(f"{folder}: is a link; to open what it leads to, give that checkpoint's own path")
+    return folder
 
 
 def find_checkpoint(path: Path, *, which: str) -> Path:
@@ -131,11 +151,11 @@ def find_checkpoint(path: Path, *, which: str) -> Path:
         if not folder.is_dir():
             there = ", ".join(sorted(p.name.removeprefix("step-").lstrip("0") or "0" for p in path.glob("checkpoints/step-*")))
             raise CheckpointError(f"{path}: no checkpoint of step {which}; there are: {there or 'none'}")
-        return folder
+        return _own(folder)
     if which not in ("best", "latest"):
         raise CheckpointError(f"checkpoint {which!r}: say 'best', 'latest' or the number of a step")
     # A run stopped before its first evaluation has a latest checkpoint and no best.
     for pointer in (path / f"{which}.json", path / "latest.json"):
         if pointer.is_file():
-            return path / _pointed(pointer)
+            return _own(path / _pointed(pointer))
     raise CheckpointError(f"{path}: this run has not saved a checkpoint yet; let it reach its first save or evaluation")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import platform
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +14,25 @@ from types import TracebackType
 from typing import Any
 
 from filelock import FileLock, Timeout
+from pydantic import ValidationError
 
 from oelm.errors import ConfigError, RunDirError
 from oelm.files import STAGING_PREFIX, dump_json, read_json, room_checked, sweep_staging, write_json
+from oelm.strict import Strict
 from oelm.train.config import Config, TrainConfig, differences, read_any_config
 from oelm.train.metrics import read_metrics
 from oelm.train.status import HEARTBEAT_S, STATUS, Progress, StatusName, now_text, read_status, status_now
+
+# A holder is named a moment after it has the lock.
+_NAMED_WITHIN_S = 1.0
+
+
+class Holder(Strict):
+    """Who holds a run: what its lock file says, for messages only. The lock itself is the kernel's."""
+
+    pid: int
+    host: str
+    started: str
 
 
 class RunDir:
@@ -28,6 +44,7 @@ class RunDir:
         self._last_heartbeat = -HEARTBEAT_S
         self._lock = FileLock(path / ".lock")
         self._handler: logging.Handler | None = None
+        self._is_named = False
 
     def __enter__(self) -> RunDir:
         with room_checked(self.path / ".lock"):
@@ -47,7 +64,14 @@ class RunDir:
         if self._handler is not None:
             logging.getLogger("oelm").removeHandler(self._handler)
             self._handler.close()
+        if self._is_named:
+            self._sign("")
         self._lock.release()
+
+    def _sign(self, name: str) -> None:
+        # Not that there is no room to write it: the lock holds without it.
+        with contextlib.suppress(OSError):
+            Path(self._lock.lock_file).write_text(name, encoding="utf-8")
 
     def _refuse_foreign(self) -> None:
         """Raise RunDirError, before anything is touched, when the path is somebody else's."""
@@ -65,8 +89,10 @@ class RunDir:
             raise RunDirError(f"{self.path} holds {min(names)!r} but no config.json: not a run of ours; choose an empty --out")
 
     def _in_use(self) -> str:
-        owner = read_status(self.path)
-        who = f"by process {owner.pid} on {owner.host} since {owner.started}" if owner else "by another process"
+        deadline = time.monotonic() + _NAMED_WITHIN_S
+        while (holder := _holder(Path(self._lock.lock_file))) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        who = f"by process {holder.pid} on {holder.host} since {holder.started}" if holder else "by another process"
         return f"{self.path} is in use {who}; wait for it, stop it, or choose another --out"
 
     def _start_log(self) -> None:
@@ -123,6 +149,10 @@ class RunDir:
 
     def set_status(self, status: StatusName, progress: Progress, *, message: str = "") -> None:
         """Replace status.json."""
+        # Not before: whoever only finds a run finished leaves no trace.
+        if not self._is_named:
+            self._is_named = True
+            self._sign(Holder(pid=os.getpid(), host=socket.gethostname(), started=self._started).model_dump_json())
         self._last_heartbeat = time.monotonic()
         row = status_now(status, progress, started=self._started, message=message)
         write_json(self.path / STATUS, row.model_dump(mode="json"), durable=status != "running")
@@ -142,3 +172,20 @@ class RunDir:
             sittings = old.pop("earlier", [])
             earlier = sittings if dump_json(old) == dump_json(facts) else [*sittings, old]
         write_json(path, {**facts, "earlier": earlier})
+
+
+def _holder(lock: Path) -> Holder | None:
+    """Return who holds a lock file; None while nobody, or a process that is dead, is named in it."""
+    try:
+        holder = Holder.model_validate_json(lock.read_bytes())
+    except (OSError, ValidationError):
+        return None
+    if os.name == "posix" and holder.host == socket.gethostname():
+        try:
+            os.kill(holder.pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return None
+        except PermissionError:
+            # It lives, and is somebody else's.
+            pass
+    return holder

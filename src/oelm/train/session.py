@@ -23,7 +23,7 @@ from oelm.train.held import freeze_as_of
 from oelm.train.metrics import Metrics
 from oelm.train.optim import build_optimizer
 from oelm.train.rundir import RunDir
-from oelm.train.state import SavedState, TrainState, environment
+from oelm.train.state import SavedState, TrainState, environment, software
 from oelm.train.status import Metric, Progress
 from oelm.train.stop import StopFlag
 from oelm.train.task import Task
@@ -77,6 +77,7 @@ class Session:
             data_fingerprint=self.task.data.fingerprint,
             tokenizer_sha256=self.task.data.tokenizer_sha256,
             environment=environment(self.compute),
+            software=software(),
         )
 
     def eta_s(self) -> float | None:
@@ -176,10 +177,15 @@ def _check_same_setting(session: Session, checkpoint: Checkpoint, *, strict: boo
             f"the data is not what this run began with (fingerprint {now[:12]}..., then {saved.data_fingerprint[:12]}...): "
             "bring back the old text or start a new run with another --out"
         )
-    here = environment(session.compute)
-    there = saved.environment
-    changes = [f"{key} was {there.get(key)}, is {value}" for key, value in here.items() if there.get(key) != value]
-    if changes and strict:
-        raise OelmError(f"refused by --strict: {'; '.join(changes)}; restore the setting or leave --strict out")
-    if changes:
-        log.warning("same batches, but not the same bits as an undisturbed run: %s", "; ".join(changes))
+    setting = _changes(saved.environment, environment(session.compute))
+    code = _changes(saved.software, software()) if saved.software else []
+    if (setting or code) and strict:
+        raise OelmError(f"refused by --strict: {'; '.join(setting + code)}; restore the setting or leave --strict out")
+    if setting:
+        log.warning("same batches, but not the same bits as an undisturbed run: %s", "; ".join(setting))
+    if code:
+        log.warning("this run was begun with other code, and may compute something else now: %s", "; ".join(code))
+
+
+def _changes(there: dict[str, str], here: dict[str, str]) -> list[str]:
+    return [f"{key} was {there.get(key)}, is {value}" for key, value in here.items() if there.get(key) != value]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from pathlib import Path
 
 
+@functools.cache
 def source_revision() -> str | None:
     """Return the git commit of the package's own checkout, marked when files differ from it; None outside of one."""
     root = Path(__file__).resolve().parents[3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from pydantic import Field
 
 from oelm.strict import Strict
 from oelm.train.device import Compute
+from oelm.train.source import source_revision
 
 
 class TrainState(Strict):
@@ -47,6 +49,8 @@ class SavedState(Strict):
     data_fingerprint: str
     tokenizer_sha256: str
     environment: dict[str, str]
+    # Of checkpoints from before this was noted, nothing is known.
+    software: dict[str, str] = {}
 
 
 def environment(compute: Compute) -> dict[str, str]:
@@ -59,3 +63,8 @@ def environment(compute: Compute) -> dict[str, str]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
     }
+
+
+def software() -> dict[str, str]:
+    """Return which code computes: a change of any of these is told on resume, for it may change more than low bits."""
+    return {"oelm": version("oelm"), "source": source_revision() or "unknown", "python": platform.python_version()}

@@ -1,0 +1,221 @@
+"""Thirty one-line faults in the code, one at a time, in a copy of it: the tests must notice.
+
+python -m tests.faults.mutants [NUMBER...]; prints killed or survived for each; the exit code is 0 when at least 27 are killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NEEDED = 27
+TIMEOUT_S = 900
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A line of a file under src/oelm as it is and as it becomes, and the tests that should fail then."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+    why: str
+
+
+MUTANTS = (
+    # method
+    Mutant(
+        "method/frames.py", "(q_HDK * diagonal_HK.sign().unsqueeze(-2))", "q_HDK", "method/test_frames.py", "LAPACK's signs"
+    ),
+    Mutant(
+        "method/frames.py", "if head_dim > model_dim:", "if head_dim > model_dim + 1:", "method/test_frames.py", "off by one"
+    ),
+    Mutant("method/frames.py", "(gram_HKK - identity_KK)", "(gram_HKK + identity_KK)", "method/test_frames.py", "a sign"),
+    Mutant(
+        "method/apply.py",
+        "bias_HK is not None and not keeps_bias",
+        "bias_HK is not None and keeps_bias",
+        "method/test_architectures.py::test_frames_are_orthonormal_by_the_heads_of_the_architecture",
+        "a negation: biases of a fresh start stay",
+    ),
+    Mutant(
+        "method/audit.py",
+        "if digest(parameters[name]) != recorded:",
+        "if digest(parameters[name]) == NO_DIGEST:",
+        "method/test_apply_audit.py::test_a_frozen_parameter_that_moved_is_caught_by_name",
+        "a skipped guard: frozen bytes may move",
+    ),
+    Mutant(
+        "method/plan.py",
+        "if first <= step < end)",
+        "if first < step < end)",
+        "faults/test_thaw_killed.py::test_frozen_bytes_stay_to_the_very_step_of_their_thaw",
+        "off by one: the first update moves what is frozen",
+    ),
+    # train
+    Mutant("train/optim.py", "parameter.dim() >= 2 and", "parameter.dim() >= 1 and", "train/test_optim.py", "norms decay"),
+    Mutant(
+        "train/optim.py",
+        "        if parameter.requires_grad:",
+        "        if parameter.dim():",
+        "train/test_optim.py",
+        "a skipped guard",
+    ),
+    Mutant("train/schedule.py", "return (step + 1) / warmup", "return step / warmup", "train/test_schedule.py", "off by one"),
+    Mutant("train/schedule.py", "math.pi * progress", "2 * math.pi * progress", "train/test_schedule.py", "a whole cosine"),
+    Mutant(
+        "train/step.py",
+        "compute_loss(micro_batch) / num_micro_batches",
+        "compute_loss(micro_batch)",
+        "train/test_step.py",
+        "no mean",
+    ),
+    Mutant("train/step.py", '"noise", step, micro_batch)', '"noise", step)', "train/test_step.py", "the same noise twice"),
+    Mutant(
+        "train/step.py",
+        "if not math.isfinite(total) or (not math.isfinite(grad_norm) and not is_overflow):",
+        "if not math.isfinite(total):",
+        "train/test_step.py",
+        "a skipped guard: NaN gradients reach the weights",
+    ),
+    Mutant(
+        "train/loop.py",
+        "run.state.evaluated_step < run.state.step",
+        "run.state.evaluated_step <= run.state.step",
+        "train/test_run.py::test_extended_run_equals_its_config_run_from_scratch",
+        "an evaluation twice after a resume",
+    ),
+    Mutant(
+        "train/state.py",
+        "value < self.best_value",
+        "value > self.best_value",
+        "train/test_run.py::test_best_checkpoint_is_the_one_of_the_best_evaluation_and_is_kept",
+        "the worst is kept",
+    ),
+    Mutant(
+        "train/checkpoint.py", "older[self.keep :]", "older[self.keep + 1 :]", "faults/test_durable.py", "one too many is kept"
+    ),
+    Mutant(
+        "train/checkpoint.py",
+        "if (path / MANIFEST).read_bytes() == actual.encode():",
+        "if (path / MANIFEST).read_bytes():",
+        "faults/test_damaged.py::test_every_damage_to_a_file_is_found_and_none_is_loaded",
+        "a skipped guard: damaged files load",
+    ),
+    Mutant(
+        "train/checkpoint.py",
+        "        assert_unmoved(model)\n        target",
+        "        target",
+        "train/test_run.py::test_weights_that_moved_never_reach_a_checkpoint",
+        "a skipped guard: moved frames are saved",
+    ),
+    Mutant("train/session.py", "        self.metrics.sync()\n", "", "faults/test_durable.py", "a dropped fsync"),
+    Mutant(
+        "train/session.py",
+        "        load_optimizer(checkpoint, session.model, session.optimizer)\n",
+        "",
+        "train/test_resume.py::test_loss_scaler_continues_where_it_was",
+        "a resume forgets the moments",
+    ),
+    Mutant("train/metrics.py", 'row["step"] <= (', 'row["step"] < (', "train/test_metrics.py", "off by one"),
+    Mutant(
+        "train/stop.py",
+        "if number == signal.SIGINT and self.requested():",
+        "if number < 0:",
+        "faults/test_signals.py::test_second_interrupt_leaves_at_once_and_loses_at_most_one_interval",
+        "deaf",
+    ),
+    # data
+    Mutant(
+        "data/order.py",
+        "self.num_tokens // self.seq_len - 1)",
+        "self.num_tokens // self.seq_len)",
+        "data/test_order.py",
+        "off by one",
+    ),
+    Mutant("data/order.py", "+ batch * self.batch_size", "+ batch", "data/test_order.py", "windows repeat"),
+    Mutant("data/tokens.py", ">= meta.vocab_size:", "> meta.vocab_size:", "data/test_tokens.py", "off by one"),
+    Mutant(
+        "data/tokens.py",
+        "check_digest(path, known.sha256",
+        "check_digest(path, sha256_file(path)",
+        "data/test_tokens.py",
+        "a skipped guard",
+    ),
+    Mutant(
+        "data/shards.py",
+        "                os.fsync(file.fileno())\n",
+        "",
+        "data/test_shards.py::test_a_shard_is_durable_before_the_journal_speaks_of_it",
+        "a dropped fsync",
+    ),
+    # report/stats.py
+    Mutant(
+        "report/stats.py", "_mean(values), len(values) - 1", "_mean(values), len(values)", "report/test_stats.py", "off by one"
+    ),
+    Mutant("report/stats.py", "(freedom, (1 - level) / 2)", "(freedom, (1 - level))", "report/test_stats.py", "one-sided"),
+    Mutant("report/stats.py", "2 ** (look - 1)", "2**look", "report/test_stats.py", "off by one"),
+)
+
+
+def outcome_of(tests: str, source: Path) -> tuple[int, str]:
+    """Run tests on a copy of the code; return pytest's exit code and the first test that failed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", "--tb=no"]
+    command += [f"tests/{name}" for name in tests.split()]
+    environment = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    try:
+        child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return 1, "the tests hang"
+    # Anything but passed (0) and failed (1), as when nothing was collected, proves nothing.
+    assert child.returncode in (0, 1), child.stdout + child.stderr
+    failed = [
+        line.split(" - ")[0].split("::")[-1] for line in child.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))
+    ]
+    return child.returncode, failed[0] if failed else ""
+
+
+def killed(mutant: Mutant) -> tuple[bool, str, float]:
+    """Apply a mutant to a copy of the code and run its tests; whether they failed, which one first, and how long it took."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="oelm-mutant-") as folder:
+        copy = Path(shutil.copytree(ROOT / "src", Path(folder) / "src", ignore=shutil.ignore_patterns("__pycache__")))
+        path = copy / "oelm" / mutant.file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(mutant.old) == 1, f"{mutant.file}: {mutant.old!r} stands there {text.count(mutant.old)} times"
+        path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        code, by = outcome_of(mutant.tests, copy)
+    return code == 1, by, time.monotonic() - began
+
+
+def main() -> int:
+    numbers = [int(text) for text in sys.argv[1:]] or list(range(1, len(MUTANTS) + 1))
+    # A test that fails without them proves nothing of mutants.
+    needed = " ".join(dict.fromkeys(name for number in numbers for name in MUTANTS[number - 1].tests.split()))
+    code, by = outcome_of(needed, ROOT / "src")
+    if code:
+        print(f"the tests do not pass as it is: {by}")
+        return 1
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        outcomes = pool.map(lambda number: killed(MUTANTS[number - 1]), numbers)
+        survivors = 0
+        for number, (is_killed, by, seconds) in zip(numbers, outcomes, strict=True):
+            mutant = MUTANTS[number - 1]
+            survivors += not is_killed
+            outcome, hint = "killed" if is_killed else "SURVIVED", f": {by}" if by else ""
+            print(f"{number:2} {outcome} {mutant.file}: {mutant.why} ({seconds:.0f} s){hint}", flush=True)
+    print(f"{len(numbers) - survivors} of {len(numbers)} mutants killed")
+    return 0 if survivors <= len(MUTANTS) - NEEDED else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -56,6 +56,9 @@ def update(run: Session, batch: Batch) -> None:
         noise_seed=run.config.seed,
         batch_ids=batch.ids,
         step=run.state.step,
+        world=run.world,
+        forward=run.forward,
+        stop=run.stop,
     )
     synchronize(run.compute.device)
     run.state = run.state.advanced(tokens=batch.num_tokens)
@@ -87,7 +90,7 @@ def evaluate(run: Session) -> None:
         run.watch.on_validating(done, total)
 
     with run.clock.phase("validation"):
-        evaluation = run.task.evaluate(run.model, run.stop, progress=progress)
+        evaluation = run.task.evaluate(run.model, run.stop, progress=progress, world=run.world)
     if evaluation is None:
         return
     if not math.isfinite(evaluation.loss):

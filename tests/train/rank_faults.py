@@ -8,29 +8,36 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-import oelm.train.loop as loop
+import oelm.train.checkpoint
+import oelm.train.loop
+import oelm.train.session
 from oelm.train.dist import World
 from oelm.train.watch import Silence
 
+_LOOP: Any = oelm.train.loop
+
 
 class Recorder(Silence):
-    """Notes the batch ids of every step, as the loop hands them to the step."""
+    """Notes the batch ids of every step, as the loop hands them to it, and the bytes of gradients that it summed."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.ids: list[list[int]] = []
-        self._step = loop.train_step
+        self.step_bytes: list[int] = []
+        self._step = _LOOP.train_step
 
     def __enter__(self) -> Recorder:
         def noted(*args: Any, **given: Any) -> Any:
             self.ids.append(list(given["batch_ids"]))
-            return self._step(*args, **given)
+            outcome = self._step(*args, **given)
+            self.step_bytes.append(self.world.step_bytes)
+            return outcome
 
-        loop.train_step = noted
+        _LOOP.train_step = noted
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        loop.train_step = self._step
+        _LOOP.train_step = self._step
 
 
 def _at_backward(number: int, act: Callable[[Any], Any]) -> None:
@@ -60,7 +67,12 @@ def _killed_rank_1(rank: int) -> None:
 
 def _stopped_rank_1(rank: int) -> None:
     if rank == 1:
-        _at_backward(7, lambda loss: os.kill(os.getpid(), signal.SIGSTOP) or loss)
+
+        def suspended(loss: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return loss
+
+        _at_backward(7, suspended)
 
 
 def _killed_writer(rank: int) -> None:
@@ -78,12 +90,9 @@ def _killed_while_saving(rank: int) -> None:
 
 def _waiter_killed_while_saving(rank: int) -> None:
     """Another process dies while the writer saves."""
-    import oelm.train.checkpoint as checkpoint
-
     if rank == 1:
-        import oelm.train.session as session
-
-        save = session.Session.save
+        session: Any = oelm.train.session.Session
+        save = session.save
         saves = 0
 
         def dying(self: Any) -> None:
@@ -93,8 +102,7 @@ def _waiter_killed_while_saving(rank: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             save(self)
 
-        session.Session.save = dying  # type: ignore[method-assign]
-    assert checkpoint
+        session.save = dying
 
 
 def _no_room(rank: int) -> None:
@@ -117,15 +125,34 @@ def _slow(rank: int) -> None:
     if rank == 0:
         import time
 
-        import oelm.train.checkpoint as checkpoint
-
-        publish = checkpoint.Checkpoints.publish
+        checkpoints: Any = oelm.train.checkpoint.Checkpoints
+        publish = checkpoints.publish
 
         def slowly(self: Any, *args: Any) -> Any:
             time.sleep(4.0)
             return publish(self, *args)
 
-        checkpoint.Checkpoints.publish = slowly  # type: ignore[method-assign]
+        checkpoints.publish = slowly
+
+
+def _stop_after(step: int) -> Callable[[int], None]:
+    """The second process, and no other, is asked to stop once a step is done."""
+
+    def install(rank: int) -> None:
+        if rank == 1:
+            own = _LOOP.train_step
+            calls = 0
+
+            def counted(*args: Any, **given: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == step:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return own(*args, **given)
+
+            _LOOP.train_step = counted
+
+    return install
 
 
 FAULTS: dict[str, Callable[[int], None]] = {
@@ -137,4 +164,5 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "rank 1 killed while saving": _waiter_killed_while_saving,
     "disk full": _no_room,
     "slow saves": _slow,
+    "stop at 4": _stop_after(4),
 }

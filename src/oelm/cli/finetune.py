@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oelm.cli.many import quiet_unless_first, world_of
 from oelm.cli.shell import TerminalWatch, out, print_result, reported, shown_warnings
 from oelm.errors import ConfigError
 
@@ -45,6 +46,7 @@ def finetune(
     """Train a classifier, or continue or find finished the run that the same command started."""
     from oelm.train.stop import StopFlag
 
+    quiet_unless_first()
     with StopFlag() as stop, shown_warnings():
         from oelm.train.run import Options, train
         from oelm.train.tensorboard import with_tensorboard
@@ -71,10 +73,14 @@ def finetune(
         size = (budget or "laptop") if config is None else "custom"
         path = out_dir or Path("outputs") / "finetune" / size / run_config.variant / f"seed-{run_config.seed}"
         out.print(f"run directory: {path}", soft_wrap=True)
-        with TerminalWatch() as terminal, with_tensorboard(terminal, path, wanted=tensorboard) as watch:
-            options = Options(strict=strict, preflight=not no_preflight)
-            result = train(run_config, path, stop=stop, watch=watch, options=options)
-    print_result(result, _accuracies)
+        options = Options(strict=strict, preflight=not no_preflight)
+        with (
+            world_of(run_config) as world,
+            TerminalWatch() as terminal,
+            with_tensorboard(terminal, path, wanted=tensorboard and world.is_writer) as watch,
+        ):
+            result = train(run_config, path, stop=stop, watch=watch, options=options, world=world)
+            print_result(result, _accuracies)
 
 
 def _method(name: str | None) -> dict[str, Any] | None:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from oelm.cli.many import code_of, is_worker, quiet_unless_first, ranks_of, refuse_worker, run_by_ranks, work_together
 from oelm.cli.queue import QueueView
 from oelm.cli.shell import TerminalWatch, err, out, printable, reported, roughly, shown_warnings
-from oelm.errors import DONE, REFUSED, STOPPED, ConfigError
+from oelm.errors import STOPPED, ConfigError
 
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
+    from oelm.experiments.registry import Catalog
     from oelm.experiments.runner import Job, Slots
     from oelm.experiments.study import Study
     from oelm.experiments.sweep import SweepRecord
@@ -34,10 +36,16 @@ Out = Annotated[Path, typer.Option("--out", help="Where runs go.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Take up runs again that failed before.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan with times, and start nothing.")]
 NoPreflight = Annotated[bool, typer.Option("--no-preflight", help="Skip the checks of memory and disk.")]
+Nproc = Annotated[int | None, typer.Option(min=1, help="Processes for each run, by torchrun: one a GPU, or shares of the CPU.")]
+Nnodes = Annotated[int, typer.Option(min=1, help="Hosts that work on each run; give the same command on each.")]
+RdzvEndpoint = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the hosts meet.")]
+RdzvId = Annotated[str | None, typer.Option(help="The name under which they meet.")]
+MaxRestarts = Annotated[int, typer.Option(min=0, help="How often to go on by itself after a process was lost.")]
 
 
 @reported
 def run(
+    context: typer.Context,
     ids: Ids = None,
     budget: Budget = "laptop",
     seeds: Annotated[
@@ -56,37 +64,70 @@ def run(
     dry_run: DryRun = False,
     no_preflight: NoPreflight = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard's files.")] = False,
+    nproc: Nproc = None,
+    nnodes: Nnodes = 1,
+    rdzv_endpoint: RdzvEndpoint = None,
+    rdzv_id: RdzvId = None,
+    max_restarts: MaxRestarts = 3,
 ) -> None:
     """Run experiments of the catalog with their baselines; repeat the command to continue, finished runs are skipped."""
     from oelm.train.stop import StopFlag
 
+    quiet_unless_first()
     with StopFlag() as stop, shown_warnings():
-        from oelm.experiments.plan import parse_seeds
-        from oelm.experiments.registry import load_catalog
-        from oelm.experiments.slots import choose_slots
-        from oelm.experiments.study import Study
-        from oelm.train.config import parse_override
+        study = _study(ids, budget, seeds, overrides, folder, model, root, tuned=tuned, baselines=not no_baseline)
+        runs = study.plan(load(catalog))
+        if is_worker():
+            work_together(study, runs, retry=retry, stop=stop, preflight=not no_preflight, tensorboard=tensorboard)
+        if nproc is not None and not dry_run:
+            ranks = ranks_of(nproc, nnodes, rdzv_endpoint, rdzv_id, max_restarts, gpus=gpus, jobs=jobs)
+            ended = run_by_ranks(context, study, runs, ranks, retry=retry, stop=stop)
+        else:
+            from oelm.experiments.slots import choose_slots
 
-        study = Study(
-            names=tuple(ids or ()),
-            budget=budget,
-            root=root,
-            seeds=parse_seeds(seeds) if seeds is not None else None,
-            changes=dict(map(parse_override, overrides or [])),
-            model=model,
-            copies=folder,
-            tuned=tuned,
-            baselines=not no_baseline,
-        )
-        runs = study.plan(load_catalog(catalog))
-        slots = choose_slots(gpus, jobs, budget=budget)
-        if dry_run:
-            _print_plan(runs, slots, root)
-            return
-        options = (("--tensorboard",) if tensorboard else ()) + (("--no-preflight",) if no_preflight else ())
-        ended = _run_all(study, runs, slots, retry=retry, stop=stop, options=options)
+            slots = choose_slots(gpus, jobs, budget=budget)
+            if dry_run:
+                _print_plan(runs, slots, root)
+                return
+            options = (("--tensorboard",) if tensorboard else ()) + (("--no-preflight",) if no_preflight else ())
+            ended = _run_all(study, runs, slots, retry=retry, stop=stop, options=options)
     _print_summary(runs, budget)
     _leave(ended)
+
+
+def _study(
+    ids: list[str] | None,
+    budget: str,
+    seeds: str | None,
+    overrides: list[str] | None,
+    folder: Path | None,
+    model: Path | None,
+    root: Path,
+    *,
+    tuned: bool,
+    baselines: bool,
+) -> Study:
+    from oelm.experiments.plan import parse_seeds
+    from oelm.experiments.study import Study
+    from oelm.train.config import parse_override
+
+    return Study(
+        names=tuple(ids or ()),
+        budget=budget,
+        root=root,
+        seeds=parse_seeds(seeds) if seeds is not None else None,
+        changes=dict(map(parse_override, overrides or [])),
+        model=model,
+        copies=folder,
+        tuned=tuned,
+        baselines=baselines,
+    )
+
+
+def load(catalog: Path | None) -> Catalog:
+    from oelm.experiments.registry import load_catalog
+
+    return load_catalog(catalog)
 
 
 def _run_all(
@@ -192,8 +233,7 @@ def _leave(jobs: Sequence[Job]) -> None:
             style="bold red",
             soft_wrap=True,
         )
-    code = REFUSED if failed else STOPPED if open_ else DONE
-    if code:
+    if code := code_of(jobs):
         raise typer.Exit(code)
 
 
@@ -219,8 +259,9 @@ def sweep(
     """Try the same grid on every arm (experiments and their baselines), and mark the best of each by validation."""
     from oelm.train.stop import StopFlag
 
+    refuse_worker("sweep")
+
     with StopFlag() as stop, shown_warnings():
-        from oelm.experiments.registry import load_catalog
         from oelm.experiments.slots import choose_slots
         from oelm.experiments.study import Study
         from oelm.experiments.sweep import conclude_sweep, parse_grid
@@ -228,7 +269,7 @@ def sweep(
 
         changes = dict(map(parse_override, overrides or []))
         study = Study(names=tuple(ids or ()), budget=budget, root=root, changes=changes, model=model, copies=folder)
-        plan = study.plan_sweep(load_catalog(catalog), parse_grid(grid or []), num_seeds=seeds)
+        plan = study.plan_sweep(load(catalog), parse_grid(grid or []), num_seeds=seeds)
         slots = choose_slots(gpus, jobs, budget=budget)
         if dry_run:
             _print_plan(plan.runs, slots, root)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oelm.cli.many import quiet_unless_first, world_of
 from oelm.cli.shell import TerminalWatch, out, print_result, reported, shown_warnings
 from oelm.errors import ConfigError
 
@@ -52,6 +53,7 @@ def train(
     """Train a GPT, or continue, extend or find finished the run that the same command started."""
     from oelm.train.stop import StopFlag
 
+    quiet_unless_first()
     # Before anything heavy is loaded: a signal during start-up shall end as well as one during training.
     with StopFlag() as stop, shown_warnings():
         from oelm.train.run import Options
@@ -74,9 +76,13 @@ def train(
         path = out_dir or Path("outputs") / "train" / size / run_config.variant / f"seed-{run_config.seed}"
         out.print(f"run directory: {path}", soft_wrap=True)
         options = Options(strict=strict, exact_step=exact_step, preflight=not no_preflight)
-        with TerminalWatch() as terminal, with_tensorboard(terminal, path, wanted=tensorboard) as watch:
-            result = run_training(run_config, path, stop=stop, watch=watch, options=options)
-    print_result(result, lambda figures: f"best PPL {figures['best_ppl']:.2f} at step {figures['best_step']}")
+        with (
+            world_of(run_config) as world,
+            TerminalWatch() as terminal,
+            with_tensorboard(terminal, path, wanted=tensorboard and world.is_writer) as watch,
+        ):
+            result = run_training(run_config, path, stop=stop, watch=watch, options=options, world=world)
+            print_result(result, lambda figures: f"best PPL {figures['best_ppl']:.2f} at step {figures['best_step']}")
 
 
 def _method_name(method: str | None, model_type: str | None) -> str | None:

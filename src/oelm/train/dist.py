@@ -57,7 +57,10 @@ class World:
     size: int = 1
     device: str = "cpu"
     timeout_s: float = TIMEOUT_S
+    # Handed to the gradients' sums: in all, and since the step before.
     reduced_bytes: int = 0
+    step_bytes: int = 0
+    _counted_bytes: int = 0
     _store: Any = None
     # Moves between CPUs, and notices at once when a process dies, whatever carries the gradients.
     _control: Any = None
@@ -103,6 +106,7 @@ class World:
         if self.size == 1:
             return list(losses)
         *known, stops = self._summed([*losses, _asked(stop)])
+        self.step_bytes, self._counted_bytes = self.reduced_bytes - self._counted_bytes, self.reduced_bytes
         _take_up(stop, bool(stops))
         return known
 
@@ -111,6 +115,10 @@ class World:
         if self.size > 1:
             _take_up(stop, bool(self._summed([_asked(stop)])[0]))
         return stop.requested()
+
+    def tell(self, number: int) -> int:
+        """Return the writer's number to all."""
+        return number if self.size == 1 else int(self._summed([number if self.is_writer else 0])[0])
 
     def gather(self, parts: Sequence[Floats]) -> list[Floats]:
         """Return everybody's parts, in the order first of each, second of each, ...; all must give equally many."""

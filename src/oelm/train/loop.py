@@ -62,6 +62,8 @@ def update(run: Session, batch: Batch) -> None:
     )
     synchronize(run.compute.device)
     run.state = run.state.advanced(tokens=batch.num_tokens)
+    if run.world.size > 1 and run.state.step - 1 in (run.started_at[1], *run.plan.moments):
+        run.tell_traffic()
     tell(run, outcome, lr=lr, seconds=time.perf_counter() - started, tokens=batch.num_tokens)
 
 

@@ -122,7 +122,7 @@ def _train(
             log.info("stopped by %s at step %d", session.stop.reason, session.state.step)
             return Result("stopped", session.state.step, out, None)
         with world.writer_first():
-            figures = finish(session) if world.is_writer else {}
+            figures = finish(session) if world.is_writer else read_json(out / "timing_stats.json")
         folder.set_status("done", session.progress())
         log.info("done at step %d", resolved.steps)
         return Result("done", resolved.steps, out, figures)

@@ -85,6 +85,17 @@ class Session:
             environment=environment(self.compute, processes=self.world.size),
         )
 
+    def tell_traffic(self) -> None:
+        """Say how many bytes of gradients the last step summed over the processes, and how many it would without freezing."""
+        whole = sum(parameter.nbytes for parameter in self.model.parameters())
+        summed = self.world.step_bytes
+        text = (
+            f"{summed:,} bytes of gradients summed in step {self.state.step} over {self.world.size} processes, "
+            f"{100 * (1 - summed / whole):.2f}% less than if all {whole // 4:,} parameters trained"
+        )
+        log.info("%s", text)
+        self.watch.on_remark(text)
+
     def eta_s(self) -> float | None:
         """Return the seconds left at this sitting's pace, everything between the steps included."""
         since, first = self.started_at

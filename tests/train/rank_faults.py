@@ -62,7 +62,7 @@ def _nan_on_rank_1(rank: int) -> None:
 
 def _killed_rank_1(rank: int) -> None:
     if rank == 1:
-        _at_backward(7, lambda loss: os.kill(os.getpid(), signal.SIGKILL))
+        _at_backward(11, lambda loss: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def _stopped_rank_1(rank: int) -> None:
@@ -72,12 +72,12 @@ def _stopped_rank_1(rank: int) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
             return loss
 
-        _at_backward(7, suspended)
+        _at_backward(11, suspended)
 
 
 def _killed_writer(rank: int) -> None:
     if rank == 0:
-        _at_backward(7, lambda loss: os.kill(os.getpid(), signal.SIGKILL))
+        _at_backward(11, lambda loss: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def _killed_while_saving(rank: int) -> None:

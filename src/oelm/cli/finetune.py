@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oelm.cli.many import quiet_unless_first, world_of
-from oelm.cli.shell import TerminalWatch, out, print_result, reported, shown_warnings
+from oelm.cli.many import quiet_unless_first, train_one
+from oelm.cli.shell import out, reported, shown_warnings
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ def finetune(
 
     quiet_unless_first()
     with StopFlag() as stop, shown_warnings():
-        from oelm.train.run import Options, train
-        from oelm.train.tensorboard import with_tensorboard
+        from oelm.train.run import Options
 
         if config is not None and (budget is not None or model is not None):
             raise ConfigError("--config already says model and size; leave out --budget and --model")
@@ -74,13 +73,7 @@ def finetune(
         path = out_dir or Path("outputs") / "finetune" / size / run_config.variant / f"seed-{run_config.seed}"
         out.print(f"run directory: {path}", soft_wrap=True)
         options = Options(strict=strict, preflight=not no_preflight)
-        with (
-            world_of(run_config) as world,
-            TerminalWatch() as terminal,
-            with_tensorboard(terminal, path, wanted=tensorboard and world.is_writer) as watch,
-        ):
-            result = train(run_config, path, stop=stop, watch=watch, options=options, world=world)
-            print_result(result, _accuracies)
+        train_one(run_config, path, _accuracies, stop=stop, options=options, tensorboard=tensorboard)
 
 
 def _method(name: str | None) -> dict[str, Any] | None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import TerminalWatch, err, out, printable
+from oelm.cli.shell import TerminalWatch, err, out, print_result, printable
 from oelm.errors import DONE, REFUSED, STOPPED, ConfigError, OelmError, RankLostError
 
 if TYPE_CHECKING:
@@ -20,11 +21,27 @@ if TYPE_CHECKING:
     from oelm.experiments.runner import Job
     from oelm.experiments.study import Study
     from oelm.experiments.torchrun import Ranks
-    from oelm.train.config import TrainConfig
+    from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig
     from oelm.train.dist import World
+    from oelm.train.run import Options
     from oelm.train.stop import StopFlag
 
 _OF_TORCHRUN = ("nproc", "nnodes", "rdzv_endpoint", "rdzv_id", "max_restarts")
+
+
+@dataclass(frozen=True)
+class How:
+    """How the runs of a study are run, as opposed to which."""
+
+    stop: StopFlag
+    retry: bool = False
+    preflight: bool = True
+    tensorboard: bool = False
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What a run's own process is to be told."""
+        return (("--tensorboard",) if self.tensorboard else ()) + (() if self.preflight else ("--no-preflight",))
 
 
 def is_worker() -> bool:
@@ -67,6 +84,25 @@ def world_of(config: TrainConfig) -> Iterator[World]:
     leave(code, is_lost=is_lost)
 
 
+def train_one(
+    config: RunConfig | FinetuneConfig,
+    path: Path,
+    headline: Callable[[dict[str, Any]], str],
+    *,
+    stop: StopFlag,
+    options: Options,
+    tensorboard: bool,
+) -> None:
+    """Train one run, on all processes that torchrun started, and say how it ended."""
+    from oelm.train.run import train
+    from oelm.train.tensorboard import with_tensorboard
+
+    with world_of(config) as world:
+        with TerminalWatch() as terminal, with_tensorboard(terminal, path, wanted=tensorboard and world.is_writer) as watch:
+            result = train(config, path, stop=stop, watch=watch, options=options, world=world)
+        print_result(result, headline)
+
+
 def same_command(context: typer.Context, *, without: Sequence[str] = ()) -> list[str]:
     """Return the present command's arguments as they were given, but for the options named."""
     options: list[str] = []
@@ -87,11 +123,15 @@ def same_command(context: typer.Context, *, without: Sequence[str] = ()) -> list
 
 
 def ranks_of(
-    nproc: int, nnodes: int, endpoint: str | None, name: str | None, max_restarts: int, *, gpus: str | None, jobs: int | None
-) -> Ranks:
-    """Return how a run is spread over processes; ConfigError where other options say it, too."""
+    nproc: int | None, nnodes: int, endpoint: str | None, name: str | None, max_restarts: int, *, gpus: Any, jobs: Any
+) -> Ranks | None:
+    """Return how a run is spread over processes, if it is; ConfigError where other options say it, too."""
     from oelm.experiments.torchrun import Ranks
 
+    if nproc is None:
+        if nnodes > 1 or endpoint is not None or name is not None:
+            raise ConfigError("--nnodes, --rdzv-endpoint and --rdzv-id need --nproc: how many processes on each host")
+        return None
     if gpus is not None or jobs is not None:
         raise ConfigError(
             "--gpus and --jobs spread runs, one process each; --nproc gives one run several processes, and they take the GPUs "
@@ -100,43 +140,39 @@ def ranks_of(
     return Ranks(nproc, nnodes, endpoint, name, max_restarts)
 
 
-def run_by_ranks(
-    context: typer.Context, study: Study, runs: Sequence[PlannedRun], ranks: Ranks, *, retry: bool, stop: StopFlag
-) -> list[Job]:
+def run_by_ranks(context: typer.Context, study: Study, runs: Sequence[PlannedRun], ranks: Ranks, how: How) -> list[Job]:
     """Let torchrun bring a study's runs to their end, each on several processes."""
     from oelm.experiments.torchrun import run_by_torchrun
 
     arguments = same_command(context, without=(*_OF_TORCHRUN, "retry"))
     where = printable(str(study.root))
     out.print(f"{len(runs)} runs at budget {study.budget}, each on {ranks.nproc * ranks.nnodes} processes; in {where}")
-    return run_by_torchrun(runs, study.root, ranks, arguments, stop=stop, retry=retry)
+    return run_by_torchrun(runs, study.root, ranks, arguments, stop=how.stop, retry=how.retry)
 
 
-def work_together(
-    study: Study, runs: Sequence[PlannedRun], *, retry: bool, stop: StopFlag, preflight: bool, tensorboard: bool
-) -> NoReturn:
+def work_together(study: Study, runs: Sequence[PlannedRun], how: How) -> NoReturn:
     """Be one of the processes that torchrun started for a study: train its runs one after the other, and leave."""
     from oelm.experiments.study import prepare_study
     from oelm.experiments.together import Together
     from oelm.train.run import Options
 
-    if tensorboard:
+    if how.tensorboard:
         raise ConfigError("--tensorboard is for runs on one process each; leave it out, metrics.jsonl holds the same numbers")
     with world_of(runs[0].config) as world, TerminalWatch() as terminal, QueueView(len(runs), 1, {}) as view:
         unready: dict[Path, str] = {}
         with world.writer_first():
             if world.is_writer:
-                given: dict[str, Any] = {"preflight": preflight, "retry": retry, "stop": stop}
+                given: dict[str, Any] = {"preflight": how.preflight, "retry": how.retry, "stop": how.stop}
                 unready = prepare_study(runs, folder=study.copies, watch=terminal, **given)
         queue = Together(
             runs,
             study.root,
             world,
-            stop=stop,
+            stop=how.stop,
             watch=view,
             run_watch=terminal,
-            retry=retry,
-            options=Options(preflight=preflight),
+            retry=how.retry,
+            options=Options(preflight=how.preflight),
             unready=unready,
         )
         raise typer.Exit(code_of(queue.run()))

@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -235,9 +236,12 @@ class World:
 
     def _why_lost(self, problem: RuntimeError) -> OelmError:
         assert self._store is not None
+        deadline = time.monotonic() + _LAST_WORDS_S
         with contextlib.suppress(RuntimeError):
-            self._store.wait([_REASON], timedelta(seconds=_LAST_WORDS_S))
-            return _error(self._store.get(_REASON))
+            while time.monotonic() < deadline:
+                if self._store.check([_REASON]):
+                    return _error(self._store.get(_REASON))
+                time.sleep(_LAST_WORDS_S / 20)
         return RankLostError(
             f"one of the {self.size} processes of this run ended or hangs ({str(problem).splitlines()[0][:200]}); nothing that "
             "was saved is lost: the same command continues from the last checkpoint"
@@ -276,7 +280,8 @@ def joined(device: str) -> Iterator[World]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     try:
         store, rank, size = next(rendezvous("env://", timeout=timeout))
-        store = PrefixStore("oelm", store)
+        # torchrun's store outlives a restart, and what the dead processes left in it leads nowhere.
+        store = PrefixStore(f"oelm/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         store.set_timeout(timeout)
         backend = "nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all check bench setup clean
+.PHONY: demo test test-all test-slurm check bench setup clean
 .DEFAULT_GOAL := demo
 
 demo: setup  ## train four small GPTs, compare them (under 5 minutes on 2 cores)
@@ -16,6 +16,9 @@ test: setup  ## every test but the slow ones
 test-all: setup  ## every test
 	@$(BIN)/pytest
 
+test-slurm: setup  ## real jobs through a real SLURM on this host; as root, installs Debian's slurm-wlm and munge first
+	@$(BIN)/python -m tests.slurm.one_host $(BIN)/pytest tests/slurm
+
 check: setup  ## lint, format, types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -26,6 +29,7 @@ bench: setup  ## ratios against transformers, a plain tiktoken script, and froze
 	@$(BIN)/python benchmarks/generation.py
 	@$(BIN)/python benchmarks/preparation.py
 	@$(BIN)/python benchmarks/finetuning.py
+	@$(BIN)/python benchmarks/ranks.py
 
 setup: $(STAMP)
 

@@ -24,11 +24,12 @@ from pathlib import Path
 
 PROGRAMS = ("sbatch", "slurmctld", "slurmd", "munged", "scontrol")
 _START_S = 60.0
+# cred_expire: a job that is queued again waits for its old credential to expire, by default two minutes.
 CONFIG = """\
 ClusterName=oelm
 SlurmctldHost={host}(127.0.0.1)
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root

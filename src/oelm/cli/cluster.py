@@ -74,9 +74,10 @@ def submit_study(
         out.print(printable(paths[1].read_text()), soft_wrap=True)
         out.print(f"written, not submitted: {', '.join(str(path) for path in paths)}", soft_wrap=True)
         return
+    folder, record = submit(jobs, config, study.root)
+    # Only now: what SLURM refused is not queued. Runs come after the data, so that none has begun yet.
     for run in left:
         enqueue(run, study.root, retry=how.retry)
-    folder, record = submit(jobs, config, study.root)
     out.print(
         f"submitted {len(left)} runs as job {record.runs_job}, after job {record.data_job} (data), before job "
         f"{record.report_job} (report); scripts and logs in {folder}. `oelm status` shows them, `oelm stop` cancels",

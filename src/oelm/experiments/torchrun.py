@@ -15,6 +15,7 @@ from oelm.errors import ConfigError, OelmError
 from oelm.experiments.launch import ask_to_stop, enqueue
 from oelm.experiments.plan import PlannedRun
 from oelm.experiments.runner import Job, is_done
+from oelm.train.dist import World
 from oelm.train.status import read_status
 from oelm.train.stop import StopFlag
 
@@ -45,6 +46,11 @@ class Ranks:
         if self.nnodes == 1 and (self.rdzv_endpoint or self.rdzv_id):
             raise ConfigError("--rdzv-endpoint and --rdzv-id are for several hosts; give --nnodes, too")
 
+    def check(self, runs: Sequence[PlannedRun]) -> None:
+        """Raise ConfigError where a run's batch does not divide among so many processes."""
+        for run in runs:
+            World(size=self.nproc * self.nnodes).micro_batch_size(run.config.batch_size, run.config.micro_batch_size)
+
     def command(self, arguments: Sequence[str]) -> list[str]:
         """Return the argv that runs `oelm` with these arguments on every process."""
         meeting = ["--standalone"]
@@ -67,6 +73,7 @@ def run_by_torchrun(
 
     How it ended is read from the runs' status.json: torchrun's exit code is the same whatever happened.
     """
+    ranks.check(runs)
     for run in runs:
         enqueue(run, root, retry=retry)
     while any(judged(run).state == "waiting" for run in runs) and not stop.requested():

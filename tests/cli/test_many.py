@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -67,6 +68,25 @@ def test_torchrun_itself_runs_the_same_command(place: Path) -> None:
     assert trained.count("done: best PPL") == 1
     first, second = (read_metrics(path / "metrics.jsonl") for path in (place / "alone", run_of(place, "mine-01")))
     assert [row.get("loss") for row in first] == [row.get("loss") for row in second]
+
+
+@pytest.mark.slow
+def test_two_hosts_meet_where_the_command_says(place: Path) -> None:
+    """Two launchers, as on two hosts that share a disk."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    meeting = ["--nproc", "1", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test"]
+    command = [*OELM, "run", "mine-01", "--budget", "smoke", *meeting]
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    hosts = [subprocess.Popen(command, cwd=place, text=True, **told) for _ in range(2)]
+    try:
+        printed = [host.communicate(timeout=240)[0] for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    assert [host.returncode for host in hosts] == [0, 0], printed
+    status = read_status(run_of(place, "mine-01"))
+    assert status is not None and (status.status, status.device) == ("done", "cpu x2")
 
 
 @pytest.mark.slow

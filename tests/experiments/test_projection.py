@@ -58,3 +58,10 @@ def test_command_says_that_it_is_paper() -> None:
     assert result.exit_code == 0, result.output
     assert "calculated on paper, not measured" in " ".join(result.output.split())
     assert "10 runs at paper" in result.output
+
+
+def test_guide_prints_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = CliRunner(env={"COLUMNS": "128"}).invoke(app, ["project", "study"]).output
+    guide = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    _, _, block = guide.partition("$ oelm project study\n")
+    assert block.partition("\n```")[0].split() == printed.split()

@@ -77,7 +77,8 @@ def world_of(config: TrainConfig) -> Iterator[World]:
         with joined(choose_compute(config.device, config.precision, look()).device) as world, world.guarded():
             yield world
     except OelmError as problem:
-        err.print(f"error: {printable(str(problem))}", style="bold red", soft_wrap=True)
+        word, style = ("stopped", "bold yellow") if problem.exit_code == STOPPED else ("error", "bold red")
+        err.print(f"{word}: {printable(str(problem))}", style=style, soft_wrap=True)
         code, is_lost = problem.exit_code, isinstance(problem, RankLostError)
     except typer.Exit as ended:
         code = ended.exit_code

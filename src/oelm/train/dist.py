@@ -172,13 +172,15 @@ class World:
     def _beating(self) -> Iterator[bytearray]:
         """Tell the waiting that the writer is alive until the block ends; then how it ended."""
         message, over = bytearray([_WELL]), threading.Event()
+        lost: list[RuntimeError] = []
 
         def beat() -> None:
-            # A peer that is gone is noticed by the next collective of the block's own thread.
-            with contextlib.suppress(RuntimeError):
+            try:
                 while not over.wait(_BEAT_S):
                     self._broadcast(bytes([_BEAT]))
                 self._broadcast(bytes(message))
+            except RuntimeError as problem:
+                lost.append(problem)
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
@@ -186,7 +188,9 @@ class World:
             yield message
         finally:
             over.set()
-            thread.join(self.timeout_s)
+            thread.join()
+        if lost:
+            raise lost[0]
 
     def _wait_for_writer(self) -> None:
         while (told := self._broadcast(b""))[0] == _BEAT:

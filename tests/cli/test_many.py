@@ -77,8 +77,9 @@ def test_two_hosts_meet_where_the_command_says(place: Path) -> None:
         port = probe.getsockname()[1]
     meeting = ["--nproc", "1", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "test"]
     command = [*OELM, "run", "mine-01", "--budget", "smoke", *meeting]
-    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    hosts = [subprocess.Popen(command, cwd=place, text=True, **told) for _ in range(2)]
+    hosts = [
+        subprocess.Popen(command, cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(2)
+    ]
     try:
         printed = [host.communicate(timeout=240)[0] for host in hosts]
     finally:

@@ -100,7 +100,7 @@ def test_refusal_by_sbatch_is_told_and_leaves_nothing_in_the_queue(
     program(
         programs,
         "sbatch",
-        'case "$1" in *data*) echo "Submitted batch job 41";; '
+        'case "$*" in *data.sbatch*) echo "Submitted batch job 41";; '
         '*) echo "sbatch: error: Invalid account or account/partition combination specified" >&2; exit 1;; esac',
     )
     program(programs, "scancel", f'echo "$@" > {shlex.quote(str(tmp_path / "cancelled"))}')

@@ -42,13 +42,11 @@ exit "$code"
 """
 
 
-def runs_script(
-    runs: Sequence[PlannedRun], options: Sequence[str], config: ClusterConfig, *, folder: Path, after: str | None = None
-) -> str:
+def runs_script(runs: Sequence[PlannedRun], options: Sequence[str], config: ClusterConfig, *, folder: Path) -> str:
     """Return the script of a job array with one member a run; `options` are those of `oelm run` that all share."""
     array = f"0-{len(runs) - 1}" + (f"%{config.array_limit}" if config.array_limit is not None else "")
     header = [
-        *_header("oelm-runs", config, log=folder / "run-%A_%a.log", after=after),
+        *_header("oelm-runs", config, log=folder / "run-%A_%a.log"),
         *_named("gres", config.gres),
         *_named("cpus-per-task", config.cpus_per_task),
         *_named("mem", config.mem),
@@ -63,20 +61,18 @@ def runs_script(
     return _script("One member a run. By hand: sbatch runs.sbatch", header, config, body)
 
 
-def single_script(
-    name: str, why: str, arguments: Sequence[str], config: ClusterConfig, *, folder: Path, after: str | None = None
-) -> str:
+def single_script(name: str, why: str, arguments: Sequence[str], config: ClusterConfig, *, folder: Path) -> str:
     """Return the script of one job that needs no GPU: preparing the data, or the report."""
     plain = config.model_copy(update={"partition": config.cpu_partition or config.partition})
     header = [
-        *_header(f"oelm-{name}", plain, log=folder / f"{name}-%j.log", after=after),
+        *_header(f"oelm-{name}", plain, log=folder / f"{name}-%j.log"),
         *_named("cpus-per-task", config.cpus_per_task),
         *_named("mem", config.mem),
     ]
     return _script(f"{why} By hand: sbatch {name}.sbatch", header, config, f"exec {shlex.join([*OELM, *arguments])}\n")
 
 
-def _header(name: str, config: ClusterConfig, *, log: Path, after: str | None) -> list[str]:
+def _header(name: str, config: ClusterConfig, *, log: Path) -> list[str]:
     return [
         *_named("job-name", name),
         *_named("partition", config.partition),
@@ -87,7 +83,6 @@ def _header(name: str, config: ClusterConfig, *, log: Path, after: str | None) -
         *_named("chdir", Path.cwd()),
         *_named("output", log),
         "#SBATCH --open-mode=append",
-        *((*_named("dependency", after), "#SBATCH --kill-on-invalid-dep=yes") if after is not None else ()),
     ]
 
 

@@ -118,28 +118,29 @@ def submission_folder(root: Path, runs: Sequence[PlannedRun]) -> Path:
     return root / FOLDER / f"{moment}-{digest[:6]}"
 
 
-def write_scripts(jobs: Jobs, config: ClusterConfig, folder: Path, *, after: Mapping[str, str] | None = None) -> list[Path]:
-    """Write the scripts of a submission: data, runs, report; `after` says on which jobs each waits."""
-    place, waits = folder.absolute(), after or {}
-    data = single_script("data", "Prepares what the runs read.", jobs.data, config, folder=place)
-    runs = runs_script(jobs.runs, jobs.options, config, folder=place, after=waits.get("runs"))
-    report = single_script("report", "Reports on the runs.", jobs.report, config, folder=place, after=waits.get("report"))
-    paths = [folder / f"{name}.sbatch" for name in ("data", "runs", "report")]
-    for path, text in zip(paths, (data, runs, report), strict=True):
-        write_text(path, text)
-    return paths
+def write_scripts(jobs: Jobs, config: ClusterConfig, folder: Path) -> tuple[Path, Path, Path]:
+    """Write the scripts of a submission: data, runs, report."""
+    place = folder.absolute()
+    texts = {
+        "data": single_script("data", "Prepares what the runs read.", jobs.data, config, folder=place),
+        "runs": runs_script(jobs.runs, jobs.options, config, folder=place),
+        "report": single_script("report", "Reports on the runs.", jobs.report, config, folder=place),
+    }
+    for name, text in texts.items():
+        write_text(folder / f"{name}.sbatch", text)
+    return folder / "data.sbatch", folder / "runs.sbatch", folder / "report.sbatch"
 
 
 def submit(jobs: Jobs, config: ClusterConfig, root: Path) -> tuple[Path, Submission]:
     """Submit data, then the array of runs, then the report, each waiting for the one before; all of them or none."""
     folder = submission_folder(root, jobs.runs)
+    data, runs, report = write_scripts(jobs, config, folder)
     submitted: list[str] = []
     try:
-        submitted.append(_sbatch(write_scripts(jobs, config, folder)[0]))
-        waits = {"runs": f"afterok:{submitted[0]}"}
-        submitted.append(_sbatch(write_scripts(jobs, config, folder, after=waits)[1]))
-        waits["report"] = f"afterany:{submitted[1]}"
-        submitted.append(_sbatch(write_scripts(jobs, config, folder, after=waits)[2]))
+        submitted.append(_sbatch(data))
+        # A job whose data cannot be had shall not wait for ever.
+        submitted.append(_sbatch(runs, f"--dependency=afterok:{submitted[0]}", "--kill-on-invalid-dep=yes"))
+        submitted.append(_sbatch(report, f"--dependency=afterany:{submitted[1]}"))
     except ClusterError:
         if submitted:
             with contextlib.suppress(ClusterError):
@@ -152,9 +153,9 @@ def submit(jobs: Jobs, config: ClusterConfig, root: Path) -> tuple[Path, Submiss
     return folder, record
 
 
-def _sbatch(script: Path) -> str:
+def _sbatch(script: Path, *options: str) -> str:
     try:
-        said = ask("sbatch", str(script))
+        said = ask("sbatch", *options, str(script))
     except ClusterError as problem:
         raise ClusterError(f"{problem}. The script is {script}; nothing of this submission is left in the queue") from None
     if (found := _JOB.search(said)) is None:

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif("oelm-slurm-" not in os.environ.get("SLURM_CONF", ""), reason="no SLURM of ours; make test-slurm"),
 ]
-LIMIT_S = 240.0
+LIMIT_S = 400.0
 # Long enough to be caught in the middle.
 LONG = ("--set", "steps=1500", "--set", "save_every=1500", "--set", "eval_every=1500", "--seeds", "0-0", "--no-baseline")
 

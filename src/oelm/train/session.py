@@ -155,10 +155,11 @@ def build_session(
 
 
 def _forward(model: nn.Module, config: TrainConfig, world: World) -> nn.Module:
-    """Return what a training step calls: the model, shared among the processes, compiled."""
+    """Return what a training step calls: the model, compiled where asked for, shared among the processes."""
+    # Compiled inside and not around: whether a backward pass sums gradients is decided for each, outside of what is compiled.
+    called: nn.Module = torch.compile(model) if config.compile else model  # type: ignore[assignment]
     # A pretrained classifier may have weights that this task does not use.
-    shared = world.wrap(model, may_skip=not isinstance(config, RunConfig))
-    return torch.compile(shared) if config.compile else shared  # type: ignore[return-value]
+    return world.wrap(called, may_skip=not isinstance(config, RunConfig))
 
 
 def _optimizer(

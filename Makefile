@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all test-faults soak mutants check bench figures setup clean
+.PHONY: demo test test-all test-faults test-slurm soak mutants check bench figures setup clean
 .DEFAULT_GOAL := demo
 
 demo: setup  ## train four small GPTs, compare them (under 5 minutes on 2 cores)
@@ -29,6 +29,9 @@ soak: setup  ## a runner and its runs killed at random for MINUTES; every run mu
 mutants: setup  ## thirty one-line faults in the code, one at a time: the tests must notice
 	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/python -m tests.faults.mutants
 
+test-slurm: setup  ## real jobs through a real SLURM on this host; as root, installs Debian's slurm-wlm and munge first
+	@$(BIN)/python -m tests.slurm.one_host $(BIN)/pytest tests/slurm
+
 check: setup  ## lint, format, types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -39,6 +42,7 @@ bench: setup  ## ratios against transformers, a plain tiktoken script, and froze
 	@$(BIN)/python benchmarks/generation.py
 	@$(BIN)/python benchmarks/preparation.py
 	@$(BIN)/python benchmarks/finetuning.py
+	@$(BIN)/python benchmarks/ranks.py
 
 figures: setup  ## write the tables of README and docs anew from the records under results/
 	@$(BIN)/python studies/figures.py

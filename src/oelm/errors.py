@@ -73,3 +73,13 @@ class StoppedError(OelmError):
     """A stop was asked for before there was anything to save."""
 
     exit_code = STOPPED
+
+
+class RankLostError(OelmError):
+    """A process of a run on several ended, hangs or never came; the run can go on from its last checkpoint."""
+
+    exit_code = STOPPED
+
+
+class ClusterError(OelmError):
+    """SLURM is not there, or does not take what was asked for."""

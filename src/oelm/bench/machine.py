@@ -20,7 +20,6 @@ _EXTRAS = {
     "data": ("datasets", "tiktoken"),
     "report": ("scipy", "altair", "vl_convert", "jinja2"),
     "gpu": ("pynvml",),
-    "slurm": ("submitit",),
     "track": ("tensorboard",),
 }
 _PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,6 +40,7 @@ def examine() -> dict[str, str]:
         "memory free": gibibytes(memory) if memory is not None else "unknown",
         "disk free here": gibibytes(disk),
         "cache": str(cache_root()),
+        "SLURM": "jobs can be submitted from here" if shutil.which("sbatch") else "not here",
         "extras": ", ".join(f"{name}: {_extra_state(modules)}" for name, modules in _EXTRAS.items()),
     }
 

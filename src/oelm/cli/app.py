@@ -20,6 +20,7 @@ from oelm.cli.finetune import finetune
 from oelm.cli.generate import generate
 from oelm.cli.inspect import inspect
 from oelm.cli.logs import logs
+from oelm.cli.project import project
 from oelm.cli.report import compare, log, report
 from oelm.cli.run import run, sweep, work
 from oelm.cli.status import status
@@ -57,6 +58,7 @@ app.command()(show)
 app.command()(run)
 app.command()(sweep)
 app.command(hidden=True)(work)
+app.command()(project)
 app.command()(status)
 app.command()(logs)
 app.command()(stop)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oelm.cli.shell import TerminalWatch, out, print_result, reported, shown_warnings
+from oelm.cli.many import quiet_unless_first, train_one
+from oelm.cli.shell import out, reported, shown_warnings
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ def finetune(
     """Train a classifier, or continue or find finished the run that the same command started."""
     from oelm.train.stop import StopFlag
 
+    quiet_unless_first()
     with StopFlag() as stop, shown_warnings():
-        from oelm.train.run import Options, train
-        from oelm.train.tensorboard import with_tensorboard
+        from oelm.train.run import Options
 
         if config is not None and (budget is not None or model is not None):
             raise ConfigError("--config already says model and size; leave out --budget and --model")
@@ -71,10 +72,8 @@ def finetune(
         size = (budget or "laptop") if config is None else "custom"
         path = out_dir or Path("outputs") / "finetune" / size / run_config.variant / f"seed-{run_config.seed}"
         out.print(f"run directory: {path}", soft_wrap=True)
-        with TerminalWatch() as terminal, with_tensorboard(terminal, path, wanted=tensorboard) as watch:
-            options = Options(strict=strict, preflight=not no_preflight)
-            result = train(run_config, path, stop=stop, watch=watch, options=options)
-    print_result(result, _accuracies)
+        options = Options(strict=strict, preflight=not no_preflight)
+        train_one(run_config, path, _accuracies, stop=stop, options=options, tensorboard=tensorboard)
 
 
 def _method(name: str | None) -> dict[str, Any] | None:

@@ -42,7 +42,7 @@ class QueueView:
 
     def on_start(self, job: Job) -> None:
         if not out.is_terminal:
-            out.print(f"started {job.run.name} on {job.slot.name if job.slot else 'another process'}", soft_wrap=True)
+            out.print(f"started {job.run.name}{f' on {job.slot.name}' if job.slot else ''}", soft_wrap=True)
 
     def on_end(self, job: Job) -> None:
         self._ended += 1

@@ -5,23 +5,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from oelm.cli.cluster import Account, ArrayLimit, Gres, Partition, Slurm, Time, Wish, submit_study
+from oelm.cli.many import How, code_of, is_worker, quiet_unless_first, ranks_of, refuse_worker, run_by_ranks, work_together
 from oelm.cli.queue import QueueView
 from oelm.cli.shell import TerminalWatch, err, out, printable, reported, roughly, shown_warnings
-from oelm.errors import DONE, REFUSED, STOPPED, ConfigError
+from oelm.errors import STOPPED, ConfigError, DataError
 
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
+    from oelm.experiments.registry import Catalog
     from oelm.experiments.runner import Job, Slots
     from oelm.experiments.study import Study
     from oelm.experiments.sweep import SweepRecord
-    from oelm.train.stop import StopFlag
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="Experiments or groups of `oelm list`.")]
 Budget = Annotated[str, typer.Option(help="Size of it all: paper, laptop or smoke.")]
+Seeds = Annotated[
+    str | None, typer.Option(help="How many (5: 0 to 4), a range (5-9) or a list; default: as the catalog plans.")
+]
 Gpus = Annotated[str | None, typer.Option(help="'2,3', 'auto' (those really free) or 'none'; default: auto if there are any.")]
 Jobs = Annotated[int | None, typer.Option(help="Runs at once on the CPU; its threads are divided among them.")]
 Overrides = Annotated[
@@ -34,15 +39,19 @@ Out = Annotated[Path, typer.Option("--out", help="Where runs go.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Take up runs again that failed before.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan with times, and start nothing.")]
 NoPreflight = Annotated[bool, typer.Option("--no-preflight", help="Skip the checks of memory and disk.")]
+Nproc = Annotated[int | None, typer.Option(min=1, help="Processes for each run, by torchrun: one a GPU, or shares of the CPU.")]
+Nnodes = Annotated[int, typer.Option(min=1, help="Hosts that work on each run; give the same command on each.")]
+RdzvEndpoint = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the hosts meet.")]
+RdzvId = Annotated[str | None, typer.Option(help="The name under which they meet.")]
+MaxRestarts = Annotated[int, typer.Option(min=0, help="How often to go on by itself after a process was lost.")]
 
 
 @reported
 def run(
+    context: typer.Context,
     ids: Ids = None,
     budget: Budget = "laptop",
-    seeds: Annotated[
-        str | None, typer.Option(help="How many (5: 0 to 4), a range (5-9) or a list; default: as the catalog plans.")
-    ] = None,
+    seeds: Seeds = None,
     gpus: Gpus = None,
     jobs: Jobs = None,
     overrides: Overrides = None,
@@ -56,59 +65,108 @@ def run(
     dry_run: DryRun = False,
     no_preflight: NoPreflight = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard's files.")] = False,
+    nproc: Nproc = None,
+    nnodes: Nnodes = 1,
+    rdzv_endpoint: RdzvEndpoint = None,
+    rdzv_id: RdzvId = None,
+    max_restarts: MaxRestarts = 3,
+    slurm: Slurm = False,
+    partition: Partition = None,
+    account: Account = None,
+    gres: Gres = None,
+    time: Time = None,
+    array_limit: ArrayLimit = None,
+    prepare_only: Annotated[bool, typer.Option("--prepare-only", help="Prepare the data, and train nothing.")] = False,
 ) -> None:
     """Run experiments of the catalog with their baselines; repeat the command to continue, finished runs are skipped."""
     from oelm.train.stop import StopFlag
 
+    quiet_unless_first()
     with StopFlag() as stop, shown_warnings():
-        from oelm.experiments.plan import parse_seeds
-        from oelm.experiments.registry import load_catalog
-        from oelm.experiments.slots import choose_slots
-        from oelm.experiments.study import Study
-        from oelm.train.config import parse_override
-
-        study = Study(
-            names=tuple(ids or ()),
-            budget=budget,
-            root=root,
-            seeds=parse_seeds(seeds) if seeds is not None else None,
-            changes=dict(map(parse_override, overrides or [])),
-            model=model,
-            copies=folder,
-            tuned=tuned,
-            baselines=not no_baseline,
-        )
-        runs = study.plan(load_catalog(catalog))
-        slots = choose_slots(gpus, jobs, budget=budget)
-        if dry_run:
-            _print_plan(runs, slots, root)
+        study = _study(ids, budget, seeds, overrides, folder, model, root, tuned=tuned, baselines=not no_baseline)
+        runs = study.plan(load(catalog))
+        how = How(stop, retry=retry, preflight=not no_preflight, tensorboard=tensorboard)
+        wish = Wish(partition, account, gres, time, array_limit)
+        if wish.is_for_slurm(slurm):
+            submit_study(context, study, runs, wish, how, dry_run=dry_run)
             return
-        options = (("--tensorboard",) if tensorboard else ()) + (("--no-preflight",) if no_preflight else ())
-        ended = _run_all(study, runs, slots, retry=retry, stop=stop, options=options)
+        if prepare_only or dry_run:
+            _prepare(study, runs, how) if prepare_only else _print_plan(runs, _slots(gpus, jobs, budget), root)
+            return
+        if is_worker():
+            work_together(study, runs, how)
+        ranks = ranks_of(nproc, nnodes, rdzv_endpoint, rdzv_id, max_restarts, gpus=gpus, jobs=jobs)
+        if ranks is not None:
+            ended = run_by_ranks(context, study, runs, ranks, how)
+        else:
+            ended = _run_all(study, runs, _slots(gpus, jobs, budget), how)
     _print_summary(runs, budget)
     _leave(ended)
 
 
-def _run_all(
-    study: Study,
-    runs: Sequence[PlannedRun],
-    slots: Slots,
+def _study(
+    ids: list[str] | None,
+    budget: str,
+    seeds: str | None,
+    overrides: list[str] | None,
+    folder: Path | None,
+    model: Path | None,
+    root: Path,
     *,
-    retry: bool,
-    stop: StopFlag,
-    options: tuple[str, ...],
-) -> list[Job]:
+    tuned: bool,
+    baselines: bool,
+) -> Study:
+    from oelm.experiments.plan import parse_seeds
+    from oelm.experiments.study import Study
+    from oelm.train.config import parse_override
+
+    return Study(
+        names=tuple(ids or ()),
+        budget=budget,
+        root=root,
+        seeds=parse_seeds(seeds) if seeds is not None else None,
+        changes=dict(map(parse_override, overrides or [])),
+        model=model,
+        copies=folder,
+        tuned=tuned,
+        baselines=baselines,
+    )
+
+
+def _prepare(study: Study, runs: Sequence[PlannedRun], how: How) -> None:
+    """Prepare what runs read, and raise what keeps any of them from starting."""
+    from oelm.experiments.study import prepare_study
+
+    with TerminalWatch() as watch:
+        unready = prepare_study(runs, folder=study.copies, stop=how.stop, watch=watch, preflight=how.preflight, retry=how.retry)
+    for path, problem in unready.items():
+        raise DataError(f"{path}: {problem}")
+
+
+def _slots(gpus: str | None, jobs: int | None, budget: str) -> Slots:
+    from oelm.experiments.slots import choose_slots
+
+    return choose_slots(gpus, jobs, budget=budget)
+
+
+def load(catalog: Path | None) -> Catalog:
+    from oelm.experiments.registry import load_catalog
+
+    return load_catalog(catalog)
+
+
+def _run_all(study: Study, runs: Sequence[PlannedRun], slots: Slots, how: How) -> list[Job]:
     from oelm.experiments.runner import Runner
     from oelm.experiments.study import prepare_study, unfinished
 
     done = len(runs) - len(unfinished(runs))
     where = printable(str(study.root))
     out.print(f"{len(runs)} runs at budget {study.budget}, {done} of them done; {slots}; in {where}", soft_wrap=True)
+    given: dict[str, Any] = {"stop": how.stop, "retry": how.retry}
     with TerminalWatch() as watch:
-        preflight = "--no-preflight" not in options
-        unready = prepare_study(runs, folder=study.copies, stop=stop, watch=watch, preflight=preflight, retry=retry)
+        unready = prepare_study(runs, folder=study.copies, watch=watch, preflight=how.preflight, **given)
     with QueueView(len(runs), _count(slots), {}) as view:
-        return Runner(runs, study.root, slots, stop=stop, watch=view, retry=retry, options=options, unready=unready).run()
+        return Runner(runs, study.root, slots, watch=view, options=how.options, unready=unready, **given).run()
 
 
 def _count(slots: Slots) -> int:
@@ -192,8 +250,7 @@ def _leave(jobs: Sequence[Job]) -> None:
             style="bold red",
             soft_wrap=True,
         )
-    code = REFUSED if failed else STOPPED if open_ else DONE
-    if code:
+    if code := code_of(jobs):
         raise typer.Exit(code)
 
 
@@ -219,22 +276,21 @@ def sweep(
     """Try the same grid on every arm (experiments and their baselines), and mark the best of each by validation."""
     from oelm.train.stop import StopFlag
 
+    refuse_worker("sweep")
+
     with StopFlag() as stop, shown_warnings():
-        from oelm.experiments.registry import load_catalog
-        from oelm.experiments.slots import choose_slots
         from oelm.experiments.study import Study
         from oelm.experiments.sweep import conclude_sweep, parse_grid
         from oelm.train.config import parse_override
 
         changes = dict(map(parse_override, overrides or []))
         study = Study(names=tuple(ids or ()), budget=budget, root=root, changes=changes, model=model, copies=folder)
-        plan = study.plan_sweep(load_catalog(catalog), parse_grid(grid or []), num_seeds=seeds)
-        slots = choose_slots(gpus, jobs, budget=budget)
+        plan = study.plan_sweep(load(catalog), parse_grid(grid or []), num_seeds=seeds)
+        slots = _slots(gpus, jobs, budget)
         if dry_run:
             _print_plan(plan.runs, slots, root)
             return
-        options = ("--no-preflight",) if no_preflight else ()
-        ended = _run_all(study, plan.runs, slots, retry=retry, stop=stop, options=options)
+        ended = _run_all(study, plan.runs, slots, How(stop, retry=retry, preflight=not no_preflight))
         for record in conclude_sweep(plan):
             _print_sweep(record)
     _leave(ended)

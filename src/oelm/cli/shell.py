@@ -57,7 +57,7 @@ def shown_warnings() -> Iterator[None]:
     """Let warnings of the library reach the terminal while a command runs."""
     handler = logging.StreamHandler(sys.stderr)
     # Errors end the command and are printed by `reported`, once.
-    handler.addFilter(lambda record: record.levelno == logging.WARNING)
+    handler.addFilter(lambda record: record.levelno == logging.WARNING and not err.quiet)
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
     logging.getLogger("oelm").addHandler(handler)
     try:

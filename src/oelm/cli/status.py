@@ -21,6 +21,7 @@ from oelm.errors import ConfigError, OelmError
 if TYPE_CHECKING:
     from oelm.experiments.curves import Drawing
     from oelm.experiments.monitor import Gap, RunView
+    from oelm.experiments.slurm import JobState
 
 _HEADINGS = ("experiment", "budget", "variant", "seed", "state", "step", "best", "gap", "ETA", "loss", "s/step", "device")
 _RIGHT = {"seed", "step", "loss", "best", "gap", "ETA", "s/step"}
@@ -55,15 +56,22 @@ def status(
         views = find_runs(out_dir, ids or [], budget=budget, groups=groups, strict=not watch)
         if not views:
             return Text(no_answer(out_dir, ids or [], budget))
-        return _page(views, baselines, lines=lines, curves=curves)
+        return _page(views, baselines, jobs_of(out_dir), lines=lines, curves=curves)
 
     if as_json:
         views = find_runs(out_dir, ids or [], budget=budget, groups=groups)
-        _print_json(views, baselines)
+        _print_json(views, baselines, jobs_of(out_dir))
     elif watch:
         _watch(page, show_all=show_all)
     else:
         _show(page(None if show_all or not out.is_terminal else _MAX_LINES))
+
+
+def jobs_of(root: Path) -> dict[Path, JobState]:
+    """Return what SLURM says of the runs that were submitted to it; asked only where some were."""
+    from oelm.experiments.slurm import job_states
+
+    return job_states(root)
 
 
 def load_known() -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -132,13 +140,20 @@ def _watch(page: Callable[[int | None], Text], *, show_all: bool) -> None:
         return
 
 
-def _page(views: Sequence[RunView], baselines: Mapping[str, str], *, lines: int | None, curves: bool) -> Text:
+def _page(
+    views: Sequence[RunView],
+    baselines: Mapping[str, str],
+    jobs: Mapping[Path, JobState],
+    *,
+    lines: int | None,
+    curves: bool,
+) -> Text:
     """Return all that is shown; over `lines` runs, those under way and one line for each group of the others."""
     from oelm.experiments.monitor import ALIVE, gaps
 
     is_short = lines is not None and len(views) > lines
     shown = [view for view in views if view.state in ALIVE] if is_short else views
-    parts = [_table(shown, gaps(shown, baselines))] if shown else []
+    parts = [_table(shown, gaps(shown, baselines), jobs)] if shown else []
     if is_short:
         parts.append(_summary(views))
     parts.append(_footer(views))
@@ -147,9 +162,13 @@ def _page(views: Sequence[RunView], baselines: Mapping[str, str], *, lines: int 
     return Text("\n\n").join(parts)
 
 
-def _table(views: Sequence[RunView], distances: Sequence[Gap | None]) -> Text:
+def _table(views: Sequence[RunView], distances: Sequence[Gap | None], jobs: Mapping[Path, JobState]) -> Text:
     rows = [_cells(view, gap) for view, gap in zip(views, distances, strict=True)]
-    return _aligned(_HEADINGS, rows, right=_RIGHT, styled="state")
+    if not jobs:
+        return _aligned(_HEADINGS, rows, right=_RIGHT, styled="state")
+    told = [str(jobs.get(view.path, "")) for view in views]
+    with_jobs = [[*row, one_line(text)] for row, text in zip(rows, told, strict=True)]
+    return _aligned((*_HEADINGS, "SLURM"), with_jobs, right=_RIGHT, styled="state")
 
 
 def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: set[str], styled: str = "") -> Text:
@@ -273,16 +292,17 @@ def _coloured(drawing: Drawing) -> Text:
     return text
 
 
-def _print_json(views: Sequence[RunView], baselines: Mapping[str, str]) -> None:
+def _print_json(views: Sequence[RunView], baselines: Mapping[str, str], jobs: Mapping[Path, JobState]) -> None:
     from oelm.experiments.monitor import gaps
 
-    rows = [_json_row(view, gap) for view, gap in zip(views, gaps(views, baselines), strict=True)]
+    rows = [_json_row(view, gap, jobs) for view, gap in zip(views, gaps(views, baselines), strict=True)]
     # ASCII: what a run calls itself may hold what drives a terminal.
     typer.echo(json.dumps(rows, indent=2, allow_nan=False))
 
 
-def _json_row(view: RunView, gap: Gap | None) -> dict[str, Any]:
+def _json_row(view: RunView, gap: Gap | None, jobs: Mapping[Path, JobState]) -> dict[str, Any]:
     name = {key: getattr(view, key) for key in ("experiment", "budget", "variant", "seed", "state")}
     said = view.status.model_dump(exclude={"status"}) if view.status is not None else {}
     distance = None if gap is None else {"value": gap.value, "unit": gap.unit, "step": gap.step}
-    return {**name, "path": str(view.path), **said, "gap": distance}
+    job = {"slurm": {"job": jobs[view.path].job, "state": jobs[view.path].state}} if view.path in jobs else {}
+    return {**name, "path": str(view.path), **said, "gap": distance, **job}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from oelm.cli.shell import err, out, printable, reported
-from oelm.cli.status import find_runs, load_known, no_answer
+from oelm.cli.status import find_runs, jobs_of, load_known, no_answer
 from oelm.errors import ConfigError, RunDirError
 
 if TYPE_CHECKING:
     from oelm.experiments.monitor import RunView
+    from oelm.experiments.slurm import JobState
     from oelm.experiments.upkeep import Asked
 
 
@@ -25,13 +27,16 @@ def stop(
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait for runs to save and end.")] = 60.0,
 ) -> None:
     """Ask running runs to save and end, and take queued ones off the queue; the command that began them continues them."""
+    from oelm.experiments.slurm import cancel
     from oelm.experiments.upkeep import ask_to_stop
 
     views = named_runs(ids, everything, out_dir, budget=None)
     if not views:
         out.print(no_answer(out_dir, ids or [], None), soft_wrap=True)
         return
+    cancelled = cancel(jobs_of(out_dir), {view.path for view in views})
     asked = ask_to_stop(views)
+    _leave_to_slurm(asked, cancelled)
     _tell(asked)
     left = _wait(asked, timeout_s)
     if left or asked.refused:
@@ -40,6 +45,15 @@ def stop(
             f"{len(left) + len(asked.refused)} run(s) still there: {names}. They end at their next step once saved: "
             "`oelm status` shows when; `oelm stop` again with a longer --timeout waits for it"
         )
+
+
+def _leave_to_slurm(asked: Asked, cancelled: Mapping[Path, JobState]) -> None:
+    """Say which runs SLURM was asked to end; those on other hosts are not left alone then, but waited for."""
+    for path, state in cancelled.items():
+        out.print(f"{path}: SLURM job {state.job} ({state.state}) asked to end", soft_wrap=True)
+    reached = [view for view in asked.elsewhere if view.path in cancelled]
+    asked.elsewhere = [view for view in asked.elsewhere if view.path not in cancelled]
+    asked.signalled += reached
 
 
 def named_runs(ids: list[str] | None, everything: bool, root: Path, *, budget: str | None) -> list[RunView]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oelm.cli.shell import TerminalWatch, out, print_result, reported, shown_warnings
+from oelm.cli.many import quiet_unless_first, train_one
+from oelm.cli.shell import out, reported, shown_warnings
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,11 +53,10 @@ def train(
     """Train a GPT, or continue, extend or find finished the run that the same command started."""
     from oelm.train.stop import StopFlag
 
+    quiet_unless_first()
     # Before anything heavy is loaded: a signal during start-up shall end as well as one during training.
     with StopFlag() as stop, shown_warnings():
         from oelm.train.run import Options
-        from oelm.train.run import train as run_training
-        from oelm.train.tensorboard import with_tensorboard
 
         chosen: dict[str, Any] = {
             "method": _method_name(method, model_type),
@@ -74,9 +74,11 @@ def train(
         path = out_dir or Path("outputs") / "train" / size / run_config.variant / f"seed-{run_config.seed}"
         out.print(f"run directory: {path}", soft_wrap=True)
         options = Options(strict=strict, exact_step=exact_step, preflight=not no_preflight)
-        with TerminalWatch() as terminal, with_tensorboard(terminal, path, wanted=tensorboard) as watch:
-            result = run_training(run_config, path, stop=stop, watch=watch, options=options)
-    print_result(result, lambda figures: f"best PPL {figures['best_ppl']:.2f} at step {figures['best_step']}")
+        train_one(run_config, path, _perplexities, stop=stop, options=options, tensorboard=tensorboard)
+
+
+def _perplexities(figures: dict[str, Any]) -> str:
+    return f"best PPL {figures['best_ppl']:.2f} at step {figures['best_step']}"
 
 
 def _method_name(method: str | None, model_type: str | None) -> str | None:

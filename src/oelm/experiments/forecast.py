@@ -60,7 +60,7 @@ class Forecaster:
         work = step_operations(run.config, counted)
         if work is None:
             return Forecast(None, "unknown here", needs)
-        steps = run.config.steps or _steps(run.config)
+        steps = run_steps(run.config)
         return Forecast(_OVERHEAD * steps * work / (_EFFICIENCY * self._rate()), "arithmetic", needs)
 
     def _measured(self, run: PlannedRun) -> float | None:
@@ -109,7 +109,7 @@ def count_parameters(config: RunConfig | FinetuneConfig) -> Audit | None:
 
 def _skeleton(config: RunConfig | FinetuneConfig) -> nn.Module | None:
     if isinstance(config, RunConfig):
-        shape = config.model.model_copy(update={"vocab_size": _vocabulary(config)})
+        shape = config.model.model_copy(update={"vocab_size": run_vocabulary(config)})
         with torch.device("meta"):
             return GPT(shape)
     model = config.model
@@ -134,7 +134,8 @@ def _skeleton(config: RunConfig | FinetuneConfig) -> nn.Module | None:
         )
 
 
-def _vocabulary(config: RunConfig) -> int:
+def run_vocabulary(config: RunConfig) -> int:
+    """Return the size of the vocabulary that a run's model will have."""
     return config.model.vocab_size or vocab_size_of(config.data.tokenizer)
 
 
@@ -151,7 +152,7 @@ def num_labels(config: FinetuneConfig) -> int:
 def step_operations(config: RunConfig | FinetuneConfig, counted: Audit | None) -> float | None:
     """Return the operations of one training step: of a GPT counted, of others 6 a weight and token."""
     if isinstance(config, RunConfig):
-        shape = config.model.model_copy(update={"vocab_size": _vocabulary(config)})
+        shape = config.model.model_copy(update={"vocab_size": run_vocabulary(config)})
         work = step_work(shape, batch_size=config.batch_size)
         return float(work.matmuls + work.optimizer)
     if counted is None:
@@ -161,7 +162,10 @@ def step_operations(config: RunConfig | FinetuneConfig, counted: Audit | None) -
     return 6.0 * (counted.total - embedded) * tokens
 
 
-def _steps(config: RunConfig | FinetuneConfig) -> int:
+def run_steps(config: RunConfig | FinetuneConfig) -> int:
+    """Return how many steps a run has; where that follows from epochs, about so many."""
+    if config.steps:
+        return config.steps
     assert isinstance(config, FinetuneConfig) and config.epochs is not None
     examples = _TRAIN_EXAMPLES.get(config.examples.task, 10_000)
     if config.examples.max_train:
@@ -171,7 +175,7 @@ def _steps(config: RunConfig | FinetuneConfig) -> int:
 
 def _needs(config: RunConfig | FinetuneConfig, counted: Audit | None) -> Estimate:
     if isinstance(config, RunConfig):
-        model = config.model.model_copy(update={"vocab_size": _vocabulary(config)})
+        model = config.model.model_copy(update={"vocab_size": run_vocabulary(config)})
         return estimate(config.model_copy(update={"model": model}), device="cpu")
     if counted is None:
         return Estimate(0, 0, 0)

@@ -120,7 +120,7 @@ class Runner:
     def _settle(self) -> None:
         """Tell what needs no slot before any is taken: what is over, and what a launcher left running when it was killed."""
         for job in self.jobs:
-            if _is_done(job.run):
+            if is_done(job.run):
                 self._end(job, "found done")
             elif (problem := self._unready.get(job.run.path)) is not None:
                 self._end(job, "failed", problem)
@@ -207,7 +207,7 @@ class Runner:
         status = read_status(job.run.path)
         if status is None:
             return False
-        if _is_done(job.run):
+        if is_done(job.run):
             self._end(job, "found done", "in another process")
         elif status.status == "failed" and (not self._retry or was_elsewhere):
             self._end(job, "failed", status.message)
@@ -226,6 +226,7 @@ class Runner:
         job.process, job.slot, job.lock = None, None, None
 
 
-def _is_done(run: PlannedRun) -> bool:
+def is_done(run: PlannedRun) -> bool:
+    """Whether a planned run is over, at its full length."""
     status = read_status(run.path)
     return status is not None and status.status == "done" and status.step >= run.config.steps

@@ -32,6 +32,8 @@ from oelm.models.hub import (
 from oelm.seeds import stream_seed
 from oelm.train.config import FinetuneConfig, read_any_config
 from oelm.train.device import Compute
+from oelm.train.dist import ALONE, World
+from oelm.train.evaluate import batched
 from oelm.train.preflight import Estimate, classifier_estimate
 from oelm.train.status import Metric
 from oelm.train.stop import StopFlag
@@ -79,6 +81,7 @@ class ClassifierTask:
 
     def __init__(self, examples: ExampleSet, config: FinetuneConfig, compute: Compute, *, folder: Path | None) -> None:
         self.examples, self.config, self.compute, self.folder = examples, config, compute, folder
+        self.micro_batch_size, self.is_writer = config.micro_batch_size, True
         # The model's own where it has one: RoBERTa counts positions from it, GPT-2 looks for the last token before it.
         own = model_facts(self.folder).get("pad_token_id") if self.folder is not None else None
         self.pad = examples.meta.pad if own is None or int(own) < 0 else int(own)
@@ -111,7 +114,8 @@ class ClassifierTask:
         check_marks(self.examples, built, pad=self.pad)
         built.config.id2label = dict(enumerate(meta.labels))  # type: ignore[union-attr]
         built.config.label2id = {label: number for number, label in enumerate(meta.labels)}  # type: ignore[union-attr]
-        save_model_config(built, run / MODEL_CONFIG)
+        if self.is_writer:
+            save_model_config(built, run / MODEL_CONFIG)
         return built
 
     def _shape(self) -> ClassifierShape:
@@ -128,10 +132,14 @@ class ClassifierTask:
             end=None if model.architecture == "bert" else closing_mark(self.examples),
         )
 
+    def join(self, world: World) -> None:
+        self.micro_batch_size = world.micro_batch_size(self.config.batch_size, self.config.micro_batch_size)
+        self.is_writer = world.is_writer
+
     def batch(self, step: int) -> ExampleBatch:
         split = self.examples.splits["train"]
         numbers = self.chosen[self.order.examples(step)]
-        size = self.config.micro_batch_size
+        size = self.micro_batch_size
         parts = [split.padded(numbers[start : start + size], self.pad) for start in range(0, len(numbers), size)]
         tokens = int(sum(part.mask.sum() for part in parts))
         return ExampleBatch(numbers.tolist(), [_tensors(part, self.compute.device) for part in parts], tokens)
@@ -150,10 +158,16 @@ class ClassifierTask:
         return "test" in self.examples.splits
 
     def evaluate(
-        self, model: nn.Module, stop: StopFlag, *, progress: Callable[[int, int], None], split: Judging = "val"
+        self,
+        model: nn.Module,
+        stop: StopFlag,
+        *,
+        progress: Callable[[int, int], None],
+        split: Judging = "val",
+        world: World = ALONE,
     ) -> ClassifierEvaluation | None:
         examples = self.examples.splits[split]
-        return evaluate_split(model, examples, pad=self.pad, compute=self.compute, stop=stop, progress=progress)
+        return evaluate_split(model, examples, pad=self.pad, compute=self.compute, stop=stop, progress=progress, world=world)
 
     def references(self, stop: StopFlag) -> dict[str, float]:
         return {}
@@ -206,17 +220,25 @@ def evaluate_split(
     compute: Compute,
     stop: StopFlag,
     progress: Callable[[int, int], None],
+    world: World = ALONE,
 ) -> ClassifierEvaluation | None:
-    """Return loss and accuracy over every example of a split, or None when a stop was asked for meanwhile."""
+    """Return loss and accuracy over every example of a split, or None when a stop was asked for meanwhile.
+
+    The processes of a world take turns at the batches, which do not depend on their number, and neither does the figure.
+    """
     count = len(split.labels)
-    nats, guesses = np.zeros(count), np.zeros(count, dtype=np.int64)
+    parts: list[NDArray[np.float64]] = []
     done = 0
-    for numbers, losses, predicted in _judged(model, split, pad, compute):
-        if stop.requested():
+    for judged in _judged(model, split, pad, compute, world):
+        if world.agree(stop):
             return None
-        nats[numbers], guesses[numbers] = losses, predicted
-        done += len(numbers)
+        parts.append(judged)
+        done = min(done + len(judged) // 3 * world.size, count)
         progress(done, count)
+    nats, guesses = np.zeros(count), np.zeros(count, dtype=np.int64)
+    for part in world.gather(parts):
+        numbers, losses, predicted = part.reshape(3, -1)
+        nats[numbers.astype(np.int64)], guesses[numbers.astype(np.int64)] = losses, predicted
     rows = [
         {"example": number, "label": int(split.labels[number]), "predicted": int(guesses[number]), "nats": float(nats[number])}
         for number in range(count)
@@ -225,21 +247,23 @@ def evaluate_split(
 
 
 @torch.no_grad()
-def _judged(
-    model: nn.Module, split: ExampleSplit, pad: int, compute: Compute
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]]:
+def _judged(model: nn.Module, split: ExampleSplit, pad: int, compute: Compute, world: World) -> Iterator[NDArray[np.float64]]:
+    """Yield, of each of this process's batches: the examples' numbers, their losses, and what was predicted, in one row."""
     # Longest first: what does not fit fails at once. Same batches whatever the training batch, so same figures.
     by_length = np.argsort(-split.lengths, kind="stable")
     was_training = model.training
     model.eval()
     try:
-        for start in range(0, len(by_length), _EVALUATED_AT_ONCE):
-            numbers = by_length[start : start + _EVALUATED_AT_ONCE]
+        for turn in batched(range(0, len(by_length), _EVALUATED_AT_ONCE), world.size):
+            if world.rank >= len(turn):
+                yield np.zeros(0)
+                continue
+            numbers = by_length[turn[world.rank] : turn[world.rank] + _EVALUATED_AT_ONCE]
             part = _tensors(split.padded(numbers, pad), compute.device)
             with compute.autocast():
                 logits = model(**_inputs(model, part)).logits.float()
             losses = F.cross_entropy(logits, part["labels"], reduction="none")
-            yield numbers, losses.cpu().double().numpy(), logits.argmax(-1).cpu().numpy()
+            yield np.concatenate([numbers, losses.cpu().double().numpy(), logits.argmax(-1).cpu().numpy()])
     finally:
         model.train(was_training)
 

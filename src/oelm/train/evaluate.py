@@ -5,10 +5,11 @@ B batch  T tokens  N all tokens of a batch
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,10 +19,12 @@ from torch import Tensor
 from oelm.data.tokens import Tokens
 from oelm.models.gpt import GPT
 from oelm.train.device import Compute
+from oelm.train.dist import ALONE, World
 from oelm.train.loss import token_losses
 from oelm.train.stop import StopFlag
 
 Losses = NDArray[np.float64]
+T = TypeVar("T")
 
 
 class Judged(Protocol):
@@ -75,21 +78,23 @@ def evaluate_tokens(
     compute: Compute,
     stop: StopFlag,
     progress: Callable[[int, int], None],
+    world: World = ALONE,
 ) -> Evaluation | None:
     """Return the loss per token over all the tokens, or None when a stop was asked for meanwhile.
 
     Windows are cut at multiples of seq_len whatever the batch size, the last one shorter; every token but the very
-    first is predicted once, and all count the same. `progress` hears of tokens done and in all.
+    first is predicted once, and all count the same. `progress` hears of tokens done and in all. The processes of a world
+    take turns at the very batches that one alone would make, so that the figure does not depend on their number.
     """
     parts: list[Losses] = []
     done = 0
-    for losses in _losses(model, tokens, batch_size, compute):
-        if stop.requested():
+    for losses in _losses(model, tokens, batch_size, compute, world):
+        if world.agree(stop):
             return None
         parts.append(losses)
-        done += len(losses)
+        done = min(done + len(losses) * world.size, len(tokens) - 1)
         progress(done, len(tokens) - 1)
-    losses = np.concatenate(parts)
+    losses = np.concatenate(world.gather(parts))
     nats = float(losses.sum())
     return Evaluation(
         loss=nats / len(losses),
@@ -113,18 +118,29 @@ def _by_document(losses: Losses, tokens: Tokens, end_of_text: int) -> list[dict[
 
 
 @torch.no_grad()
-def _losses(model: GPT, tokens: Tokens, batch_size: int, compute: Compute) -> Iterator[Losses]:
+def _losses(model: GPT, tokens: Tokens, batch_size: int, compute: Compute, world: World) -> Iterator[Losses]:
+    """Yield the losses of this process's batches; in the last turn, nothing for those that are left without one."""
     was_training = model.training
     model.eval()
     try:
-        for windows_BT in _windows(tokens, model.config.seq_len, batch_size):
-            windows_BT = windows_BT.to(compute.device)
+        for turn in batched(_windows(tokens, model.config.seq_len, batch_size), world.size):
+            if world.rank >= len(turn):
+                yield np.zeros(0)
+                continue
+            windows_BT = turn[world.rank].to(compute.device)
             with compute.autocast():
                 hidden_ND = model(windows_BT[:, :-1]).flatten(0, 1)
                 losses_N = token_losses(hidden_ND, model.head_VD.to(hidden_ND.dtype), windows_BT[:, 1:].flatten())
             yield losses_N.cpu().double().numpy()
     finally:
         model.train(was_training)
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield items by so many at a time, the last time fewer."""
+    iterator = iter(items)
+    while turn := list(itertools.islice(iterator, size)):
+        yield turn
 
 
 def _windows(tokens: Tokens, seq_len: int, batch_size: int) -> Iterator[Tensor]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from oelm.errors import NonFiniteError
 from oelm.files import dump_json, write_json, write_text
+from oelm.train.dist import own_stop
 from oelm.train.evaluate import Judged
 from oelm.train.load import load_any
 from oelm.train.metrics import read_metrics
@@ -38,7 +39,7 @@ def finish(session: Session) -> dict[str, Any] | None:
         if (heads := session.task.look_at_heads(session.model)) is not None:
             write_json(path / "attention.json", {"step": session.state.step, **heads})
         tested = judge_best_on_test(session)
-        references = None if tested is None else session.task.references(session.stop)
+        references = None if tested is None else session.task.references(own_stop(session.stop))
     if tested is None or references is None:
         return None
     figures = {**final_figures(session), **tested, **references}
@@ -81,7 +82,7 @@ def _evaluated(session: Session, model: nn.Module, split: Judging) -> Judged | N
         session.folder.heartbeat(session.progress)
         session.watch.on_validating(done, total)
 
-    return session.task.evaluate(model, session.stop, progress=progress, split=split)
+    return session.task.evaluate(model, own_stop(session.stop), progress=progress, split=split)
 
 
 def _write_rows(path: Path, evaluation: Judged) -> None:

@@ -56,9 +56,14 @@ def update(run: Session, batch: Batch) -> None:
         noise_seed=run.config.seed,
         batch_ids=batch.ids,
         step=run.state.step,
+        world=run.world,
+        forward=run.forward,
+        stop=run.stop,
     )
     synchronize(run.compute.device)
     run.state = run.state.advanced(tokens=batch.num_tokens)
+    if run.world.size > 1 and run.state.step - 1 in (run.started_at[1], *run.plan.moments):
+        run.tell_traffic()
     tell(run, outcome, lr=lr, seconds=time.perf_counter() - started, tokens=batch.num_tokens)
 
 
@@ -87,7 +92,7 @@ def evaluate(run: Session) -> None:
         run.watch.on_validating(done, total)
 
     with run.clock.phase("validation"):
-        evaluation = run.task.evaluate(run.model, run.stop, progress=progress)
+        evaluation = run.task.evaluate(run.model, run.stop, progress=progress, world=run.world)
     if evaluation is None:
         return
     if not math.isfinite(evaluation.loss):

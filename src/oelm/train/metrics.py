@@ -59,3 +59,13 @@ class Metrics:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+class NoMetrics(Metrics):
+    """Of a process that is not the run's writer: nothing."""
+
+    def rewind(self, *, step: int, evaluated_step: int) -> None: ...
+
+    def write(self, **row: Any) -> None: ...
+
+    def sync(self) -> None: ...

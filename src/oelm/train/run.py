@@ -19,12 +19,13 @@ from oelm.method.audit import audit
 from oelm.train.checkpoint import MODEL, open_checkpoint
 from oelm.train.config import FinetuneConfig, InitFrom, RunConfig, TrainConfig
 from oelm.train.device import choose_compute, look
+from oelm.train.dist import ALONE, World
 from oelm.train.finish import finish
 from oelm.train.kinds import open_task
 from oelm.train.load import find_checkpoint
 from oelm.train.loop import run_loop
 from oelm.train.preflight import Estimate, check_fits, gibibytes, is_out_of_memory, what_to_lower
-from oelm.train.rundir import RunDir
+from oelm.train.rundir import GuestRunDir, RunDir
 from oelm.train.session import Session, build_session, resume
 from oelm.train.source import source_revision
 from oelm.train.state import environment
@@ -66,38 +67,74 @@ def resolve_start(path: Path) -> InitFrom:
 
 
 def train(
-    config: RunConfig | FinetuneConfig, out: Path, *, stop: StopFlag, watch: Watch, options: Options | None = None
+    config: RunConfig | FinetuneConfig,
+    out: Path,
+    *,
+    stop: StopFlag,
+    watch: Watch,
+    options: Options | None = None,
+    world: World = ALONE,
 ) -> Result:
-    """Bring the run in `out` to its end, from wherever it is; return early, resumable, when `stop` is set."""
-    options = options or Options()
+    """Bring the run in `out` to its end, from wherever it is; return early, resumable, when `stop` is set.
+
+    Every process of a world calls it alike; they end alike, too.
+    """
+    with world.guarded(), contextlib.ExitStack() as held:
+        return _train(config, out, held, stop=stop, watch=watch, options=options or Options(), world=world)
+
+
+def _train(
+    config: RunConfig | FinetuneConfig,
+    out: Path,
+    held: contextlib.ExitStack,
+    *,
+    stop: StopFlag,
+    watch: Watch,
+    options: Options,
+    world: World,
+) -> Result:
     compute = choose_compute(config.device, config.precision, look())
-    resolved, task = open_task(config, compute, run=out, stop=stop, watch=watch)
-    with RunDir(out) as folder:
+    with world.writer_first():
+        resolved, task = open_task(config, compute, run=out, stop=stop, watch=watch)
+        task.join(world)
+        folder = held.enter_context(RunDir(out) if world.is_writer else GuestRunDir(out))
         resolved = folder.claim(resolved)
-        if folder.is_done(resolved):
-            if options.exact_step is not None:
-                raise RunDirError(f"{out} is finished, so there is nothing to resume from step {options.exact_step}")
-            _check_data_unchanged(out, task)
-            return Result("found done", resolved.steps, out, read_json(out / "timing_stats.json"))
-        folder.set_status("running", Progress(step=0, steps=resolved.steps), message="starting")
-        with _failure_noted(folder, resolved):
-            needs = task.estimate(compute.device)
-            if options.preflight:
-                check_fits(needs, resolved, run=out, device=compute.device)
-            session = build_session(resolved, folder, task, compute, stop=stop, watch=watch)
-            with contextlib.closing(session.metrics):
-                resume(session, strict=options.strict, exact_step=options.exact_step)
+    if folder.is_done(resolved):
+        if options.exact_step is not None:
+            raise RunDirError(f"{out} is finished, so there is nothing to resume from step {options.exact_step}")
+        _check_data_unchanged(out, task)
+        return Result("found done", resolved.steps, out, read_json(out / "timing_stats.json"))
+    folder.set_status("running", Progress(step=0, steps=resolved.steps), message="starting")
+    with _failure_noted(folder, resolved), world.guarded():
+        needs = task.estimate(compute.device)
+        if options.preflight:
+            check_fits(needs, resolved, run=out, device=compute.device)
+        session = build_session(resolved, folder, task, compute, stop=stop, watch=watch, world=world)
+        with contextlib.closing(session.metrics):
+            resume(session, strict=options.strict, exact_step=options.exact_step)
+            if world.is_writer:
                 _announce(session, needs)
-                run_loop(session)
-            # A stop may come during the last evaluation, or that of the test split: the run is done only after those.
-            figures = finish(session) if session.state.evaluated_step >= resolved.steps else None
-            if figures is None:
-                folder.set_status("stopped", session.progress(), message=stop.reason or "")
-                log.info("stopped by %s at step %d", stop.reason, session.state.step)
-                return Result("stopped", session.state.step, out, None)
-            folder.set_status("done", session.progress())
-            log.info("done at step %d", resolved.steps)
-            return Result("done", resolved.steps, out, figures)
+            run_loop(session)
+        # A stop may come during the last evaluation, or that of the test split: the run is done only after those.
+        figures = _finished(session) if session.state.evaluated_step >= resolved.steps else None
+        if figures is None:
+            folder.set_status("stopped", session.progress(), message=session.stop.reason or stop.reason or "")
+            log.info("stopped by %s at step %d", session.stop.reason or stop.reason, session.state.step)
+            return Result("stopped", session.state.step, out, None)
+        folder.set_status("done", session.progress())
+        log.info("done at step %d", resolved.steps)
+        return Result("done", resolved.steps, out, figures)
+
+
+def _finished(session: Session) -> dict[str, Any] | None:
+    """Return the final figures to every process, once the writer has written them; None when a stop came first."""
+    world, figures = session.world, None
+    with world.writer_first():
+        if world.is_writer:
+            figures = finish(session)
+    if not world.tell(figures is not None):
+        return None
+    return figures or read_json(session.folder.path / "timing_stats.json")
 
 
 def _check_data_unchanged(run: Path, task: Task) -> None:
@@ -169,7 +206,7 @@ def _manifest(session: Session) -> dict[str, Any]:
         "source_revision": source_revision(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "environment": environment(session.compute),
+        "environment": environment(session.compute, processes=session.world.size),
         "data": {
             "name": data.name,
             "source": data.source,

@@ -189,3 +189,23 @@ def _holder(lock: Path) -> Holder | None:
             # It lives, and is somebody else's.
             pass
     return holder
+
+
+class GuestRunDir(RunDir):
+    """A run directory as the processes beside its writer see it: they read what the writer decided, and write nothing."""
+
+    def __enter__(self) -> RunDir:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    def claim(self, config: Config) -> Config:
+        if not (self.path / "config.json").is_file():
+            raise RunDirError(f"{self.path}: not to be seen from here; --out must be on a disk that all hosts of a run share")
+        held = read_any_config(self.path)
+        assert isinstance(held, type(config))
+        return held
+
+    def set_status(self, status: StatusName, progress: Progress, *, message: str = "") -> None: ...
+
+    def heartbeat(self, progress: Callable[[], Progress]) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import statistics
 import time
@@ -16,11 +17,12 @@ from oelm.method.apply import hold
 from oelm.method.plan import Plan
 from oelm.method.record import record_of
 from oelm.train.checkpoint import Checkpoint, Checkpoints, load_model, load_optimizer
-from oelm.train.config import TrainConfig
+from oelm.train.config import RunConfig, TrainConfig
 from oelm.train.device import Compute, apply_determinism, device_name
+from oelm.train.dist import ALONE, World, agreed
 from oelm.train.evaluate import Judged
 from oelm.train.held import freeze_as_of
-from oelm.train.metrics import Metrics
+from oelm.train.metrics import Metrics, NoMetrics
 from oelm.train.optim import build_optimizer
 from oelm.train.rundir import RunDir
 from oelm.train.state import SavedState, TrainState, environment, software
@@ -50,6 +52,7 @@ class Session:
     metrics: Metrics
     stop: StopFlag
     watch: Watch
+    world: World = ALONE
     state: TrainState = field(default_factory=TrainState)
     saved: TrainState | None = None
     clock: Clock = field(default_factory=lambda: Clock({}))
@@ -60,11 +63,14 @@ class Session:
 
     def save(self) -> None:
         """Publish a checkpoint of the present state; metrics up to here are durable before it appears."""
-        self.metrics.sync()
         if self.scaler.is_enabled():
             self.state = self.state.model_copy(update={"loss_scale": dict(self.scaler.state_dict())})
         with self.clock.phase("checkpoint"):
-            self.checkpoints.publish(self.snapshot(), self.model, self.optimizer)
+            self.world.check_same(self.model, self.state.step)
+            with self.world.writer_first():
+                if self.world.is_writer:
+                    self.metrics.sync()
+                    self.checkpoints.publish(self.snapshot(), self.model, self.optimizer)
         self.saved = self.state
         self.folder.set_status("running", self.progress())
 
@@ -76,9 +82,20 @@ class Session:
             frozen=dict(record.digests) if record else {},
             data_fingerprint=self.task.data.fingerprint,
             tokenizer_sha256=self.task.data.tokenizer_sha256,
-            environment=environment(self.compute),
+            environment=environment(self.compute, processes=self.world.size),
             software=software(),
         )
+
+    def tell_traffic(self) -> None:
+        """Say how many bytes of gradients the last step summed over the processes, and how many it would without freezing."""
+        whole = sum(parameter.nbytes for parameter in self.model.parameters())
+        summed = self.world.step_bytes
+        text = (
+            f"{summed:,} bytes of gradients summed in step {self.state.step} over {self.world.size} processes, "
+            f"{100 * (1 - summed / whole):.2f}% less than if all {whole // 4:,} parameters trained"
+        )
+        log.info("%s", text)
+        self.watch.on_remark(text)
 
     def eta_s(self) -> float | None:
         """Return the seconds left at this sitting's pace, everything between the steps included."""
@@ -100,12 +117,19 @@ class Session:
             best=best,
             metric=metric,
             step_s=statistics.median(self.recent_s) if self.recent_s else None,
-            device=device_name(self.compute.device),
+            device=device_name(self.compute.device) + (f" x{self.world.size}" if self.world.size > 1 else ""),
         )
 
 
 def build_session(
-    config: TrainConfig, folder: RunDir, task: Task, compute: Compute, *, stop: StopFlag, watch: Watch
+    config: TrainConfig,
+    folder: RunDir,
+    task: Task,
+    compute: Compute,
+    *,
+    stop: StopFlag,
+    watch: Watch,
+    world: World = ALONE,
 ) -> Session:
     """Build model, optimizer and the rest as they are at step 0."""
     apply_determinism(deterministic=config.deterministic)
@@ -120,14 +144,23 @@ def build_session(
         task=task,
         model=model,
         plan=plan,
-        forward=torch.compile(model) if config.compile else model,  # type: ignore[arg-type]
+        forward=_forward(model, config, world),
         optimizer=_optimizer(model, config, plan, compute),
         scaler=torch.amp.GradScaler(compute.device, enabled=compute.precision == "fp16"),
         checkpoints=checkpoints,
-        metrics=Metrics(folder.path / "metrics.jsonl"),
-        stop=stop,
+        metrics=Metrics(folder.path / "metrics.jsonl") if world.is_writer else NoMetrics(folder.path / "metrics.jsonl"),
+        stop=agreed(stop, world),
         watch=watch,
+        world=world,
     )
+
+
+def _forward(model: nn.Module, config: TrainConfig, world: World) -> nn.Module:
+    """Return what a training step calls: the model, compiled where asked for, shared among the processes."""
+    # Compiled inside and not around: whether a backward pass sums gradients is decided for each, outside of what is compiled.
+    called: nn.Module = torch.compile(model) if config.compile else model  # type: ignore[assignment]
+    # A pretrained classifier may have weights that this task does not use.
+    return world.wrap(called, may_skip=not isinstance(config, RunConfig))
 
 
 def _optimizer(
@@ -142,13 +175,29 @@ def follow_plan(session: Session) -> None:
     was = record_of(session.model)
     hold(session.model, session.plan.frozen_at(session.state.step))
     session.optimizer = _optimizer(session.model, session.config, session.plan, session.compute, before=session.optimizer)
+    _wrap_anew(session)
     now = record_of(session.model)
     counts = [len(record.digests) if record else 0 for record in (was, now)]
     log.info("step %d: %d tensors are frozen from here on, %d were", session.state.step, counts[1], counts[0])
 
 
+def _wrap_anew(session: Session) -> None:
+    """Share the gradients of what learns from here on, and no others."""
+    if session.world.size > 1:
+        # The former wrap first: while it lives it waits for the gradients of what it knew.
+        session.forward = session.model
+        gc.collect()
+        session.forward = _forward(session.model, session.config, session.world)
+
+
 def resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
     """Continue from the newest whole checkpoint, if there is one; cut the metrics back to it."""
+    with session.world.writer_first():
+        _resume(session, strict=strict, exact_step=exact_step)
+    session.world.check_same(session.model, session.state.step)
+
+
+def _resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
     checkpoint = session.checkpoints.newest(exact_step=exact_step)
     if checkpoint is not None:
         _check_same_setting(session, checkpoint, strict=strict)
@@ -161,9 +210,11 @@ def resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
         session.clock = Clock(saved.clock)
         if session.scaler.is_enabled() and saved.state.loss_scale:
             session.scaler.load_state_dict(dict(saved.state.loss_scale))
-        if exact_step is not None:
+        if exact_step is not None and session.world.is_writer:
             session.checkpoints.forget_after(exact_step)
-        session.checkpoints.point(saved)
+        if session.world.is_writer:
+            session.checkpoints.point(saved)
+        _wrap_anew(session)
         session.watch.on_remark(f"continuing from step {saved.state.step:,}")
         log.info("continuing from %s", checkpoint.path.name)
     session.metrics.rewind(step=session.state.step, evaluated_step=session.state.evaluated_step)
@@ -177,7 +228,8 @@ def _check_same_setting(session: Session, checkpoint: Checkpoint, *, strict: boo
             f"the data is not what this run began with (fingerprint {now[:12]}..., then {saved.data_fingerprint[:12]}...): "
             "bring back the old text or start a new run with another --out"
         )
-    setting = _changes(saved.environment, environment(session.compute))
+    there = {"processes": "1", **saved.environment}
+    setting = _changes(there, environment(session.compute, processes=session.world.size))
     code = _changes(saved.software, software()) if saved.software else []
     if (setting or code) and strict:
         raise OelmError(f"refused by --strict: {'; '.join(setting + code)}; restore the setting or leave --strict out")

@@ -53,7 +53,7 @@ class SavedState(Strict):
     software: dict[str, str] = {}
 
 
-def environment(compute: Compute) -> dict[str, str]:
+def environment(compute: Compute, *, processes: int = 1) -> dict[str, str]:
     """Return what decides the low bits of a computation; a change of any of these is told on resume."""
     return {
         "torch": torch.__version__,
@@ -62,6 +62,7 @@ def environment(compute: Compute) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "machine": platform.machine(),
+        "processes": str(processes),
     }
 
 

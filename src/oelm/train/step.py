@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from oelm.errors import NonFiniteError
 from oelm.seeds import stream_seed
+from oelm.train.dist import ALONE, World, unsynced
+from oelm.train.stop import StopFlag
 
 _SMALLEST_LOSS_SCALE = 2.0**-10
 
@@ -34,19 +36,30 @@ def train_step(
     noise_seed: int,
     batch_ids: Sequence[int],
     step: int,
+    world: World = ALONE,
+    forward: nn.Module | None = None,
+    stop: StopFlag | None = None,
 ) -> Outcome:
-    """Update the model once; `compute_loss(i)` gives the mean loss of micro-batch i.
+    """Update the model once; `compute_loss(i)` gives the mean loss of micro-batch i, by way of `forward`.
 
-    Dropout's noise is a function of `noise_seed` and the micro-batch, so that no generator state needs saving.
+    Dropout's noise is a function of `noise_seed` and the micro-batch, so that no generator state needs saving, and that
+    it does not matter which process of the world computes it. All of them come to the same gradient and loss.
     Raises NonFiniteError, before anything is updated, when loss or gradient is not finite.
     """
     optimizer.zero_grad(set_to_none=True)
-    total = 0.0
-    for micro_batch in range(num_micro_batches):
+    losses = [0.0] * num_micro_batches
+    mine = world.share(num_micro_batches)
+    # Where an epoch's last batch leaves a process none, it takes part in the sum with a gradient of zeros.
+    for micro_batch in mine or [0]:
         torch.manual_seed(stream_seed(noise_seed, "noise", step, micro_batch))
-        loss = compute_loss(micro_batch) / num_micro_batches
-        scaler.scale(loss).backward()
-        total += float(loss.detach())
+        with unsynced(forward or model, is_last=micro_batch == (mine or [0])[-1]):
+            loss = compute_loss(micro_batch) / num_micro_batches
+            scaler.scale(loss if mine else loss * 0.0).backward()
+        if mine:
+            losses[micro_batch] = float(loss.detach())
+    total = 0.0
+    for known in world.settle(losses, stop or StopFlag()):
+        total += known
     scaler.unscale_(optimizer)
     trainable = [parameter for parameter in model.parameters() if parameter.grad is not None]
     grad_norm = float(nn.utils.clip_grad_norm_(trainable, clip_norm))

@@ -23,6 +23,7 @@ from oelm.models.heads import summarize_heads
 from oelm.train.checkpoint import MODEL, load_tensors, load_weights
 from oelm.train.config import InitFrom, RunConfig
 from oelm.train.device import Compute
+from oelm.train.dist import ALONE, World
 from oelm.train.evaluate import Evaluation, Judged, evaluate_tokens
 from oelm.train.loss import mean_cross_entropy
 from oelm.train.preflight import Estimate, estimate
@@ -87,6 +88,9 @@ class Task(Protocol):
     def build_model(self, run: Path, *, is_new: bool) -> nn.Module:
         """Return the model before freezing: with the weights it starts from, or, of a run begun before, only its shape."""
 
+    def join(self, world: World) -> None:
+        """Cut batches so that every process of the world gets its share, and leave the run's folder to the writer."""
+
     def batch(self, step: int) -> Batch:
         """Return batch `step` of the run: a pure function of the seed and the step."""
 
@@ -94,7 +98,13 @@ class Task(Protocol):
         """Return one micro-batch's share of the mean loss, times their number; `forward` is the model or its compiled form."""
 
     def evaluate(
-        self, model: nn.Module, stop: StopFlag, *, progress: Callable[[int, int], None], split: Judging = "val"
+        self,
+        model: nn.Module,
+        stop: StopFlag,
+        *,
+        progress: Callable[[int, int], None],
+        split: Judging = "val",
+        world: World = ALONE,
     ) -> Judged | None:
         """Return what the model is worth on all of a split, or None when a stop was asked for meanwhile."""
 
@@ -137,6 +147,7 @@ class LanguageModelTask:
                 f"of {tokens.meta.vocab_size}; leave it at 0 to follow the data"
             )
         self.tokens, self.config, self.compute = tokens, config, compute
+        self.micro_batch_size = config.micro_batch_size
         self.order = WindowOrder(len(tokens.train), config.model.seq_len, config.batch_size, config.seed)
         if len(tokens.val) < 2:
             raise DataError(f"{tokens.path}: the validation split holds {len(tokens.val)} token; it needs two at least")
@@ -155,15 +166,18 @@ class LanguageModelTask:
             load_start(model, self.config.init_from, self.tokens)
         return model
 
+    def join(self, world: World) -> None:
+        self.micro_batch_size = world.micro_batch_size(self.config.batch_size, self.config.micro_batch_size)
+
     def batch(self, step: int) -> WindowBatch:
         starts = self.order.starts(step)
         rows = np.stack([self.tokens.train[s : s + self.config.model.seq_len + 1] for s in starts]).astype(np.int64)
         windows = torch.from_numpy(rows).to(self.compute.device, non_blocking=True)
-        return WindowBatch(starts.tolist(), windows, self.config.batch_size // self.config.micro_batch_size)
+        return WindowBatch(starts.tolist(), windows, self.config.batch_size // self.micro_batch_size)
 
     def loss(self, forward: nn.Module, model: nn.Module, batch: WindowBatch, micro_batch: int) -> Tensor:
         assert isinstance(model, GPT)
-        size = self.config.micro_batch_size
+        size = self.micro_batch_size
         windows = batch.windows[micro_batch * size : (micro_batch + 1) * size]
         with self.compute.autocast():
             hidden_ND = forward(windows[:, :-1]).flatten(0, 1)
@@ -175,7 +189,13 @@ class LanguageModelTask:
         return len(self.tokens.splits.get("test", ())) > 1
 
     def evaluate(
-        self, model: nn.Module, stop: StopFlag, *, progress: Callable[[int, int], None], split: Judging = "val"
+        self,
+        model: nn.Module,
+        stop: StopFlag,
+        *,
+        progress: Callable[[int, int], None],
+        split: Judging = "val",
+        world: World = ALONE,
     ) -> Evaluation | None:
         assert isinstance(model, GPT)
         return evaluate_tokens(
@@ -187,6 +207,7 @@ class LanguageModelTask:
             compute=self.compute,
             stop=stop,
             progress=progress,
+            world=world,
         )
 
     def references(self, stop: StopFlag) -> dict[str, float] | None:

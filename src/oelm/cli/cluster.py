@@ -1,0 +1,134 @@
+"""`oelm run --slurm`: checked, written down, submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from oelm.cli.many import How, same_command
+from oelm.cli.shell import out, printable
+from oelm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from oelm.experiments.cluster import ClusterConfig
+    from oelm.experiments.plan import PlannedRun
+    from oelm.experiments.slurm import Jobs
+    from oelm.experiments.study import Study
+
+Slurm = Annotated[bool, typer.Option("--slurm", help="Submit the runs to SLURM as a job array; see docs/cluster.md.")]
+Partition = Annotated[str | None, typer.Option(help="SLURM: where; this and the next may stand in slurm.yaml.")]
+Account = Annotated[str | None, typer.Option(help="SLURM: whose hours.")]
+Gres = Annotated[str | None, typer.Option(help="SLURM: what each run gets, as in gpu:1.")]
+Time = Annotated[
+    str | None, typer.Option(help="SLURM: limit of each run, as in 8:00:00; near it a run saves and is queued again.")
+]
+ArrayLimit = Annotated[int | None, typer.Option(min=1, help="SLURM: how many runs at once.")]
+# What is SLURM's, what differs between members, and what is done once, before.
+_NOT_OF_MEMBERS = ("ids", "seeds", "no_baseline", "retry", "jobs", "gpus", "dry_run", "prepare_only")
+_OF_SLURM = ("slurm", "partition", "account", "gres", "time", "array_limit")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the command says of the cluster."""
+
+    partition: str | None
+    account: str | None
+    gres: str | None
+    time: str | None
+    array_limit: int | None
+
+    def is_for_slurm(self, wanted: bool) -> bool:
+        """Return whether --slurm was given; ConfigError where something is said of SLURM without it."""
+        for name in _OF_SLURM[1:]:
+            if getattr(self, name) is not None and not wanted:
+                raise ConfigError(f"--{name.replace('_', '-')} is SLURM's: add --slurm, or leave it out")
+        return wanted
+
+
+def submit_study(
+    context: typer.Context, study: Study, runs: Sequence[PlannedRun], wish: Wish, how: How, *, dry_run: bool
+) -> None:
+    """Submit what is left of a study: its data, its runs as a job array, its report; with `dry_run`, write the scripts only."""
+    from oelm.experiments.cluster import cluster_config
+    from oelm.experiments.launch import enqueue
+    from oelm.experiments.slurm import check_partition, submission_folder, submit, write_scripts
+
+    config = cluster_config(vars(wish))
+    if not dry_run:
+        check_partition(config)
+    left = _left(study, runs, retry=how.retry)
+    if not left:
+        out.print("nothing to submit: every run is done, failed (see --retry), or in a job already; `oelm status` shows which")
+        return
+    if how.preflight:
+        _check_time(left, config, study.root)
+    jobs = _jobs(context, study, left)
+    if dry_run:
+        folder = submission_folder(study.root, left)
+        paths = write_scripts(jobs, config, folder)
+        out.print(printable(paths[1].read_text()), soft_wrap=True)
+        out.print(f"written, not submitted: {', '.join(str(path) for path in paths)}", soft_wrap=True)
+        return
+    folder, record = submit(jobs, config, study.root)
+    # Only now: what SLURM refused is not queued. Runs come after the data, so that none has begun yet.
+    for run in left:
+        enqueue(run, study.root, retry=how.retry)
+    out.print(
+        f"submitted {len(left)} runs as job {record.runs_job}, after job {record.data_job} (data), before job "
+        f"{record.report_job} (report); scripts and logs in {folder}. `oelm status` shows them, `oelm stop` cancels",
+        soft_wrap=True,
+    )
+
+
+def _left(study: Study, runs: Sequence[PlannedRun], *, retry: bool) -> list[PlannedRun]:
+    """Return the runs to be submitted: not done, not failed unless they are to be retried, and in no job yet."""
+    from oelm.experiments.slurm import job_states
+    from oelm.experiments.study import unfinished
+    from oelm.train.status import read_status
+
+    states = job_states(study.root)
+    left = []
+    for run in unfinished(runs):
+        status, state = read_status(run.path), states.get(run.path)
+        has_failed = status is not None and status.status == "failed"
+        if (retry or not has_failed) and not (state is not None and state.is_active):
+            left.append(run)
+    return left
+
+
+def _check_time(runs: Sequence[PlannedRun], config: ClusterConfig, root: Path) -> None:
+    from oelm.experiments.forecast import Forecaster, run_steps
+    from oelm.experiments.projection import FASTEST, interval_s
+    from oelm.experiments.slurm import check_time
+
+    if config.time_s is None:
+        return
+    forecaster = Forecaster(root, threads=config.cpus_per_task)
+    arms = {(run.experiment.id, run.variant): run for run in runs}
+    for run in arms.values():
+        forecast = forecaster.forecast(run)
+        if forecast.seconds is not None and (forecast.basis == "measured" or not config.wants_gpu):
+            steps = run_steps(run.config)
+            seconds, basis = forecast.seconds * (run.config.save_every or steps) / steps, f"{forecast.basis} here"
+            check_time(config, seconds, basis=basis)
+        # Of a GPU that is not here, only what the fastest one could not do either is refused.
+        elif (projected := interval_s(run, efficiency=1.0)) is not None:
+            check_time(config, projected, basis=f"on paper, on a {FASTEST.name} at its data sheet's speed")
+
+
+def _jobs(context: typer.Context, study: Study, runs: Sequence[PlannedRun]) -> Jobs:
+    from oelm.experiments.slurm import Jobs
+
+    shared = same_command(context, without=(*_OF_SLURM, *_NOT_OF_MEMBERS))
+    data = same_command(context, without=(*_OF_SLURM, "retry", "dry_run", "jobs", "gpus", "nproc", "prepare_only"))
+    ids = sorted({run.experiment.id for run in runs})
+    where: list[Any] = [f"--out={study.root}", f"--budget={study.budget}"]
+    if context.params.get("catalog") is not None:
+        where.append(f"--catalog={context.params['catalog']}")
+    report = ["report", *where, f"--html={study.root / 'report.html'}", "--", *ids]
+    return Jobs(runs, shared[1:-1], [data[0], "--prepare-only", *data[1:]], report)

@@ -1,0 +1,196 @@
+"""One run on many processes, seen from the command line: by torchrun itself, or by `--nproc`, which calls it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from oelm.cli.queue import QueueView
+from oelm.cli.shell import TerminalWatch, err, out, print_result, printable
+from oelm.errors import DONE, REFUSED, STOPPED, ConfigError, OelmError, RankLostError
+
+if TYPE_CHECKING:
+    from oelm.experiments.plan import PlannedRun
+    from oelm.experiments.runner import Job
+    from oelm.experiments.study import Study
+    from oelm.experiments.torchrun import Ranks
+    from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig
+    from oelm.train.dist import World
+    from oelm.train.run import Options
+    from oelm.train.stop import StopFlag
+
+_OF_TORCHRUN = ("nproc", "nnodes", "rdzv_endpoint", "rdzv_id", "max_restarts")
+
+
+@dataclass(frozen=True)
+class How:
+    """How the runs of a study are run, as opposed to which."""
+
+    stop: StopFlag
+    retry: bool = False
+    preflight: bool = True
+    tensorboard: bool = False
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What a run's own process is to be told."""
+        return (("--tensorboard",) if self.tensorboard else ()) + (() if self.preflight else ("--no-preflight",))
+
+
+def is_worker() -> bool:
+    """Whether torchrun started this process beside others; known without loading torch."""
+    return os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ
+
+
+def refuse_worker(command: str) -> None:
+    """Raise ConfigError where torchrun would start a command many times over that is made for one process."""
+    if is_worker():
+        raise ConfigError(f"`oelm {command}` is one process; torchrun is for `oelm run` and `oelm train`: leave it out here")
+
+
+def quiet_unless_first() -> None:
+    """Of the processes that torchrun started, let only the first speak from here on."""
+    if is_worker() and os.environ["RANK"] != "0":
+        out.quiet = err.quiet = True
+
+
+@contextlib.contextmanager
+def world_of(config: TrainConfig) -> Iterator[World]:
+    """Join the processes that torchrun started, and leave the command with them; alone without torchrun."""
+    from oelm.train.device import choose_compute, look
+    from oelm.train.dist import joined
+
+    quiet_unless_first()
+    if not is_worker():
+        with joined("cpu") as world:
+            yield world
+        return
+    code, is_lost = DONE, False
+    try:
+        with joined(choose_compute(config.device, config.precision, look()).device) as world, world.guarded():
+            yield world
+    except OelmError as problem:
+        word, style = ("stopped", "bold yellow") if problem.exit_code == STOPPED else ("error", "bold red")
+        err.print(f"{word}: {printable(str(problem))}", style=style, soft_wrap=True)
+        code, is_lost = problem.exit_code, isinstance(problem, RankLostError)
+    except typer.Exit as ended:
+        code = ended.exit_code
+    leave(code, is_lost=is_lost)
+
+
+def train_one(
+    config: RunConfig | FinetuneConfig,
+    path: Path,
+    headline: Callable[[dict[str, Any]], str],
+    *,
+    stop: StopFlag,
+    options: Options,
+    tensorboard: bool,
+) -> None:
+    """Train one run, on all processes that torchrun started, and say how it ended."""
+    from oelm.train.run import train
+    from oelm.train.tensorboard import with_tensorboard
+
+    with world_of(config) as world:
+        with TerminalWatch() as terminal, with_tensorboard(terminal, path, wanted=tensorboard and world.is_writer) as watch:
+            result = train(config, path, stop=stop, watch=watch, options=options, world=world)
+        print_result(result, headline)
+
+
+def same_command(context: typer.Context, *, without: Sequence[str] = ()) -> list[str]:
+    """Return the present command's arguments as they were given, but for the options named."""
+    options: list[str] = []
+    arguments: list[str] = []
+    for parameter in context.command.params:
+        value = context.params.get(str(parameter.name))
+        if parameter.name in without or value is None or value == parameter.get_default(context):
+            continue
+        if parameter.param_type_name == "argument":
+            arguments += [str(item) for item in value]
+        elif isinstance(value, bool):
+            options.append(parameter.opts[0])
+        else:
+            for item in value if isinstance(value, list | tuple) else [value]:
+                # One word: a value may begin with a dash.
+                options.append(f"{parameter.opts[0]}={item}")
+    return [str(context.command.name), *options, "--", *arguments]
+
+
+def ranks_of(
+    nproc: int | None, nnodes: int, endpoint: str | None, name: str | None, max_restarts: int, *, gpus: Any, jobs: Any
+) -> Ranks | None:
+    """Return how a run is spread over processes, if it is; ConfigError where other options say it, too."""
+    from oelm.experiments.torchrun import Ranks
+
+    if nproc is None:
+        if nnodes > 1 or endpoint is not None or name is not None:
+            raise ConfigError("--nnodes, --rdzv-endpoint and --rdzv-id need --nproc: how many processes on each host")
+        return None
+    if gpus is not None or jobs is not None:
+        raise ConfigError(
+            "--gpus and --jobs spread runs, one process each; --nproc gives one run several processes, and they take the GPUs "
+            "that CUDA_VISIBLE_DEVICES shows them: give one of the two"
+        )
+    return Ranks(nproc, nnodes, endpoint, name, max_restarts)
+
+
+def run_by_ranks(context: typer.Context, study: Study, runs: Sequence[PlannedRun], ranks: Ranks, how: How) -> list[Job]:
+    """Let torchrun bring a study's runs to their end, each on several processes."""
+    from oelm.experiments.torchrun import run_by_torchrun
+
+    arguments = same_command(context, without=(*_OF_TORCHRUN, "retry"))
+    where = printable(str(study.root))
+    out.print(f"{len(runs)} runs at budget {study.budget}, each on {ranks.nproc * ranks.nnodes} processes; in {where}")
+    return run_by_torchrun(runs, study.root, ranks, arguments, stop=how.stop, retry=how.retry)
+
+
+def work_together(study: Study, runs: Sequence[PlannedRun], how: How) -> NoReturn:
+    """Be one of the processes that torchrun started for a study: train its runs one after the other, and leave."""
+    from oelm.experiments.study import prepare_study
+    from oelm.experiments.together import Together
+    from oelm.train.run import Options
+
+    if how.tensorboard:
+        raise ConfigError("--tensorboard is for runs on one process each; leave it out, metrics.jsonl holds the same numbers")
+    with world_of(runs[0].config) as world, TerminalWatch() as terminal, QueueView(len(runs), 1, {}) as view:
+        unready: dict[Path, str] = {}
+        with world.writer_first():
+            if world.is_writer:
+                given: dict[str, Any] = {"preflight": how.preflight, "retry": how.retry, "stop": how.stop}
+                unready = prepare_study(runs, folder=study.copies, watch=terminal, **given)
+        queue = Together(
+            runs,
+            study.root,
+            world,
+            stop=how.stop,
+            watch=view,
+            run_watch=terminal,
+            retry=how.retry,
+            options=Options(preflight=how.preflight),
+            unready=unready,
+        )
+        raise typer.Exit(code_of(queue.run()))
+    raise AssertionError("a process of torchrun's leaves with its world")
+
+
+def code_of(jobs: Sequence[Job]) -> int:
+    """Return the exit code that tells how a queue ended."""
+    if any(job.state == "failed" for job in jobs):
+        return REFUSED
+    return STOPPED if any(job.state in ("stopped", "killed", "left", "waiting") for job in jobs) else DONE
+
+
+def leave(code: int, *, is_lost: bool = False) -> NoReturn:
+    """End one of many processes: at once, as gloo's threads may outlive what they belong to at the interpreter's end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # torchrun takes any other code for a lost process and begins again, which no stop and no refusal wants.
+    is_restarted = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
+    os._exit(0 if is_restarted and not is_lost else code)

@@ -1,0 +1,67 @@
+"""Projections are arithmetic: they follow from operations, data sheets and what was assumed, and say so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from oelm.cli.app import app
+from oelm.errors import ConfigError
+from oelm.experiments.budget import budget_settings
+from oelm.experiments.plan import PlannedRun
+from oelm.experiments.projection import GPUS, Assumptions, gpu_named, project, queue_s, reported_efficiency
+from oelm.experiments.registry import load_catalog
+from oelm.experiments.study import Study
+from oelm.train.config import parse_config
+
+
+@pytest.fixture(scope="module")
+def pair() -> list[PlannedRun]:
+    runs = Study(names=("GPT-02",), budget="paper", root=Path("outputs"), seeds=[0]).plan(load_catalog())
+    return sorted(runs, key=lambda run: run.experiment.id)
+
+
+def test_efficiency_is_what_the_study_reached_on_its_gpu() -> None:
+    share = reported_efficiency(parse_config(budget_settings("paper"), where="paper"))
+    assert 0.05 < share < 0.2
+
+
+def test_frozen_arm_sums_fewer_bytes_by_exactly_what_is_frozen(pair: list[PlannedRun]) -> None:
+    on = Assumptions(GPUS["A100"], 8, 0.1, 2.0)
+    baseline, frozen = (project(run, on) for run in pair)
+    assert baseline is not None and frozen is not None
+    # 6 layers of Q and K of 512 x 512, 4 bytes each.
+    assert baseline.summed_bytes - frozen.summed_bytes == 4 * 6 * 2 * 512 * 512
+    assert frozen.memory_bytes < baseline.memory_bytes < 24e9
+
+
+def test_eight_gpus_take_an_eighth_and_the_exchange(pair: list[PlannedRun]) -> None:
+    one, eight = (project(pair[0], Assumptions(GPUS["A100"], count, 0.1, 2.0)) for count in (1, 8))
+    assert one is not None and eight is not None
+    assert one.spread_s == one.alone_s == eight.alone_s
+    exchange_s = 1.15 * 100_000 * 2 * 7 / 8 * eight.summed_bytes / GPUS["A100"].link_bytes_per_s
+    assert eight.spread_s == pytest.approx(eight.alone_s / 8 + exchange_s)
+    assert queue_s([one] * 8, 8) == one.alone_s
+
+
+def test_unknown_gpus_and_shares_beyond_one_are_refused() -> None:
+    with pytest.raises(ConfigError, match="data sheets known here: A5000"):
+        gpu_named("ZX-81")
+    with pytest.raises(ConfigError, match="a share from 0 to 1"):
+        Assumptions(GPUS["A100"], 8, 1.5, 2.0)
+
+
+def test_command_says_that_it_is_paper() -> None:
+    result = CliRunner().invoke(app, ["project", "GPT-02", "--seeds", "5"])
+    assert result.exit_code == 0, result.output
+    assert "calculated on paper, not measured" in " ".join(result.output.split())
+    assert "10 runs at paper" in result.output
+
+
+def test_guide_prints_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = CliRunner(env={"COLUMNS": "128"}).invoke(app, ["project", "study"]).output
+    guide = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    _, _, block = guide.partition("$ oelm project study\n")
+    assert block.partition("\n```")[0].split() == printed.split()

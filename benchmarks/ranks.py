@@ -137,7 +137,7 @@ def main() -> None:
         contender(arguments.method, 1, threads=2, small=arguments.small) as one,
         contender(arguments.method, 2, threads=1, small=arguments.small) as two,
     ):
-        seconds = interleave({names[0]: one, names[1]: two}, rounds=arguments.rounds, warmup=2)
+        seconds = interleave({names[0]: one, names[1]: two}, rounds=arguments.rounds, warmup=1)
         frozen_bytes = two()
     with contender("baseline", 2, threads=1, small=arguments.small) as whole:
         whole_bytes = whole()

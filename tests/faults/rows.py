@@ -77,9 +77,8 @@ ROWS: dict[str, Row] = {
             "data/test_tokens.py",
         ),
     ),
-    # Two ranks are tried where training on several processes is built.
-    "R11": Row("2 ranks: one killed, one stopped, one killed in a save", ()),
-    "R12": Row("1 rank against 2 ranks", ()),
+    "R11": Row("2 ranks: one killed, one stopped, one killed in a save", ("faults/test_ranks.py",)),
+    "R12": Row("1 rank against 2 and 4 ranks; NaN on one of them", ("train/test_dist.py",)),
     "R13": Row(
         "frozen bytes under decay, 200 steps, every architecture",
         (
@@ -229,7 +228,6 @@ ROWS: dict[str, Row] = {
         ),
     ),
 }
-PENDING = ("R11", "R12")
 
 
 def rows_of(nodeid: str) -> list[str]:

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.report.synthetic import write_arm
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -28,11 +30,14 @@ def test_every_table_is_what_its_command_gives(figures: ModuleType) -> None:
         assert figures.renewed(text) == text, f"{page.name} is not what its commands give; run make figures"
 
 
-def test_a_figure_that_was_changed_by_hand_is_found(figures: ModuleType) -> None:
-    block = "<!-- $ oelm report --out results/variants --table classes -->\n"
+def test_a_figure_that_was_changed_by_hand_is_found(figures: ModuleType, tmp_path: Path) -> None:
+    write_arm(tmp_path, "GPT-01", [20.0, 20.2, 19.9, 20.1, 20.3])
+    write_arm(tmp_path, "GPT-02", [21.0, 21.3, 20.8, 21.1, 21.4])
+    block = f"<!-- $ oelm report --out {tmp_path} --table verdicts -->\n"
     page = f"before\n\n{block}\n| a |\n\n<!-- end -->\n\nafter\n"
     renewed = figures.renewed(page)
-    assert renewed != page and renewed.startswith("before") and renewed.endswith("after\n")
+    assert "| GPT-02 / GPT-01 | laptop |" in renewed and "| a |" not in renewed
+    assert renewed.startswith("before") and renewed.endswith("after\n")
     assert figures.renewed(renewed) == renewed
 
 

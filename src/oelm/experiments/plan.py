@@ -15,6 +15,7 @@ from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.budget import EXTRACT_TOKENS, budget_settings, classifier_settings
 from oelm.experiments.registry import Catalog, Experiment, dotted
 from oelm.files import dump_json
+from oelm.method.kind import PACE
 from oelm.method.method import resolve_method
 from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig, parse_as, read_any_config, with_overrides
 
@@ -25,8 +26,6 @@ _PLACE = "model.source"
 # What arms of a fair comparison may differ in: the method is the question, the shape that of the lean and thin controls.
 # Other weights to start from, another dropout or another context are neither.
 _SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim"}
-# Fields of a method that say how fast an arm learns: a gain by these is none of freezing.
-PACE = {"method.layer_lr_decay", "method.warmup_steps"}
 _SLUG_LENGTH = 40
 
 

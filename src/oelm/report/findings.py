@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from oelm.errors import ConfigError
 from oelm.experiments.registry import Catalog, Experiment, dotted
+from oelm.method.kind import PACE
 from oelm.report.collect import Arm, common_split, recipe_differences
 from oelm.report.words import Words
 from oelm.train.records import Split
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 DEMO = "demo"
 # The method is the question, how fast it learns aside, and the shape that of the lean and thin controls; anything else that
 # differs confounds the two, other weights to start from, another dropout and another context too.
-_METHOD, _PACE = "method.", {"method.layer_lr_decay", "method.warmup_steps"}
+_METHOD = "method."
 _SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim"}
 
 
@@ -112,7 +113,7 @@ def confounds(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> tuple[str, ...]
     changes = [
         change
         for change in recipe_differences(arm.runs[0].recipe, baseline.runs[0].recipe)
-        if (key := change.split(" ", 1)[0]) not in _SHAPE | tuned and (not key.startswith(_METHOD) or key in _PACE)
+        if (key := change.split(" ", 1)[0]) not in _SHAPE | tuned and (not key.startswith(_METHOD) or key in PACE)
     ]
     if arm.runs[0].fingerprint != baseline.runs[0].fingerprint:
         prints = (run.fingerprint[:8] for run in (arm.runs[0], baseline.runs[0]))

@@ -173,6 +173,7 @@ def evidence(run: Path) -> dict[str, Any]:
     """Return what must be equal between a disturbed run and an undisturbed one."""
     rows, last = read_metrics(run / "metrics.jsonl"), at_step(run, read_config(run).steps)
     return {
+        "audit": sha256_file(run / "audit.json"),
         "losses": [(row["step"], row["loss"].hex(), row["lr"].hex(), row["grad_norm"].hex()) for row in rows if "loss" in row],
         "evaluations": [(row["step"], row["val_loss"].hex()) for row in rows if "val_loss" in row],
         "model": sha256_file(last / "model.safetensors"),

@@ -177,7 +177,9 @@ def _last_progress(folder: RunDir, config: TrainConfig) -> Progress:
 
 def _announce(session: Session, needs: Estimate) -> None:
     report = audit(session.model)
-    write_json(session.folder.path / "audit.json", report.as_dict())
+    # Of the start: what is thawed or frozen later, the method says.
+    if session.state.step == 0 or not (session.folder.path / "audit.json").is_file():
+        write_json(session.folder.path / "audit.json", report.as_dict())
     # A copy, so that a run can be read from, scored and exported without the data it was trained on.
     data = session.task.data
     write_bytes(session.folder.path / "tokenizer.json", data.tokenizer_path.read_bytes())

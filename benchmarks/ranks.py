@@ -14,18 +14,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
-import torch
-
 from oelm.bench.ab import interleave
+from oelm.bench.compare import training_step
 from oelm.experiments.budget import budget_settings
 from oelm.intervals import mean_ratio
-from oelm.method.apply import freeze
-from oelm.models.gpt import build_gpt
 from oelm.train.config import RunConfig, parse_config, with_overrides
-from oelm.train.dist import World, joined
-from oelm.train.loss import mean_cross_entropy
-from oelm.train.optim import build_optimizer
-from oelm.train.step import train_step
+from oelm.train.dist import joined
+from oelm.train.preflight import parameter_counts
 
 SMALL = {"model.seq_len": 32, "model.model_dim": 32, "model.num_layers": 2, "model.num_heads": 2, "model.ff_dim": 64}
 
@@ -35,43 +30,10 @@ def config_of(method: str, *, small: bool) -> RunConfig:
     return parse_config(with_overrides(budget_settings("paper"), changes | (SMALL if small else {})), where="benchmark")
 
 
-def stepper(config: RunConfig, world: World) -> Callable[[], None]:
-    """Return one whole training step of this process: its share of the batch, the sum of gradients, clipping, AdamW."""
-    model = build_gpt(config.model, seed=0)
-    freeze(model, config.method)
-    optimizer = build_optimizer(model, config.optim, device="cpu")
-    forward = world.wrap(model)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    size = world.micro_batch_size(config.batch_size, config.micro_batch_size)
-    generator = torch.Generator().manual_seed(0)
-    windows = torch.randint(config.model.vocab_size, (config.batch_size, config.model.seq_len + 1), generator=generator)
-
-    def loss(part: int) -> torch.Tensor:
-        rows = windows[part * size : (part + 1) * size]
-        return mean_cross_entropy(forward(rows[:, :-1]).flatten(0, 1), model.head_VD, rows[:, 1:].flatten())
-
-    def step() -> None:
-        train_step(
-            loss,
-            model,
-            optimizer,
-            scaler,
-            num_micro_batches=config.batch_size // size,
-            clip_norm=config.optim.clip_norm,
-            noise_seed=0,
-            batch_ids=[],
-            step=0,
-            world=world,
-            forward=forward,
-        )
-
-    return step
-
-
 def work(method: str, *, small: bool) -> None:
     """Be one process: a step for every line that is read, its bytes for an answer."""
     with joined("cpu") as world:
-        step = stepper(config_of(method, small=small), world)
+        step = training_step(config_of(method, small=small), world=world)
         print("ready", flush=True)
         for _ in sys.stdin:
             step()
@@ -147,9 +109,8 @@ def main() -> None:
         print(f"  {name:30} {sorted(seconds[name])[len(seconds[name]) // 2]:7.3f} s a step (median)")
     print(f"  two processes have {mean_ratio(seconds[names[0]], seconds[names[1]])} the throughput of one")
     config = config_of(arguments.method, small=arguments.small)
-    model = build_gpt(config.model, seed=0)
-    freeze(model, config.method)
-    frozen = sum(parameter.nbytes for parameter in model.parameters() if not parameter.requires_grad)
+    total, trainable = parameter_counts(config)
+    frozen = 4 * (total - trainable)
     print(
         f"  bytes of gradients summed a step: {whole_bytes:,} with nothing frozen, {frozen_bytes:,} with {arguments.method}: "
         f"{whole_bytes - frozen_bytes:,} less, and {frozen:,} bytes are frozen"

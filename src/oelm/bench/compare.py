@@ -21,6 +21,7 @@ from oelm.models.flops import step_work
 from oelm.models.gpt import build_gpt
 from oelm.train.config import RunConfig
 from oelm.train.device import choose_compute, look, synchronize
+from oelm.train.dist import ALONE, World
 from oelm.train.loss import mean_cross_entropy
 from oelm.train.optim import build_optimizer
 from oelm.train.preflight import estimate
@@ -95,16 +96,19 @@ def _work(config: RunConfig) -> float:
     return work.matmuls + work.optimizer - share * work.frozen_saving
 
 
-def training_step(config: RunConfig) -> Callable[[], None]:
-    """Return one whole training step of a config on random tokens, ready to be called again and again."""
+def training_step(config: RunConfig, *, world: World = ALONE) -> Callable[[], None]:
+    """Return one whole training step of a config on random tokens, ready to be called again and again.
+
+    In a world of several processes it is this one's share of the batch, and the sum of gradients.
+    """
     compute = choose_compute(config.device, config.precision, look())
     model = build_gpt(config.model, seed=config.seed)
     freeze(model, config.method, seed=config.seed)
     model.to(compute.device)
     optimizer = build_optimizer(model, config.optim, device=compute.device)
     scaler = torch.amp.GradScaler(compute.device, enabled=compute.precision == "fp16")
-    forward = torch.compile(model) if config.compile else model
-    size = config.micro_batch_size
+    forward = world.wrap(torch.compile(model) if config.compile else model)  # type: ignore[arg-type]
+    size = world.micro_batch_size(config.batch_size, config.micro_batch_size)
     shape = (size, config.model.seq_len + 1)
     windows = torch.randint(config.model.vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(compute.device)
 
@@ -124,6 +128,8 @@ def training_step(config: RunConfig) -> Callable[[], None]:
             noise_seed=0,
             batch_ids=[],
             step=0,
+            world=world,
+            forward=forward,
         )
         synchronize(compute.device)
 

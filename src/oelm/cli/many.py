@@ -15,6 +15,7 @@ import typer
 from oelm.cli.queue import QueueView
 from oelm.cli.shell import TerminalWatch, err, out, print_result, printable
 from oelm.errors import DONE, REFUSED, STOPPED, ConfigError, OelmError, RankLostError
+from oelm.ranks import is_one_of_many, own_rank
 
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
@@ -44,20 +45,15 @@ class How:
         return (("--tensorboard",) if self.tensorboard else ()) + (() if self.preflight else ("--no-preflight",))
 
 
-def is_worker() -> bool:
-    """Whether torchrun started this process beside others; known without loading torch."""
-    return os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ
-
-
 def refuse_worker(command: str) -> None:
     """Raise ConfigError where torchrun would start a command many times over that is made for one process."""
-    if is_worker():
+    if is_one_of_many():
         raise ConfigError(f"`oelm {command}` is one process; torchrun is for `oelm run` and `oelm train`: leave it out here")
 
 
 def quiet_unless_first() -> None:
     """Of the processes that torchrun started, let only the first speak from here on."""
-    if is_worker() and os.environ["RANK"] != "0":
+    if own_rank() > 0:
         out.quiet = err.quiet = True
 
 
@@ -68,7 +64,7 @@ def world_of(config: TrainConfig) -> Iterator[World]:
     from oelm.train.dist import joined
 
     quiet_unless_first()
-    if not is_worker():
+    if not is_one_of_many():
         with joined("cpu") as world:
             yield world
         return

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oelm.cli.cluster import Account, ArrayLimit, Gres, Partition, Slurm, Time, Wish, submit_study
-from oelm.cli.many import How, code_of, is_worker, quiet_unless_first, ranks_of, refuse_worker, run_by_ranks, work_together
+from oelm.cli.many import How, code_of, quiet_unless_first, ranks_of, refuse_worker, run_by_ranks, work_together
 from oelm.cli.queue import QueueView
 from oelm.cli.shell import TerminalWatch, err, out, printable, reported, roughly, shown_warnings
 from oelm.errors import STOPPED, ConfigError, DataError
+from oelm.ranks import is_one_of_many
 
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
@@ -93,7 +94,7 @@ def run(
         if prepare_only or dry_run:
             _prepare(study, runs, how) if prepare_only else _print_plan(runs, _slots(gpus, jobs, budget), root)
             return
-        if is_worker():
+        if is_one_of_many():
             work_together(study, runs, how)
         ranks = ranks_of(nproc, nnodes, rdzv_endpoint, rdzv_id, max_restarts, gpus=gpus, jobs=jobs)
         if ranks is not None:

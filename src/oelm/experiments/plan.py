@@ -13,9 +13,9 @@ from typing import Any
 from oelm.data.sets import CORPORA, TASKS
 from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.budget import EXTRACT_TOKENS, budget_settings, classifier_settings
+from oelm.experiments.fair import may_differ
 from oelm.experiments.registry import Catalog, Experiment, dotted
 from oelm.files import dump_json
-from oelm.method.kind import PACE
 from oelm.method.method import resolve_method
 from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig, parse_as, read_any_config, with_overrides
 
@@ -23,9 +23,6 @@ from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig, parse_as, 
 _FILLED_IN = {"model.vocab_size", "model.num_labels", "model.sha256", "steps", "epochs", "eval_every", "save_every"}
 # A model is its weights, not the place they were read from.
 _PLACE = "model.source"
-# What arms of a fair comparison may differ in: the method is the question, the shape that of the lean and thin controls.
-# Other weights to start from, another dropout or another context are neither.
-_SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim"}
 _SLUG_LENGTH = 40
 
 
@@ -202,19 +199,14 @@ def _as_long(held: Mapping[str, Any], planned: Mapping[str, Any]) -> bool:
     return not is_known or bool(held["steps"] == math.ceil(planned["epochs"] * held["eval_every"]))
 
 
-def is_question(key: str) -> bool:
-    """Whether a setting is what arms are compared in: their method, but not how fast they learn."""
-    return key.startswith("method.") and key not in PACE
-
-
 def confounds(arm: TrainConfig, baseline: TrainConfig, *, tuned: Iterable[str] = ()) -> list[str]:
     """Return what besides method and shape an arm and its baseline differ in; not empty means that a gap proves nothing.
 
     In the settings named by `tuned` they may differ, because each got its own from the same sweep.
     """
     ours, theirs = dotted(arm.as_dict()), dotted(baseline.as_dict())
-    allowed = {"seed", *_SHAPE, *tuned}
+    allowed = {"seed", *tuned}
     keys = [
-        key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key) and key not in allowed and not is_question(key)
+        key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key) and key not in allowed and not may_differ(key)
     ]
     return [f"{key} {ours.get(key)} against {theirs.get(key)}" for key in keys]

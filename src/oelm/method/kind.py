@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-# Fields of a method that say how fast an arm learns, by their place in a config: a gain by these is none of freezing.
-PACE = frozenset({"method.layer_lr_decay", "method.warmup_steps"})
 Kind = Literal["free", "pure", "little", "partial"]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oelm.errors import ConfigError
+from oelm.experiments.fair import may_differ
 from oelm.experiments.registry import Catalog, Experiment, dotted
-from oelm.method.kind import PACE
 from oelm.report.collect import Arm, common_split, recipe_differences
 from oelm.report.words import Words
 from oelm.train.records import Split
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from oelm.experiments.sweep import SweepRecord
 
 DEMO = "demo"
-# The method is the question, how fast it learns aside, and the shape that of the lean and thin controls; anything else that
-# differs confounds the two, other weights to start from, another dropout and another context too.
-_METHOD = "method."
-_SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim"}
 
 
 @dataclass(frozen=True)
@@ -113,7 +109,7 @@ def confounds(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> tuple[str, ...]
     changes = [
         change
         for change in recipe_differences(arm.runs[0].recipe, baseline.runs[0].recipe)
-        if (key := change.split(" ", 1)[0]) not in _SHAPE | tuned and (not key.startswith(_METHOD) or key in PACE)
+        if (key := change.split(" ", 1)[0]) not in tuned and not may_differ(key)
     ]
     if arm.runs[0].fingerprint != baseline.runs[0].fingerprint:
         prints = (run.fingerprint[:8] for run in (arm.runs[0], baseline.runs[0]))

@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from oelm.errors import STOPPED, ConfigError, OelmError, RankLostError
 from oelm.files import dump_json
+from oelm.ranks import is_one_of_many
 from oelm.train.stop import StopFlag
 
 log = logging.getLogger(__name__)
@@ -260,16 +261,6 @@ class World:
 
 
 ALONE = World()
-
-
-def is_one_of_many() -> bool:
-    """Whether torchrun started this process beside others."""
-    return os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ
-
-
-def own_rank() -> int:
-    """Return this process's number among those that torchrun started; 0 where it started none."""
-    return int(os.environ["RANK"]) if is_one_of_many() else 0
 
 
 @contextlib.contextmanager

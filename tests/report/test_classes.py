@@ -76,6 +76,14 @@ def test_gaps_on_several_data_sets_stand_in_one_row(study: Path) -> None:
     assert table(english(study), "classes").columns[-2:] == ("tinystories", "openwebtext")
 
 
+def test_a_gap_on_the_test_split_says_so(tmp_path: Path) -> None:
+    for experiment, ratio in (("GPT-01", 1.0), ("GPT-02", 1.2)):
+        figures = [ratio * value * (luck if ratio > 1 else 1.0) for value, luck in zip(BASE, LUCK, strict=True)]
+        write_arm(tmp_path, experiment, figures, tests=figures)
+    (row,) = rows(english(tmp_path), "classes")
+    assert row["tinystories"].startswith("+20.0% [") and row["tinystories"].endswith("(test) FAIL")
+
+
 def test_a_study_of_controls_alone_has_no_classes(tmp_path: Path) -> None:
     for experiment in ("GPT-01", "GPT-01-thin"):
         write_class(tmp_path, experiment)

@@ -73,7 +73,7 @@ def ask(*command: str) -> str:
         raise ClusterError(f"{command[0]} gave no answer ({problem}); is the SLURM controller up? `sinfo` tells") from problem
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
-        raise ClusterError(f"{command[0]} refused: {said}")
+        raise ClusterError(f"{command[0]} refused: {said}; mend that, or write the scripts only, with --dry-run")
     return done.stdout
 
 

@@ -92,6 +92,7 @@ def _gap(row: Judged | None, words: Words) -> Cell:
     if row is None:
         return Cell("")
     gap, text = compared(row.pair.arm, row.pair.baseline, row.pair.split)
+    text = words("across.on_test", gap=text) if row.pair.split == "test" else text
     judgement = row.judgement
     told = f"{text} {words(f'verdict.{judgement.verdict}')}" if judgement.verdict in _MARKS else text
     return Cell(told, gap.value if gap is not None else None, _MARKS.get(judgement.verdict, ""))

@@ -21,6 +21,7 @@ _SIZE = {
     "model.num_heads": 4,
     "model.ff_dim": 384,
     "data.tokenizer": "bpe:1024",
+    "optim.lr": 2e-3,
     "steps": 600,
     "schedule.warmup_steps": 50,
     "eval_every": 150,

@@ -37,12 +37,12 @@ check: setup  ## lint, format, types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: setup  ## ratios against transformers, a plain tiktoken script, and frozen against baseline
-	@$(BIN)/python benchmarks/training_step.py
-	@$(BIN)/python benchmarks/generation.py
-	@$(BIN)/python benchmarks/preparation.py
-	@$(BIN)/python benchmarks/finetuning.py
-	@$(BIN)/python benchmarks/ranks.py
+bench: setup  ## ratios against transformers, a plain tiktoken script, and frozen against baseline; kept under results/bench
+	@$(BIN)/python benchmarks/training_step.py --record
+	@$(BIN)/python benchmarks/generation.py --record
+	@$(BIN)/python benchmarks/preparation.py --record
+	@$(BIN)/python benchmarks/finetuning.py --record
+	@$(BIN)/python benchmarks/ranks.py --record
 
 figures: setup  ## write the tables of README and docs anew from the records under results/
 	@$(BIN)/python studies/figures.py

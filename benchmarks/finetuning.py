@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from record import keep
 from transformers import (
     DataCollatorWithPadding,
     PreTrainedTokenizerFast,
@@ -123,6 +124,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, help="the tokenizer's folder for SST-2")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=15, help="steps of each contender in a round")
+    parser.add_argument("--record", action="store_true", help="keep the figures under results/bench")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     if options.folder is not None:
@@ -153,8 +155,10 @@ def compare(examples: ExampleSet, rows: list[dict[str, Any]], tokenizer: Any, op
             seconds[name].append(sum(taken))
     for name, values in seconds.items():
         print(f"  {name:27} {BATCH * options.steps / sorted(values)[len(values) // 2]:7.1f} examples/s (median round)")
-    for name in ("Trainer", "Trainer, grouped by length"):
-        print(f"  ours is {mean_ratio(seconds[name], seconds['ours'])} as fast as {name}")
+    alone, by_length = (mean_ratio(seconds[name], seconds["ours"]) for name in ("Trainer", "Trainer, grouped by length"))
+    print(f"  ours is {alone} as fast as Trainer, {by_length} when it groups by length")
+    if options.record:
+        keep("finetuning", {"plain": alone, "grouped": by_length})
 
 
 if __name__ == "__main__":

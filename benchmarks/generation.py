@@ -8,10 +8,11 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+from record import keep
 
 from oelm.bench.ab import interleave
 from oelm.data.tokenizer import train_bpe
-from oelm.intervals import mean_ratio
+from oelm.intervals import Ratio, mean_ratio
 from oelm.method.apply import freeze
 from oelm.models.export import export_gpt2
 from oelm.models.generate import Sampling, generate, lay_out_by_columns
@@ -26,7 +27,7 @@ SHAPES = {
 PROMPT = [5, 6, 7, 8]
 
 
-def compare(name: str, config: GPTConfig, *, rounds: int, num_tokens: int) -> None:
+def compare(name: str, config: GPTConfig, *, rounds: int, num_tokens: int) -> Ratio:
     from transformers import GPT2LMHeadModel
 
     model = build_gpt(config, seed=0)
@@ -56,16 +57,20 @@ def compare(name: str, config: GPTConfig, *, rounds: int, num_tokens: int) -> No
         print(f"  {who:13} {num_tokens / sorted(values)[len(values) // 2]:8.0f} tokens/s (median)")
     ratio = mean_ratio(seconds["transformers"], seconds["ours"])
     print(f"  {name}: ours writes {ratio} as fast as transformers, the same {num_tokens} tokens")
+    return ratio
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--record", action="store_true", help="keep the figures under results/bench")
     arguments = parser.parse_args()
     print(f"\ngeneration, greedy, batch 1, {torch.get_num_threads()} threads, {arguments.rounds} interleaved rounds")
-    for name, config in SHAPES.items():
-        compare(name, config, rounds=arguments.rounds, num_tokens=arguments.tokens)
+    sizes = {"rounds": arguments.rounds, "num_tokens": arguments.tokens}
+    figures = {name: compare(name, config, **sizes) for name, config in SHAPES.items()}
+    if arguments.record:
+        keep("generation", figures)
 
 
 if __name__ == "__main__":

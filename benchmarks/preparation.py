@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import tiktoken
+from record import keep
 from tiktoken_ext.openai_public import r50k_pat_str
 
 from oelm.bench.ab import interleave
@@ -22,7 +23,7 @@ from oelm.data.corpora import documents, file_corpus, stdlib_corpus
 from oelm.data.encode import byte_characters
 from oelm.data.prepare import prepare_corpus
 from oelm.data.vocabularies import END_OF_TEXT, find_gpt2, folder_tokenizer
-from oelm.intervals import mean_ratio
+from oelm.intervals import Ratio, mean_ratio
 
 _worker: tiktoken.Encoding
 
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=16, help="how often the standard library's text is taken")
     parser.add_argument("--tokenizer", type=Path, help="a folder with GPT-2's files, where they are not cached yet")
     parser.add_argument("--one", nargs=3, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--record", action="store_true", help="keep the figures under results/bench")
     options = parser.parse_args()
     if options.one:
         ours(*options.one)
@@ -95,6 +97,7 @@ def compare(folder: Path, options: Any) -> None:
     tokenizer_json.write_text((folder_tokenizer(options.tokenizer) if options.tokenizer else find_gpt2()).to_str())
     source = folder / "documents.jsonl"
     size = write_documents(source, copies=options.copies)
+    figures: dict[str, Ratio | float] = {"input": size / 1e6}
     print(f"{size / 1e6:.0f} MB of JSONL, GPT-2's vocabulary, rounds interleaved")
     seconds = interleave(
         {
@@ -105,13 +108,14 @@ def compare(folder: Path, options: Any) -> None:
     )
     for who, values in seconds.items():
         print(f"  {who:6} {size / 1e6 / sorted(values)[len(values) // 2]:6.1f} MB/s (median)")
-    print(f"  ours prepares {mean_ratio(seconds['plain'], seconds['ours'])} as fast as the plain script on two processes")
-    peaks = []
+    figures["ours"] = mean_ratio(seconds["plain"], seconds["ours"])
+    print(f"  ours prepares {figures['ours']} as fast as the plain script on two processes")
     for copies in (1, 10):
         size = write_documents(source, copies=copies)
-        peaks.append(peak_of(source, tokenizer_json, folder / f"peak-{copies}"))
-        print(f"  peak memory with {size / 1e6:5.0f} MB of input: {peaks[-1] / 2**20:.0f} MiB")
-    print(f"  ten times the input takes {peaks[1] / peaks[0]:.2f}x the memory")
+        peak = figures[f"memory_{copies}"] = peak_of(source, tokenizer_json, folder / f"peak-{copies}") / 2**20
+        print(f"  peak memory with {size / 1e6:5.0f} MB of input: {peak:.0f} MiB")
+    if options.record:
+        keep("preparation", figures)
 
 
 if __name__ == "__main__":

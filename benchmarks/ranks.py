@@ -14,6 +14,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
+from record import keep
+
 from oelm.bench.ab import interleave
 from oelm.bench.compare import training_step
 from oelm.experiments.budget import budget_settings
@@ -91,6 +93,7 @@ def main() -> None:
     parser.add_argument("--method", default="oelm_freeze")
     parser.add_argument("--small", action="store_true", help="a toy shape, to see that the benchmark itself works")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--record", action="store_true", help="keep the figures under results/bench")
     arguments = parser.parse_args()
     if arguments.worker:
         work(arguments.worker, small=arguments.small)
@@ -107,7 +110,8 @@ def main() -> None:
     print(f"{shape}, {arguments.method}, {arguments.rounds} interleaved rounds")
     for name in names:
         print(f"  {name:30} {sorted(seconds[name])[len(seconds[name]) // 2]:7.3f} s a step (median)")
-    print(f"  two processes have {mean_ratio(seconds[names[0]], seconds[names[1]])} the throughput of one")
+    ratio = mean_ratio(seconds[names[0]], seconds[names[1]])
+    print(f"  two processes have {ratio} the throughput of one")
     config = config_of(arguments.method, small=arguments.small)
     total, trainable = parameter_counts(config)
     frozen = 4 * (total - trainable)
@@ -115,6 +119,8 @@ def main() -> None:
         f"  bytes of gradients summed a step: {whole_bytes:,} with nothing frozen, {frozen_bytes:,} with {arguments.method}: "
         f"{whole_bytes - frozen_bytes:,} less, and {frozen:,} bytes are frozen"
     )
+    if arguments.record:
+        keep("ranks", {"two": ratio, "saved": (whole_bytes - frozen_bytes) / whole_bytes})
 
 
 if __name__ == "__main__":

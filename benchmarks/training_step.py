@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable
 
 import torch
+from record import keep
 
 from oelm.bench.ab import interleave
 from oelm.bench.peak import PeakMeter
-from oelm.intervals import mean_ratio
+from oelm.intervals import Ratio, mean_ratio
 from oelm.method.apply import freeze
 from oelm.models.flops import step_work
 from oelm.models.gpt import GPT, GPTConfig, build_gpt
@@ -107,7 +108,7 @@ def measure_memory(name: str, dropout: float, small: bool) -> None:
     print(json.dumps({"bytes": meter.growth_bytes()}))
 
 
-def compare(dropout: float, rounds: int, small: bool) -> None:
+def compare(dropout: float, rounds: int, small: bool) -> dict[str, Ratio | float]:
     name = "toy shape" if small else "Medium-512, batch 8 x 512"
     print(f"\n{name}, dropout {dropout}, {torch.get_num_threads()} threads, {rounds} interleaved rounds")
     seconds = interleave({name: build(name, dropout, small) for name in CONTENDERS}, rounds=rounds)
@@ -118,10 +119,10 @@ def compare(dropout: float, rounds: int, small: bool) -> None:
     bound = step_work(shape(dropout, small), batch_size=8).largest_speedup
     against = mean_ratio(seconds["transformers"], seconds["ours baseline"])
     frozen = mean_ratio(seconds["ours baseline"], seconds["ours oelm_freeze"])
-    print(
-        f"  ours is {against} as fast as transformers, with {memory['ours baseline'] / memory['transformers']:.2f}x its memory"
-    )
+    less = memory["ours baseline"] / memory["transformers"]
+    print(f"  ours is {against} as fast as transformers, with {less:.2f}x its memory")
     print(f"  frozen is {frozen} as fast as baseline; arithmetic allows {bound:.3f}x at most")
+    return {f"ours_{dropout}": against, f"memory_{dropout}": less, f"frozen_{dropout}": frozen, "bound": bound}
 
 
 def help_time() -> None:
@@ -141,12 +142,16 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, action="append", help="may be repeated; default 0 and 0.1")
     parser.add_argument("--small", action="store_true", help="a toy shape, to see that the benchmark itself works")
     parser.add_argument("--memory-of", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--record", action="store_true", help="keep the figures under results/bench")
     arguments = parser.parse_args()
     if arguments.memory_of:
         measure_memory(arguments.memory_of, arguments.dropout[0], arguments.small)
         return
+    figures: dict[str, Ratio | float] = {}
     for dropout in arguments.dropout or [0.0, 0.1]:
-        compare(dropout, arguments.rounds, arguments.small)
+        figures |= compare(dropout, arguments.rounds, arguments.small)
+    if arguments.record:
+        keep("step", figures)
     help_time()
 
 

@@ -5,23 +5,34 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from string import Formatter
 from types import ModuleType
 
 import pytest
 
+from oelm.intervals import Ratio, mean_ratio
 from tests.report.synthetic import write_arm
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(scope="module")
-def figures() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("figures", ROOT / "studies" / "figures.py")
+def script(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["figures"] = module
+    sys.modules[Path(path).stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def figures() -> ModuleType:
+    return script("studies/figures.py")
+
+
+@pytest.fixture(scope="module")
+def record() -> ModuleType:
+    return script("benchmarks/record.py")
 
 
 def test_every_table_is_what_its_command_gives(figures: ModuleType) -> None:
@@ -41,7 +52,7 @@ def test_a_figure_that_was_changed_by_hand_is_found(figures: ModuleType, tmp_pat
     assert figures.renewed(renewed) == renewed
 
 
-@pytest.mark.parametrize("command", ["rm -rf x", "python -c pass", "oelmx report"])
+@pytest.mark.parametrize("command", ["rm -rf x", "python -c pass", "python", "python studies/figures.py", "oelmx report"])
 def test_no_command_but_ours_is_run(figures: ModuleType, command: str) -> None:
     with pytest.raises(SystemExit, match="may only run oelm"):
         figures.renewed(f"<!-- $ {command} -->\n<!-- end -->")
@@ -50,3 +61,37 @@ def test_no_command_but_ours_is_run(figures: ModuleType, command: str) -> None:
 def test_a_command_that_fails_says_so(figures: ModuleType) -> None:
     with pytest.raises(SystemExit, match="no such folder"):
         figures.renewed("<!-- $ oelm report --out results/nowhere --table classes -->\n<!-- end -->")
+
+
+RATIO = mean_ratio([2.0, 2.2, 2.1], [1.0, 1.0, 1.0])
+BENCHMARKS: dict[str, dict[str, Ratio | float]] = {
+    "step": {f"{what}_{dropout}": RATIO for what in ("ours", "frozen") for dropout in (0.0, 0.1)}
+    | {"memory_0.0": 0.456, "memory_0.1": 0.6, "bound": 1.0234},
+    "ranks": {"two": RATIO, "saved": 0.0701},
+    "generation": {"Medium-512": RATIO},
+    "preparation": {"ours": RATIO, "input": 177.4, "memory_1": 190.6, "memory_10": 191.2},
+    "finetuning": {"plain": RATIO, "grouped": RATIO},
+}
+
+
+@pytest.mark.parametrize(
+    ("language", "ratio", "memory"), [("en", "2.098x [1.864, 2.362]", "0.46x"), ("zh", "2.098 倍 [1.864, 2.362]", "0.46 倍")]
+)
+def test_the_table_of_the_benchmarks_is_made_of_what_they_kept(
+    record: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, language: str, ratio: str, memory: str
+) -> None:
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    for name, kept in BENCHMARKS.items():
+        record.keep(name, kept)
+    lines = record.table(tmp_path, language).splitlines()
+    assert len(lines) == 9 and lines[1] == "|---|---|" and all(line.count("|") == 3 for line in lines)
+    assert [line.count(ratio) for line in lines] == [0, 0, 1, 1, 1, 1, 1, 1, 2]
+    assert memory in lines[2] and "7.01%" in lines[5] and "177 MB" in lines[7] and "191" in lines[7]
+
+
+def test_the_tables_of_both_languages_have_the_same_rows_and_figures(record: ModuleType) -> None:
+    english, chinese = (
+        [sorted(field for _, field, _, _ in Formatter().parse(" ".join(row)) if field) for row in record.ROWS[language]]
+        for language in ("en", "zh")
+    )
+    assert english == chinese and sum(map(len, english)) == 15

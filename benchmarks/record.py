@@ -1,0 +1,102 @@
+"""The figures of the benchmarks, kept under results/bench: what the table of the README is made from.
+
+    python benchmarks/record.py [--lang zh]      # print that table
+
+A benchmark keeps its figures when it is run with `--record`, as `make bench` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from oelm.intervals import Ratio
+
+RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench"
+
+# Every row of the table: what was compared, and what came of it, from the figures of one benchmark.
+ROWS: dict[str, list[tuple[str, str]]] = {
+    "en": [
+        ("`make bench`, Medium-512 (44.9M parameters, batch 8 x 512), 2 CPU cores, interleaved", "ratio [95%]"),
+        (
+            "training step, ours against `transformers`' GPT-2, dropout 0",
+            "{step[ours_0.0]} as fast, {step[memory_0.0]:.2f}x the peak memory",
+        ),
+        ("the same, dropout 0.1", "{step[ours_0.1]} as fast, {step[memory_0.1]:.2f}x the peak memory"),
+        (
+            "frozen against baseline, dropout 0",
+            "{step[frozen_0.0]} as fast; arithmetic allows {step[bound]:.3f}x at most",
+        ),
+        (
+            "two processes of one thread against one process of two threads",
+            "{ranks[two]} as fast; frozen weights are not sent: {ranks[saved]:.2%} fewer bytes",
+        ),
+        ("greedy text, ours against `transformers` on the export", "{generation[Medium-512]} as fast, the same tokens"),
+        (
+            "text to token files ({preparation[input]:.0f} MB), ours against a plain `tiktoken` script on two processes",
+            "{preparation[ours]} as fast; for one and ten times the input"
+            " {preparation[memory_1]:.0f} and {preparation[memory_10]:.0f} MiB",
+        ),
+        (
+            "fine-tuning a BERT of 6 x 384, batch 16, ours against `transformers.Trainer`",
+            "{finetuning[plain]} as fast; {finetuning[grouped]} when it groups by length",
+        ),
+    ],
+    "zh": [
+        ("`make bench`，Medium-512（44.9M 参数，批大小 8 x 512），2 个 CPU 核，交替执行", "比值 [95%]"),
+        (
+            "训练步，本项目相比 `transformers` 的 GPT-2，dropout 0",
+            "速度为 {step[ours_0.0]}，峰值内存为 {step[memory_0.0]:.2f} 倍",
+        ),
+        ("同上，dropout 0.1", "速度为 {step[ours_0.1]}，峰值内存为 {step[memory_0.1]:.2f} 倍"),
+        ("冻结组相比基线，dropout 0", "速度为 {step[frozen_0.0]}；运算量所允许的上限为 {step[bound]:.3f} 倍"),
+        (
+            "两个单线程进程，相对一个双线程进程",
+            "速度为 {ranks[two]}；冻结的权重不参与传输：字节数减少 {ranks[saved]:.2%}",
+        ),
+        ("贪心解码生成文本，本项目相比 `transformers`（运行导出的模型）", "速度为 {generation[Medium-512]}，词元完全相同"),
+        (
+            "文本转为词元文件（{preparation[input]:.0f} MB），本项目相比双进程的普通 `tiktoken` 脚本",
+            "速度为 {preparation[ours]}；输入为一份和十份时内存为"
+            " {preparation[memory_1]:.0f} 和 {preparation[memory_10]:.0f} MiB",
+        ),
+        (
+            "微调 6 x 384 的 BERT，批大小 16，本项目相比 `transformers.Trainer`",
+            "速度为 {finetuning[plain]}；对方按长度分组时为 {finetuning[grouped]}",
+        ),
+    ],
+}
+_RATIO = {"en": "{value:.3f}x [{low:.3f}, {high:.3f}]", "zh": "{value:.3f} 倍 [{low:.3f}, {high:.3f}]"}
+
+
+def keep(benchmark: str, figures: Mapping[str, Ratio | float]) -> None:
+    """Write a benchmark's figures, instead of those it had."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    plain = {name: asdict(figure) if isinstance(figure, Ratio) else figure for name, figure in figures.items()}
+    (RESULTS / f"{benchmark}.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+
+
+def table(folder: Path, language: str) -> str:
+    """Return the table as Markdown, in one of the README's languages."""
+    figures: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.json")):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        figures[path.stem] = {
+            name: _RATIO[language].format_map(figure) if isinstance(figure, dict) else figure for name, figure in kept.items()
+        }
+    lines = [f"| {what.format_map(figures)} | {came.format_map(figures)} |" for what, came in ROWS[language]]
+    return "\n".join([lines[0], "|---|---|", *lines[1:]])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lang", choices=sorted(ROWS), default="en")
+    print(table(RESULTS, parser.parse_args().lang))
+
+
+if __name__ == "__main__":
+    main()

@@ -47,7 +47,7 @@ _BUDGETS: dict[str, dict[str, Any]] = {
         "steps": 1000,
         "batch_size": 16,
         "micro_batch_size": 16,
-        "eval_every": 250,
+        "eval_every": 500,
         "save_every": 500,
     },
     "smoke": {

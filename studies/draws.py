@@ -1,0 +1,121 @@
+"""Can good frames be told before they are trained on? Scores of a draw against the perplexity that came of it.
+
+    python studies/draws.py [--results results/draws] [--lang zh]
+
+Reads the records of runs whose frames have a seed of their own (`method.seed`), crossed with seeds of training; builds the
+frames of each anew, scores them, and correlates score and log PPL over draws, both meant over the seeds of training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+import oelm
+from oelm.method.sites import attention_sites
+from oelm.train.config import parse_config
+
+HEADINGS = {
+    "en": "| score of a draw | draws x seeds | correlation with log PPL | p |",
+    "zh": "| 抽样的评分 | 抽样 x 种子 | 与 log PPL 的相关系数 | p |",
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A run of one draw of the frames at one seed of training."""
+
+    draw: int
+    seed: int
+    log_ppl: float
+    config: dict[str, Any]
+    # Of the training loss, by step.
+    losses: dict[int, float]
+
+
+def read(results: Path) -> list[Drawn]:
+    """Return every finished run whose frames have a seed of their own."""
+    found = []
+    for path in sorted(results.glob("**/config.json")):
+        config = json.loads(path.read_text())
+        draw, figures = config["method"].get("seed"), path.with_name("timing_stats.json")
+        if draw is None or not figures.is_file():
+            continue
+        rows = [json.loads(line) for line in path.with_name("metrics.jsonl").read_text().splitlines()]
+        losses = {row["step"]: row["loss"] for row in rows if "loss" in row}
+        found.append(Drawn(draw, config["seed"], math.log(json.loads(figures.read_text())["best_ppl"]), config, losses))
+    return found
+
+
+def frames(run: Drawn) -> list[tuple[Any, Any]]:
+    """Build a run's frames anew; return Q and K of every attention as float64, heads x rows x columns."""
+    config = parse_config(run.config, where="a record")
+    model = oelm.build_gpt(config.model, seed=config.seed)
+    oelm.freeze(model, config.method, seed=config.seed)
+    sites = attention_sites(model)
+    return [(site.q.weight_HKD().double().numpy(), site.k.weight_HKD().double().numpy()) for site in sites]
+
+
+def agreement(run: Drawn) -> float:
+    """How much a token's query is like its own key, before anything is learnt: the mean of <Q_h, K_h>."""
+    return float(np.mean([(q * k).sum(axis=(1, 2)).mean() for q, k in frames(run)]))
+
+
+def overlap(run: Drawn) -> float:
+    """How much of a head's query space its key space covers: the mean of |Q_h K_h'|^2."""
+    return float(np.mean([((q @ k.swapaxes(1, 2)) ** 2).sum(axis=(1, 2)).mean() for q, k in frames(run)]))
+
+
+def early_loss(run: Drawn) -> float:
+    """The training loss between a tenth and a fifth of the run, after the warm-up: what a fifth of the cost tells."""
+    tenth = run.config["steps"] // 10
+    return float(np.mean([loss for step, loss in run.losses.items() if tenth < step <= 2 * tenth]))
+
+
+SCORES: dict[str, Callable[[Drawn], float]] = {
+    "<Q, K>: a token's query against its own key": agreement,
+    "|QK'|²: how far the two spans overlap": overlap,
+    "training loss over steps 10% to 20%": early_loss,
+}
+
+
+def by_draw(values: list[float], runs: list[Drawn]) -> Any:
+    """Return the mean of each draw over the seeds of training, less the mean of its seeds: draws are what is compared."""
+    found: dict[int, dict[int, float]] = {}
+    for run, value in zip(runs, values, strict=True):
+        found.setdefault(run.draw, {})[run.seed] = value
+    table = np.array([[found[draw][seed] for seed in sorted(found[draw])] for draw in sorted(found)])
+    return table.mean(axis=1) - table.mean()
+
+
+def correlation(scores: list[float], runs: list[Drawn]) -> tuple[float, float]:
+    """Return Pearson's r over draws and its p."""
+    found = stats.pearsonr(by_draw(scores, runs), by_draw([run.log_ppl for run in runs], runs))
+    return float(found.statistic), float(found.pvalue)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("results/draws"))
+    parser.add_argument("--lang", choices=sorted(HEADINGS), default="en", help="of the table's headings")
+    options = parser.parse_args()
+    runs = read(options.results)
+    draws, seeds = ({getattr(run, name) for run in runs} for name in ("draw", "seed"))
+    if len(draws) < 3 or len(runs) != len(draws) * len(seeds):
+        raise SystemExit(f"{options.results}: {len(runs)} runs, not three draws or more at the same seeds of training each")
+    print(f"{HEADINGS[options.lang]}\n|---|---|---|---|")
+    for name, score in SCORES.items():
+        r, p = correlation([score(run) for run in runs], runs)
+        print(f"| {name} | {len(draws)} x {len(seeds)} | {r:+.2f} | {p:.3f} |")
+
+
+if __name__ == "__main__":
+    main()

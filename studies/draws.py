@@ -80,11 +80,11 @@ def early_loss(run: Drawn) -> float:
     return float(np.mean([loss for step, loss in run.losses.items() if tenth < step <= 2 * tenth]))
 
 
-SCORES: dict[str, Callable[[Drawn], float]] = {
-    "<Q, K>: a token's query against its own key": agreement,
-    "|QK'|²: how far the two spans overlap": overlap,
-    "training loss over steps 10% to 20%": early_loss,
-}
+SCORES: list[tuple[Callable[[Drawn], float], dict[str, str]]] = [
+    (agreement, {"en": "before training: a token's query against its own key", "zh": "训练前：词元的查询与其自身键的相似度"}),
+    (overlap, {"en": "before training: how far the spans of Q and K overlap", "zh": "训练前：Q 与 K 张成空间的重叠程度"}),
+    (early_loss, {"en": "training loss from a tenth to a fifth of the run", "zh": "训练进行到十分之一至五分之一时的训练损失"}),
+]
 
 
 def by_draw(values: list[float], runs: list[Drawn]) -> Any:
@@ -112,9 +112,9 @@ def main() -> None:
     if len(draws) < 3 or len(runs) != len(draws) * len(seeds):
         raise SystemExit(f"{options.results}: {len(runs)} runs, not three draws or more at the same seeds of training each")
     print(f"{HEADINGS[options.lang]}\n|---|---|---|---|")
-    for name, score in SCORES.items():
+    for score, names in SCORES:
         r, p = correlation([score(run) for run in runs], runs)
-        print(f"| {name} | {len(draws)} x {len(seeds)} | {r:+.2f} | {p:.3f} |")
+        print(f"| {names[options.lang]} | {len(draws)} x {len(seeds)} | {r:+.2f} | {p:.3f} |")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(?P<head><!-- \$ (?P<command>[^\n]+?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL)
 _SECONDS = 300
-_SCRIPTS = ("benchmarks/record.py", "studies/bert.py")
+_SCRIPTS = ("benchmarks/record.py", "studies/bert.py", "studies/draws.py")
 
 
 def pages() -> list[Path]:

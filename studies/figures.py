@@ -4,7 +4,7 @@ A block begins with a comment that holds a command and ends with `<!-- end -->`:
 
     <!-- $ oelm report --out results/variants --table classes -->
 
-`make figures` writes all of them; `--check` writes nothing and fails if a page is not what its commands give.
+`make figures` writes all of them, and the pictures; `--check` writes nothing and fails if one is not what its command gives.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(?P<head><!-- \$ (?P<command>[^\n]+?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL)
 _SECONDS = 300
+# By their path in the project.
+PICTURES: dict[str, str] = {}
 _SCRIPTS = ("benchmarks/record.py", "studies/bert.py", "studies/draws.py")
 
 
@@ -48,20 +50,24 @@ def renewed(text: str) -> str:
     return _BLOCK.sub(lambda found: f"{found['head']}\n{output(found['command']).strip()}\n\n{found['end']}", text)
 
 
+def wanted() -> dict[Path, str]:
+    """Return every page and picture as it should be."""
+    drawn = {ROOT / path: output(command) for path, command in PICTURES.items()}
+    return {page: renewed(page.read_text(encoding="utf-8")) for page in pages()} | drawn
+
+
 def main() -> int:
     """Renew the pages, or say which are out of date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page would change")
     arguments = parser.parse_args()
     stale = []
-    for page in pages():
-        before = page.read_text(encoding="utf-8")
-        after = renewed(before)
-        if before == after:
+    for path, text in wanted().items():
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
-        stale.append(page.relative_to(ROOT))
+        stale.append(path.relative_to(ROOT))
         if not arguments.check:
-            page.write_text(after, encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
     for path in stale:
         print(f"{path}: {'not what its commands give; run make figures' if arguments.check else 'written anew'}")
     return 1 if stale and arguments.check else 0

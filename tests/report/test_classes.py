@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -12,13 +13,15 @@ from oelm.cli.app import app
 from oelm.files import read_json, write_json
 from oelm.method.kind import method_kind
 from oelm.method.method import PRESETS
-from tests.report.reading import english, names, rows, table
+from oelm.report.document import Chart
+from tests.report.reading import blocks, english, names, rows, table, values
 from tests.report.synthetic import write_arm
 
 BASE = [20.0, 20.2, 19.9, 20.1, 20.3]
 # Luck of the seed, the same for every arm: a gap without any spread is no measurement, and gets no verdict.
 LUCK = [0.999, 1.001, 1.0, 1.002, 0.998]
 QK = 131_072
+SVG = "{http://www.w3.org/2000/svg}"
 LEARNING = {"GPT-01": QK, "GPT-02": 0, "GPT-02-lowrank": 16_384, "GPT-02-last-half": QK // 2, "GPT-01-thin": 16_384}
 METHODS = {"GPT-02": "oelm_freeze", "GPT-02-lowrank": "oelm_lowrank", "GPT-02-last-half": "oelm_last_half"}
 RATIOS = {"GPT-01": 1.0, "GPT-02": 1.2, "GPT-02-lowrank": 1.01, "GPT-02-last-half": 1.03, "GPT-01-thin": 1.04}
@@ -119,7 +122,46 @@ def test_one_table_is_printed_alone_as_markdown(study: Path) -> None:
     assert chinese.output.startswith("| 类别 | 方法 |")
 
 
-def test_an_unknown_table_is_answered_with_those_there_are(study: Path) -> None:
-    said = CliRunner().invoke(app, ["report", "--out", str(study), "--table", "clases"])
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        (["--table", "clases"], "--table 'clases': this report has verdicts"),
+        (["--picture", "clases"], "--picture 'clases': this report has forest-ppl"),
+        (["--table", "classes", "--picture", "classes"], "one of them at a time"),
+    ],
+)
+def test_an_unknown_table_or_picture_is_answered_with_those_there_are(study: Path, asked: list[str], answer: str) -> None:
+    said = CliRunner().invoke(app, ["report", "--out", str(study), *asked])
     assert said.exit_code == 2
-    assert "this report has verdicts" in " ".join(said.output.split())
+    assert answer in " ".join(said.output.split())
+
+
+def test_the_picture_has_every_arm_on_every_data_set_with_the_gaps_of_the_table(study: Path) -> None:
+    for like, name in (("GPT-01", "GPT-06"), ("GPT-02", "GPT-07"), ("GPT-02-lowrank", "GPT-07-lowrank")):
+        write_class(study, like, name=name, data="wikitext103")
+    drawn = values(english(study), "classes")
+    assert [(row["name"], row["arm"]) for row in drawn] == [
+        ("oelm_freeze (pure)", "tinystories"),
+        ("oelm_freeze (pure)", "wikitext103"),
+        ("oelm_lowrank (a little)", "tinystories"),
+        ("oelm_lowrank (a little)", "wikitext103"),
+        ("oelm_last_half (partial)", "tinystories"),
+        ("thin (control)", "tinystories"),
+    ]
+    written = {row["method"]: row["tinystories"] for row in rows(english(study), "classes")}
+    for row in drawn:
+        assert row["low"] < row["value"] < row["high"] and row["text"] in written[row["name"].partition(" ")[0]]
+
+
+def test_one_picture_is_printed_alone_as_svg(study: Path) -> None:
+    said = CliRunner().invoke(app, ["report", "--out", str(study), "--picture", "classes"])
+    assert said.exit_code == 0
+    texts = ["".join(element.itertext()) for element in ElementTree.fromstring(said.output).iter(f"{SVG}text")]
+    assert {"oelm_freeze (pure)", "thin (control)", "tinystories"} <= set(texts)
+    assert not (study / "looks.json").exists()
+
+
+def test_one_seed_has_no_interval_to_draw(tmp_path: Path) -> None:
+    for experiment in ("GPT-01", "GPT-02"):
+        write_arm(tmp_path, experiment, [20.0 * RATIOS[experiment]], seeds=[0])
+    assert "classes" not in [block.name for block in blocks(english(tmp_path)) if isinstance(block, Chart)]

@@ -30,6 +30,7 @@ def report(
     csv: Annotated[Path | None, typer.Option(help="Write every table as a file into this folder.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write the tables for LaTeX (booktabs).")] = None,
     table: Annotated[str | None, typer.Option(help="Print this one table as Markdown, and nothing else.")] = None,
+    picture: Annotated[str | None, typer.Option(help="Print this one chart as SVG, and nothing else.")] = None,
     lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
     budget: Annotated[list[str] | None, typer.Option(help="Only this budget; may be repeated.")] = None,
     roots: Roots = None,
@@ -48,8 +49,8 @@ def report(
     only = [experiment.id for experiment in found.select(ids)] if ids else []
     made = build_report(places, found, only=only, budgets=budget or ())
     document = made.document(lang)
-    if table is not None:
-        _print_markdown(document, table)
+    if table is not None or picture is not None:
+        _print_one(document, table=table, picture=picture)
         return
     _print_verdicts(document)
     try:
@@ -61,14 +62,20 @@ def report(
         out.print("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex", soft_wrap=True)
 
 
-def _print_markdown(document: Document, name: str) -> None:
-    from oelm.report.document import Table
-    from oelm.report.markdown import table_text
+def _print_one(document: Document, *, table: str | None, picture: str | None) -> None:
+    from oelm.report.document import Chart, Table
+    from oelm.report.markdown import picture_text, table_text
 
-    tables = {block.name: block for section in document.sections for block in section.blocks if isinstance(block, Table)}
-    if name not in tables:
-        raise ConfigError(f"--table {name!r}: this report has {', '.join(tables) or 'none'}")
-    typer.echo(table_text(tables[name]))
+    if table is not None and picture is not None:
+        raise ConfigError("--table and --picture: one of them at a time")
+    blocks = [block for section in document.sections for block in section.blocks]
+    tables = {block.name: block for block in blocks if isinstance(block, Table)}
+    charts = {block.name: block for block in blocks if isinstance(block, Chart)}
+    if table is not None and table not in tables:
+        raise ConfigError(f"--table {table!r}: this report has {', '.join(tables) or 'none'}")
+    if picture is not None and picture not in charts:
+        raise ConfigError(f"--picture {picture!r}: this report has {', '.join(charts) or 'none'}")
+    typer.echo(table_text(tables[table]) if table is not None else picture_text(charts[picture or ""]))
 
 
 def _places(roots: list[Path] | None) -> list[Path]:

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 
 from oelm.method.kind import method_kind
 from oelm.report.collect import Arm
-from oelm.report.document import Block, Cell, Mark, Section, Table, Text
+from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
 from oelm.report.findings import Findings, Pair, method_of, method_text
 from oelm.report.ladder import compared
-from oelm.report.verdicts import Judged
+from oelm.report.plots import forest_by_set
+from oelm.report.verdicts import BOUNDS, Judged
 from oelm.report.words import Words
 
 # The controls last: what as few trainable parameters give without any frame.
 CLASSES = ("pure", "little", "partial", "control")
 _QK_ROLES = ("query", "key", "query_key_value", "gain", "correction")
+# By the class's place and the method's name.
+_Found = dict[tuple[int, str], list[Judged]]
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn"}
 
 
@@ -23,7 +26,8 @@ def classes_section(findings: Findings, judged: Sequence[Judged], words: Words) 
     rows = [row for row in judged if _belongs(row.pair)]
     if not any(class_of(row.pair.arm) != "control" for row in rows):
         return None
-    blocks: list[Block] = [Text(words("classes.text")), _table(findings, rows, words)]
+    found = _by_method(findings, rows, words)
+    blocks: list[Block] = [Text(words("classes.text")), _table(found, words), *_forest(found, words)]
     return Section("classes", words("classes.title"), tuple(blocks))
 
 
@@ -48,12 +52,40 @@ def learning_in_qk(arm: Arm) -> int | None:
     return sum(counts["trainable"] for role, counts in audit.by_role.items() if role in _QK_ROLES)
 
 
-def _table(findings: Findings, rows: Sequence[Judged], words: Words) -> Table:
-    sets = list(dict.fromkeys(_data(row.pair) for row in rows))
-    found: dict[tuple[int, str], list[Judged]] = {}
+def _by_method(findings: Findings, rows: Sequence[Judged], words: Words) -> _Found:
+    """Return the arms of each class and method, in the classes' order."""
+    found: _Found = {}
     for row in rows:
         found.setdefault((CLASSES.index(class_of(row.pair.arm)), _name(findings, row.pair, words)), []).append(row)
-    body = tuple(_row(found[key], CLASSES[key[0]], key[1], sets, words) for key in sorted(found))
+    return {key: found[key] for key in sorted(found)}
+
+
+def _sets(found: _Found) -> list[str]:
+    return list(dict.fromkeys(_data(row.pair) for rows in found.values() for row in rows))
+
+
+def _forest(found: _Found, words: Words) -> list[Block]:
+    points = []
+    for (kind, name), rows in found.items():
+        title = f"{name} ({words(f'classes.{CLASSES[kind]}')})"
+        for row in rows:
+            gap, text = compared(row.pair.arm, row.pair.baseline, row.pair.split)
+            if gap is not None:
+                verdict = words(f"verdict.{row.judgement.verdict}")
+                place = {"name": title, "arm": _data(row.pair), "text": text, "verdict": verdict}
+                points.append({**place, "value": gap.value, "low": gap.low, "high": gap.high})
+    if not points:
+        return []
+    bound = BOUNDS["ppl"]
+    bound_title = words("forest.bound.ppl", bound=bound)
+    spec = forest_by_set(points, _sets(found), bound=bound, title=words("forest.ppl"), bound_title=bound_title)
+    alt = words("forest.alt", arms=words.listed(dict.fromkeys(point["name"] for point in points)))
+    return [Chart("classes", words("forest.caption.ppl", bound=bound), spec, alt)]
+
+
+def _table(found: _Found, words: Words) -> Table:
+    sets = _sets(found)
+    body = tuple(_row(rows, CLASSES[kind], name, sets, words) for (kind, name), rows in found.items())
     columns = (*(words(f"classes.{name}") for name in ("class", "method", "learns", "share")), *sets)
     return Table("classes", words("classes.caption"), columns, body, frozenset({2, 3, *range(4, len(columns))}))
 

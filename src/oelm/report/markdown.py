@@ -27,7 +27,7 @@ def render_markdown(document: Document, svg_folder_name: str) -> tuple[str, dict
     """
     charts = [block for section in document.sections for block in section.blocks if isinstance(block, Chart)]
     names = [f"{name}.svg" for name in distinct_names(chart.name for chart in charts)]
-    pictures = {name: chart_svg(chart.spec, config=PAPER, prefix="chart") for name, chart in zip(names, charts, strict=True)}
+    pictures = {name: picture_text(chart) for name, chart in zip(names, charts, strict=True)}
     paths = iter([f"{quote(svg_folder_name)}/{name}" for name in names])
     parts = [f"# {_escaped(document.title)}", _paragraph(document.subtitle), *_contents(document)]
     for section in document.sections:
@@ -62,6 +62,11 @@ def _figure(block: Block, paths: Iterator[str]) -> list[str]:
         return [_caption(block.caption), table_text(block)]
     assert isinstance(block, Chart)
     return [f"![{_escaped(block.alt)}]({next(paths)})", _caption(block.caption)]
+
+
+def picture_text(chart: Chart) -> str:
+    """Return a chart as SVG, on white."""
+    return chart_svg(chart.spec, config=PAPER, prefix="chart")
 
 
 def table_text(table: Table) -> str:

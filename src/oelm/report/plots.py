@@ -37,16 +37,6 @@ def forest(rows: Rows, *, bound: float, title: str, bound_title: str) -> dict[st
     order = [row["name"] for row in rows]
     y = {"field": "name", "type": "nominal", "sort": order, "title": None, "axis": {"labelLimit": 320}}
     tooltip = [{"field": name, "type": "nominal", "title": " "} for name in ("name", "text", "verdict")]
-    limit = {
-        "mark": {"type": "rule", "strokeDash": [6, 4], "color": "#D55E00"},
-        "data": {"values": [{"bound": bound, "text": bound_title}]},
-        "encoding": {"x": {"field": "bound", "type": "quantitative"}, "tooltip": {"field": "text", "type": "nominal"}},
-    }
-    none = {
-        "mark": {"type": "rule", "color": "#999999"},
-        "data": {"values": [{"bound": 1.0 if bound > 0.5 else 0.0}]},
-        "encoding": {"x": {"field": "bound", "type": "quantitative"}},
-    }
     interval = {
         "mark": {"type": "rule", "strokeWidth": 2},
         "encoding": {"y": y, "x": _axis("low", title, zero=False), "x2": {"field": "high"}, "tooltip": tooltip},
@@ -60,7 +50,43 @@ def forest(rows: Rows, *, bound: float, title: str, bound_title: str) -> dict[st
             "tooltip": tooltip,
         },
     }
-    return _chart(rows, {"layer": [none, limit, interval, point]}, height={"step": 26})
+    return _chart(rows, {"layer": [*_bounds(bound, bound_title), interval, point]}, height={"step": 26})
+
+
+def forest_by_set(rows: Rows, sets: Sequence[str], *, bound: float, title: str, bound_title: str) -> dict[str, Any]:
+    """Return, for each name, a point with its interval on every data set. Rows have name, arm (the set), value, low, high."""
+    order = list(dict.fromkeys(row["name"] for row in rows))
+    shared: dict[str, Any] = {
+        "y": {"field": "name", "type": "nominal", "sort": order, "title": None, "axis": {"labelLimit": 320, "grid": True}},
+        "yOffset": {"field": "arm", "sort": list(sets)},
+        "color": _colour(sets),
+        "tooltip": [{"field": name, "type": "nominal", "title": " "} for name in ("name", "arm", "text", "verdict")],
+    }
+    interval = {
+        "mark": {"type": "rule", "strokeWidth": 2},
+        "encoding": {**shared, "x": _axis("low", title, zero=False), "x2": {"field": "high"}},
+    }
+    point = {
+        "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
+        "encoding": {**shared, "x": _axis("value", title, zero=False)},
+    }
+    height = len(order) * (12 * len(sets) + 16)
+    return _chart(rows, {"layer": [*_bounds(bound, bound_title), interval, point]}, height=height)
+
+
+def _bounds(bound: float, title: str) -> list[dict[str, Any]]:
+    """Return two lines: no difference, and the target."""
+    limit = {
+        "mark": {"type": "rule", "strokeDash": [6, 4], "color": "#D55E00"},
+        "data": {"values": [{"bound": bound, "text": title}]},
+        "encoding": {"x": {"field": "bound", "type": "quantitative"}, "tooltip": {"field": "text", "type": "nominal"}},
+    }
+    none = {
+        "mark": {"type": "rule", "color": "#999999"},
+        "data": {"values": [{"bound": 1.0 if bound > 0.5 else 0.0}]},
+        "encoding": {"x": {"field": "bound", "type": "quantitative"}},
+    }
+    return [none, limit]
 
 
 def grouped(rows: Rows, arms: Sequence[str], *, x: str, y: str) -> dict[str, Any]:

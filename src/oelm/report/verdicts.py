@@ -24,7 +24,7 @@ from oelm.train.records import Split
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "CONFOUNDED": "warn"}
 _SMOKE = "smoke"
 # The goal of the earlier study: 1.05 times the baseline's perplexity, five points of accuracy.
-_BOUNDS = {"ppl": 1.05, "accuracy": -0.05}
+BOUNDS = {"ppl": 1.05, "accuracy": -0.05}
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _forests(judged: list[Judged], words: Words) -> list[Block]:
             bound_title = words(f"forest.bound.{metric}", bound=told)
             spec = forest(points, bound=bound, title=words(f"forest.{metric}"), bound_title=bound_title)
             names = words.listed(point["name"] for point in points)
-            name = f"forest-{metric}" if bound in _BOUNDS.values() else f"forest-{metric}-{told:g}"
+            name = f"forest-{metric}" if bound in BOUNDS.values() else f"forest-{metric}-{told:g}"
             caption = words(f"forest.caption.{metric}", bound=told)
             charts.append(Chart(name, caption, spec, words("forest.alt", arms=names)))
     return charts
@@ -210,7 +210,7 @@ def _bound(pair: Pair) -> float:
         return criterion.ppl_ratio_at_most
     if criterion is not None and criterion.accuracy_loss_at_most is not None:
         return -criterion.accuracy_loss_at_most
-    return _BOUNDS[pair.arm.metric]
+    return BOUNDS[pair.arm.metric]
 
 
 def _point(row: Judged, words: Words) -> dict[str, Any] | None:

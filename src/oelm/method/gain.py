@@ -5,17 +5,63 @@ H heads  K head_dim  D model_dim  E all heads' rows  R rank
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from oelm.errors import MethodError
+from oelm.method.architectures import class_path
 from oelm.method.frames import sample_gaussian
 from oelm.method.method import Gain
 from oelm.method.sites import Projection
 
 GAIN, CORRECTION_IN, CORRECTION_OUT = "gain", "correction_in", "correction_out"
-_HANDLE = "_oelm_gain_hook"
+# Whose output is its input times its weight, plus its bias: for these a changed weight is all there is to change.
+_LINEAR = ("torch.nn.modules.linear.Linear", "transformers.pytorch_utils.Conv1D")
+
+
+class Adjusted(nn.Module):
+    """A linear map into heads with what learns on top of its frozen weight; `plain` is its class without.
+
+    The weight is adjusted first, by products that are small beside the map itself, and then used once: in training it
+    costs what a plain one costs, and folding it is the same arithmetic.
+    """
+
+    plain: type[nn.Module]
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        own = {name: parameter for name, parameter in self._parameters.items() if parameter is not None}
+        return F.linear(x_BTD, *_adjusted(own, is_transposed=self.plain is not nn.Linear))
+
+
+_CLASSES: dict[type[nn.Module], type[Adjusted]] = {}
+
+
+def _adjusted_class(plain: type[nn.Module]) -> type[Adjusted]:
+    if plain not in _CLASSES:
+        _CLASSES[plain] = type(f"Adjusted{plain.__name__}", (Adjusted, plain), {"plain": plain})
+    return _CLASSES[plain]
+
+
+def _adjusted(own: Mapping[str, Tensor], *, is_transposed: bool) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias with what learnt on top: first the correction, then the gain."""
+    weight_ED, bias_E, gain_HKK = own["weight"], own.get("bias"), own.get(GAIN)
+    if is_transposed:
+        weight_ED = weight_ED.mT
+    if CORRECTION_IN in own:
+        weight_ED = torch.addmm(weight_ED, own[CORRECTION_OUT], own[CORRECTION_IN])
+    if gain_HKK is None:
+        return weight_ED, bias_E
+    weight_ED = _by_head(gain_HKK, weight_ED)
+    return weight_ED, bias_E if bias_E is None else _by_head(gain_HKK, bias_E.unsqueeze(-1)).squeeze(-1)
+
+
+def _by_head(gain_HKK: Tensor, rows_ED: Tensor) -> Tensor:
+    """Return every head's rows times its gain, a number or a matrix."""
+    rows_HKD = rows_ED.unflatten(0, (len(gain_HKK), -1))
+    return (rows_HKD * gain_HKK if gain_HKK.shape[-1] == 1 else gain_HKK.mT @ rows_HKD).flatten(0, 1)
 
 
 def learnt_on_top(name: str) -> str | None:
@@ -56,52 +102,35 @@ def correction_rank(projection: Projection, share: float) -> int:
 
 def _register(projection: Projection, starts: dict[str, Tensor]) -> None:
     module, weight = projection.module, projection.weight
+    plain: type[nn.Module] = module.plain if isinstance(module, Adjusted) else type(module)
+    if class_path(plain) not in _LINEAR:
+        raise MethodError(
+            f"{projection.path} is a {class_path(plain)}: nothing can learn on top of it, only of {' or '.join(_LINEAR)}; "
+            "leave gain and correction out"
+        )
     for name, start in starts.items():
         module.register_parameter(name, nn.Parameter(start.to(weight.device, weight.dtype)))
-    if not hasattr(module, _HANDLE):
-        # A hook on the projection itself: the model's own code and the names of its weights stay as they are.
-        object.__setattr__(module, _HANDLE, module.register_forward_hook(_adjust))
+    # Its class, not a wrapper around it: the names of its weights stay as they are, and so do copies of the model.
+    object.__setattr__(module, "__class__", _adjusted_class(plain))
 
 
 def has_learnt(projection: Projection) -> bool:
     """Whether anything of ours learns on top of the projection."""
-    return hasattr(projection.module, _HANDLE)
-
-
-def _adjust(module: nn.Module, inputs: tuple[Any, ...], output_BTE: Tensor) -> Tensor:
-    own = module._parameters
-    into_RD, out_ER, gain_HKK = own.get(CORRECTION_IN), own.get(CORRECTION_OUT), own.get(GAIN)
-    if into_RD is not None and out_ER is not None:
-        output_BTE = output_BTE + (inputs[0] @ into_RD.T) @ out_ER.T
-    if gain_HKK is None:
-        return output_BTE
-    heads_BTHK = output_BTE.unflatten(-1, (len(gain_HKK), -1))
-    if gain_HKK.shape[-1] == 1:
-        return (heads_BTHK * gain_HKK.squeeze(-1)).flatten(-2)
-    return torch.einsum("...hk,hkj->...hj", heads_BTHK, gain_HKK).flatten(-2)
+    return isinstance(projection.module, Adjusted)
 
 
 def fold_learnt(projection: Projection) -> None:
     """Put what learnt on top into weight and bias, in float64, and take it off."""
     module = projection.module
+    assert isinstance(module, Adjusted)
     if not projection.weight.is_meta:
-        _fold_numbers(projection)
-    getattr(module, _HANDLE).remove()
-    delattr(module, _HANDLE)
+        # On the CPU: not every device has float64.
+        own = {name: p.detach().cpu().double() for name, p in module._parameters.items() if p is not None}
+        weight_ED, bias_E = _adjusted(own, is_transposed=module.plain is not nn.Linear)
+        projection.write(weight_ED.unflatten(0, (projection.num_heads, -1)))
+        bias_HK = projection.bias_HK()
+        if bias_HK is not None and bias_E is not None:
+            bias_HK.copy_(bias_E.unflatten(0, (projection.num_heads, -1)))
     for name in (GAIN, CORRECTION_IN, CORRECTION_OUT):
         module._parameters.pop(name, None)
-
-
-def _fold_numbers(projection: Projection) -> None:
-    # On the CPU: not every device has float64.
-    own = {name: p.detach().cpu().double() for name, p in projection.module._parameters.items() if p is not None}
-    weight_HKD = projection.weight_HKD().cpu().double()
-    if CORRECTION_IN in own:
-        weight_HKD = weight_HKD + (own[CORRECTION_OUT] @ own[CORRECTION_IN]).reshape(weight_HKD.shape)
-    bias_HK = projection.bias_HK()
-    if GAIN in own:
-        gain_HKK = own[GAIN] * torch.eye(weight_HKD.shape[1], dtype=torch.float64) if own[GAIN].shape[-1] == 1 else own[GAIN]
-        weight_HKD = gain_HKK.mT @ weight_HKD
-        if bias_HK is not None:
-            bias_HK.copy_((gain_HKK.mT @ bias_HK.cpu().double().unsqueeze(-1)).squeeze(-1))
-    projection.write(weight_HKD)
+    object.__setattr__(module, "__class__", module.plain)

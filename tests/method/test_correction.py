@@ -17,7 +17,7 @@ from oelm.errors import MethodError
 from oelm.method.apply import fold_gains, freeze, restore, thaw
 from oelm.method.audit import assert_unmoved, audit
 from oelm.method.fused import Layout
-from oelm.method.gain import add_correction, correction_rank, learnt_on_top
+from oelm.method.gain import Adjusted, add_correction, correction_rank, learnt_on_top
 from oelm.method.method import PRESETS, Gain, Method, Part
 from oelm.method.record import digest, record_of
 from oelm.method.sites import Projection, Slot, attention_sites
@@ -203,6 +203,52 @@ def test_correction_inside_torchs_own_attention_is_refused_and_nothing_changed()
         freeze(model, "oelm_lowrank")
     assert digests(model) == before and [type(module) for module in model.modules()] == kinds
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+class Doubled(nn.Linear):
+    """A layer that does more than its weight says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("method", ["oelm_lowrank", "oelm_matrix"])
+def test_on_top_of_a_layer_that_is_more_than_linear_nothing_may_learn_and_nothing_changed(method: str) -> None:
+    model = build_gpt(tiny_gpt_config(), seed=0)
+    attention = attention_sites(model)[-1]
+    object.__setattr__(attention.k.module, "__class__", Doubled)
+    before, kinds = digests(model), [type(module) for module in model.modules()]
+    with pytest.raises(MethodError, match=r"attention\.k is a tests\.method\.test_correction\.Doubled, and only on top"):
+        freeze(model, method)
+    assert digests(model) == before and [type(module) for module in model.modules()] == kinds
+    freeze(model, "oelm_freeze")
+
+
+def test_while_something_learns_the_module_keeps_its_names_and_then_its_class() -> None:
+    model = corrected(gain="matrix")
+    query = attention_sites(model)[0].q.module
+    assert isinstance(query, nn.Linear) and isinstance(query, Adjusted)
+    assert set(query._parameters) == {"weight", "bias", "gain", "correction_in", "correction_out"}
+    fold_gains(model)
+    assert type(query) is nn.Linear and set(query._parameters) == {"weight", "bias"}
+
+
+def test_the_outputs_are_those_of_correction_then_gain_on_the_activations() -> None:
+    model = trained(corrected(gain="matrix"))
+    query = attention_sites(model)[0].q.module
+    own = {name: parameter.detach().double() for name, parameter in query._parameters.items() if parameter is not None}
+    x_TD = torch.randn(5, own["weight"].shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    plain_TE = x_TD @ own["weight"].T + x_TD @ own["correction_in"].T @ own["correction_out"].T
+    heads_THK = plain_TE.unflatten(-1, (len(own["gain"]), -1))
+    expected_TE = torch.einsum("thk,hkj->thj", heads_THK, own["gain"]).flatten(-2)
+    assert torch.allclose(query(x_TD.float()).double(), expected_TE, rtol=0, atol=2e-5)
+
+
+def test_no_gradient_reaches_the_frame_itself() -> None:
+    model = trained(corrected(), steps=1)
+    assert all(parameter.grad is not None for parameter in on_top(model).values())
+    weights = [projection.weight for site in attention_sites(model) for _, projection in site.projections()]
+    assert weights and all(weight.grad is None and not weight.requires_grad for weight in weights)
 
 
 def test_correction_survives_a_file(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from oelm.errors import FrozenMovedError, MethodError
+from oelm.method.architectures import class_path
 from oelm.method.audit import assert_unmoved
 from oelm.method.frames import frame_generator
 from oelm.method.fused import merge_modules, split_module
-from oelm.method.gain import add_correction, add_gain, correction_rank, fold_learnt, has_learnt
+from oelm.method.gain import add_correction, add_gain, can_learn_on, correction_rank, fold_learnt, has_learnt
 from oelm.method.method import Method, method_name, resolve_method
 from oelm.method.mha import merge_attentions, split_attention
 from oelm.method.record import FrozenRecord, Originals, digest, originals_of, record_of, set_originals, set_record
@@ -116,6 +117,11 @@ def _choose(sites: list[Site], method: Method, model: nn.Module) -> list[Site]:
             )
         for part, projection in site.projections():
             _check_owned(projection, model)
+            if method.learns_on_top and not can_learn_on(projection):
+                raise MethodError(
+                    f"{projection.path} is a {class_path(type(projection.module))}, and only on top of a plain linear layer "
+                    "can anything learn; use gain none and correction 0, or make it an nn.Linear"
+                )
             if method.correction and part in method.freeze and correction_rank(projection, method.correction) == 0:
                 raise MethodError(
                     f"correction {method.correction:g}: {projection.name} has {projection.weight_HKD().numel()} numbers, and "

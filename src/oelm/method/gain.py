@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from oelm.errors import MethodError
 from oelm.method.architectures import class_path
 from oelm.method.frames import sample_gaussian
 from oelm.method.method import Gain
@@ -102,16 +101,19 @@ def correction_rank(projection: Projection, share: float) -> int:
 
 def _register(projection: Projection, starts: dict[str, Tensor]) -> None:
     module, weight = projection.module, projection.weight
-    plain: type[nn.Module] = module.plain if isinstance(module, Adjusted) else type(module)
-    if class_path(plain) not in _LINEAR:
-        raise MethodError(
-            f"{projection.path} is a {class_path(plain)}: nothing can learn on top of it, only of {' or '.join(_LINEAR)}; "
-            "leave gain and correction out"
-        )
     for name, start in starts.items():
         module.register_parameter(name, nn.Parameter(start.to(weight.device, weight.dtype)))
     # Its class, not a wrapper around it: the names of its weights stay as they are, and so do copies of the model.
-    object.__setattr__(module, "__class__", _adjusted_class(plain))
+    object.__setattr__(module, "__class__", _adjusted_class(_plain_class(module)))
+
+
+def can_learn_on(projection: Projection) -> bool:
+    """Whether something may learn on top of the projection: it is a linear layer, or will be when its weight is split."""
+    return projection.is_fused or class_path(_plain_class(projection.module)) in _LINEAR
+
+
+def _plain_class(module: nn.Module) -> type[nn.Module]:
+    return module.plain if isinstance(module, Adjusted) else type(module)
 
 
 def has_learnt(projection: Projection) -> bool:

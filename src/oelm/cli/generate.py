@@ -44,7 +44,9 @@ def generate(
         sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
 
     loaded = load_run(run, which=checkpoint)
-    lay_out_by_columns(loaded.model)
+    # The very weights that are exported, and nothing to adjust at every token.
+    model = loaded.folded()
+    lay_out_by_columns(model)
     tokenizer = loaded.tokenizer()
     end = end_of_text_id(tokenizer)
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]
@@ -52,7 +54,7 @@ def generate(
     written: list[int] = []
     shown = ""
     started = time.perf_counter()
-    for token in islice(tokens_of(loaded.model, ids, sampling=sampling), max_tokens):
+    for token in islice(tokens_of(model, ids, sampling=sampling), max_tokens):
         if token == end:
             break
         written.append(token)

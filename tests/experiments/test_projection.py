@@ -60,6 +60,17 @@ def test_command_says_that_it_is_paper() -> None:
     assert "10 runs at paper" in result.output
 
 
+def test_settings_change_what_is_projected() -> None:
+    wide = ["--set", "model.model_dim=768", "--set", "model.num_layers=12", "--set", "model.num_heads=12"]
+    small, large = (CliRunner().invoke(app, ["project", "GPT-01", "--seeds", "1", *more]).output for more in ([], wide))
+    assert "1 runs at paper" in small and "1 runs at paper" in large and small != large
+    # 124M numbers instead of 45M.
+    summed = [float(text.partition(" MB")[0].split()[-1]) for text in (small, large)]
+    assert summed[1] > 2 * summed[0]
+    wrong = CliRunner().invoke(app, ["project", "GPT-01", "--set", "model.width=3"])
+    assert wrong.exit_code == 2 and "unknown key 'width'" in wrong.output
+
+
 def test_guide_prints_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = CliRunner(env={"COLUMNS": "128"}).invoke(app, ["project", "study"]).output
     guide = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()

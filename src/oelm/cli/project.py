@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from oelm.cli.run import Budget, CatalogFile, Ids
+from oelm.cli.run import Budget, CatalogFile, Ids, Overrides
 from oelm.cli.shell import out, reported, roughly
 
 
@@ -22,6 +22,7 @@ def project(
     ] = None,
     price: Annotated[float, typer.Option(min=0.0, help="Cost of one GPU for an hour, in whatever currency.")] = 2.0,
     seeds: Annotated[str | None, typer.Option(help="As for `oelm run`; default: as the catalog plans.")] = None,
+    overrides: Overrides = None,
     catalog: CatalogFile = None,
 ) -> None:
     """Calculate time, memory and cost of experiments on GPUs; on paper, from operations and data sheets, never measured."""
@@ -33,11 +34,13 @@ def project(
     from oelm.experiments.projection import project as on_paper
     from oelm.experiments.registry import load_catalog
     from oelm.experiments.study import Study
-    from oelm.train.config import parse_config
+    from oelm.train.config import parse_config, parse_override
     from oelm.train.preflight import gibibytes
 
     chosen = parse_seeds(seeds) if seeds is not None else None
-    runs = Study(names=tuple(ids or ("study",)), budget=budget, root=Path("outputs"), seeds=chosen).plan(load_catalog(catalog))
+    changes = dict(map(parse_override, overrides or []))
+    study = Study(names=tuple(ids or ("study",)), budget=budget, root=Path("outputs"), seeds=chosen, changes=changes)
+    runs = study.plan(load_catalog(catalog))
     share = efficiency if efficiency is not None else reported_efficiency(parse_config(budget_settings("paper"), where="paper"))
     on = Assumptions(gpu_named(gpu), count, share, price)
     table = Table(box=None, pad_edge=False)

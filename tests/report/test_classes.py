@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,8 +15,8 @@ from oelm.cli.app import app
 from oelm.files import read_json, write_json
 from oelm.method.kind import method_kind
 from oelm.method.method import PRESETS
-from oelm.report.document import Chart
-from tests.report.reading import blocks, english, names, rows, table, values
+from oelm.report.document import Chart, Document, Table
+from tests.report.reading import blocks, english, names, rows, table, texts, values
 from tests.report.synthetic import write_arm
 
 BASE = [20.0, 20.2, 19.9, 20.1, 20.3]
@@ -27,19 +29,22 @@ METHODS = {"GPT-02": "oelm_freeze", "GPT-02-lowrank": "oelm_lowrank", "GPT-02-la
 RATIOS = {"GPT-01": 1.0, "GPT-02": 1.2, "GPT-02-lowrank": 1.01, "GPT-02-last-half": 1.03, "GPT-01-thin": 1.04}
 
 
-def write_class(root: Path, like: str, *, name: str = "", data: str = "tinystories") -> None:
+def write_class(
+    root: Path, like: str, *, name: str = "", data: str = "tinystories", more: dict[str, Any] | None = None, **place: Any
+) -> list[Path]:
     """Write an arm of five seeds with its method and with what learns in Q and K, like one of TinyStories' arms."""
     luck = LUCK if like in METHODS or like.endswith("thin") else [1.0] * 5
     figures = [RATIOS[like] * value * chance for value, chance in zip(BASE, luck, strict=True)]
     method: dict[str, Any] = PRESETS[METHODS.get(like, "baseline")].model_dump(mode="json")
     thin = {"model.qk_dim": 4} if like.endswith("thin") else {}
-    settings = {**{f"method.{key}": value for key, value in method.items()}, **thin}
-    written = write_arm(root, name or like, figures, data=data, settings=settings)
+    settings = {**{f"method.{key}": value for key, value in method.items()}, **thin, **(more or {})}
+    written = write_arm(root, name or like, figures, data=data, settings=settings, **place)
     for run in written:
         audit = read_json(run / "audit.json")
         learns = LEARNING[like]
         audit["by_role"] = {"query": {"trainable": learns, "frozen": 0}, "feed_forward": {"trainable": 5, "frozen": 0}}
         write_json(run / "audit.json", audit, durable=False)
+    return written
 
 
 @pytest.fixture
@@ -159,6 +164,84 @@ def test_one_picture_is_printed_alone_as_svg(study: Path) -> None:
     texts = ["".join(element.itertext()) for element in ElementTree.fromstring(said.output).iter(f"{SVG}text")]
     assert {"oelm_freeze (pure)", "thin (control)", "tinystories"} <= set(texts)
     assert not (study / "looks.json").exists()
+
+
+def test_a_control_stands_beside_what_it_controls(study: Path) -> None:
+    (row,) = rows(english(study), "controls")
+    assert (row["method"], row["control"]) == ("oelm_lowrank", "thin")
+    # Seed by seed 1.01 / 1.04 of the same luck: a ratio without spread.
+    assert row["tinystories"].startswith("-2.9% [-2.9, -2.9]")
+    assert "controls" not in [block.name for block in blocks(_without(study, "GPT-01-thin")) if isinstance(block, Table)]
+
+
+def _without(root: Path, experiment: str) -> Document:
+    shutil.rmtree(root / experiment)
+    return english(root)
+
+
+def test_sizes_stand_in_rows_of_their_own_with_their_own_counts(study: Path) -> None:
+    for experiment in ("GPT-01", "GPT-02-lowrank"):
+        for run in write_class(study, experiment, variant="model-dim-64"):
+            audit = read_json(run / "audit.json")
+            audit["by_role"]["query"]["trainable"] //= 4
+            write_json(run / "audit.json", audit, durable=False)
+    found = [row for row in rows(english(study), "classes") if row["method"] == "oelm_lowrank"]
+    assert [(row["learns in Q/K"], row["share"]) for row in found] == [("4,096", "12.5%"), ("16,384", "12.5%")]
+    assert found[0]["tinystories"] == "" and found[0]["tinystories (model-dim-64)"].startswith("+1.0%")
+    assert found[1]["tinystories"].startswith("+1.0%") and found[1]["tinystories (model-dim-64)"] == ""
+    drawn = {row["name"] for row in values(english(study), "classes")}
+    assert {"oelm_lowrank, 4,096 (a little)", "oelm_lowrank, 16,384 (a little)"} <= drawn
+
+
+def test_budgets_stand_in_columns_of_their_own(study: Path) -> None:
+    for experiment in ("GPT-01", "GPT-02-lowrank"):
+        write_class(study, experiment, budget="paper")
+    found = next(row for row in rows(english(study), "classes") if row["method"] == "oelm_lowrank")
+    assert found["tinystories (laptop)"] and found["tinystories (paper)"] and "tinystories" not in found
+
+
+def test_two_arms_of_one_method_on_one_data_set_do_not_hide_each_other(study: Path) -> None:
+    for experiment in ("GPT-01", "GPT-02"):
+        write_class(study, experiment, variant="tuned-1a2b3c4d")
+    found = next(row for row in rows(english(study), "classes") if row["method"] == "oelm_freeze")
+    assert sum(text.startswith("+20.0%") for text in found.values()) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"method.thaw": {"start": 0.5, "end": 0.5, "order": "first_first"}}, "0, later all"),
+        ({"method.freeze_at": 0.5}, "0, later none"),
+    ],
+)
+def test_what_learns_at_another_time_is_told(study: Path, settings: dict[str, Any], told: str) -> None:
+    write_class(study, "GPT-02", more=settings)
+    assert told in [row["learns in Q/K"] for row in rows(english(study), "classes")]
+
+
+def test_verdicts_that_are_stricter_than_the_intervals_shown_say_so(study: Path) -> None:
+    (note,) = texts(english(study), "classes", "note")
+    assert note.startswith("One of 4 comparisons judged together") and "98.75%" in note
+    for experiment in ("GPT-02", "GPT-02-last-half", "GPT-01-thin"):
+        shutil.rmtree(study / experiment)
+    assert texts(english(study), "classes", "note") == []
+
+
+@pytest.mark.parametrize(("bigram", "verdict"), [(40.0, "PASS"), (30.0, "UNFIT BASELINE: none"), (None, "PASS")])
+def test_gaps_against_a_baseline_that_is_no_real_one_get_no_verdict(study: Path, bigram: float | None, verdict: str) -> None:
+    write_arm(study, "GPT-01", BASE, bigram=bigram)
+    found = next(row for row in rows(english(study), "classes") if row["method"] == "oelm_lowrank")
+    assert found["tinystories"].endswith(verdict)
+
+
+@pytest.mark.parametrize(("above", "verdict"), [(1.005, "PASS"), (1.02, "UNFIT BASELINE: none")])
+def test_gaps_against_an_overfitted_baseline_get_no_verdict(study: Path, above: float, verdict: str) -> None:
+    shutil.rmtree(study / "GPT-01")
+    for seed, ppl in enumerate(BASE):
+        losses = (math.log(ppl), above * math.log(ppl))
+        write_arm(study, "GPT-01", [ppl], seeds=[seed], losses=losses)
+    found = next(row for row in rows(english(study), "classes") if row["method"] == "oelm_lowrank")
+    assert found["tinystories"].endswith(verdict)
 
 
 def test_one_seed_has_no_interval_to_draw(tmp_path: Path) -> None:

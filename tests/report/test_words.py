@@ -37,6 +37,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "f'state.{state}'": get_args(State),
     "f'rung.{method}'": RUNGS,
     "f'classes.{kind}'": CLASSES,
+    "f'classes.{CLASSES[line.place]}'": CLASSES,
+    "f'classes.{later}'": ("thawed", "frozen"),
     "f'across.{metric}'": ("ppl", "accuracy"),
     "f'inconsistency.{problem.code}'": get_args(InconsistencyCode),
 }

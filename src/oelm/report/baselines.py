@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from oelm.report.collect import Arm, Run, common_split
+from oelm.report.collect import Arm, ArmKey, Run, common_split
 from oelm.report.document import Cell, Section, Table, Text
 from oelm.report.findings import Findings, label, split_text
+from oelm.report.verdict import Reason
 from oelm.report.words import Words
 from oelm.train.records import Split
 
@@ -48,14 +49,26 @@ def standings(findings: Findings) -> list[Standing]:
 def _standing(arm: Arm) -> Standing:
     split = common_split(arm)
     found = [run.figures.bigram_on(split) for run in arm.runs if run.figures is not None]
+    # Runs of an arm have the same text, so that one which measured it speaks for those that did not.
     known = [value for value in found if value is not None]
-    bigram = statistics.geometric_mean(known) if len(known) == len(arm.runs) else None
+    bigram = statistics.geometric_mean(known) if known else None
     return Standing(arm, split, bigram, statistics.fmean(_above_minimum(run) for run in arm.runs))
 
 
 def _above_minimum(run: Run) -> float:
     least, last = min(run.curve.values()), run.curve[max(run.curve)]
     return last / least - 1 if least > 0 else 0.0
+
+
+def unfit_baselines(findings: Findings) -> dict[ArmKey, Reason]:
+    """Return, for every baseline that is no real one or learnt for too long, why: gaps against it decide nothing."""
+    found: dict[ArmKey, Reason] = {}
+    for standing in standings(findings):
+        if standing.is_weak and standing.ratio is not None:
+            found[standing.arm.key] = Reason("weak_baseline", {"ratio": standing.ratio, "most": MOST_OF_BIGRAM})
+        elif standing.is_overfitted:
+            found[standing.arm.key] = Reason("overfitted_baseline", {"above": 100 * standing.above})
+    return found
 
 
 def baselines_section(findings: Findings, words: Words) -> Section | None:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from oelm.method.kind import method_kind
 from oelm.report.collect import Arm
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
-from oelm.report.findings import Findings, Pair, method_of, method_text
+from oelm.report.findings import DEMO, Findings, Pair, label, method_of, method_text
 from oelm.report.ladder import compared
 from oelm.report.plots import forest_by_set
 from oelm.report.verdicts import BOUNDS, Judged
 from oelm.report.words import Words
+from oelm.train.records import Split
 
 # The controls last: what as few trainable parameters give without any frame.
 CLASSES = ("pure", "little", "partial", "control")
 _QK_ROLES = ("query", "key", "query_key_value", "gain", "correction")
-# By the class's place and the method's name.
-_Found = dict[tuple[int, str], list[Judged]]
-_MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn"}
+_MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "UNFIT_BASELINE": "warn"}
+
+
+class Line(NamedTuple):
+    """What stands in one row: a method at one size. `place` is its class's; the counts are of what learns in Q and K."""
+
+    place: int
+    name: str
+    learns: int
+    whole: int
+
+
+# Of every line, its comparisons by data set.
+_Found = dict[Line, dict[str, Judged]]
 
 
 def classes_section(findings: Findings, judged: Sequence[Judged], words: Words) -> Section | None:
@@ -26,9 +39,18 @@ def classes_section(findings: Findings, judged: Sequence[Judged], words: Words) 
     rows = [row for row in judged if _belongs(row.pair)]
     if not any(class_of(row.pair.arm) != "control" for row in rows):
         return None
-    found = _by_method(findings, rows, words)
-    blocks: list[Block] = [Text(words("classes.text")), _table(found, words), *_forest(found, words)]
+    found = _by_line(findings, rows, words)
+    blocks: list[Block] = [Text(words("classes.text")), _table(found, words), *_together(rows, words), *_forest(found, words)]
+    blocks += _beside_controls(found, words)
     return Section("classes", words("classes.title"), tuple(blocks))
+
+
+def _together(rows: Sequence[Judged], words: Words) -> list[Block]:
+    """Say that verdicts of several comparisons are stricter than the intervals that are shown."""
+    judged = [row.judgement for row in rows if row.judgement.is_look and row.judgement.comparisons > 1]
+    if not judged:
+        return []
+    return [Text(words("classes.together", comparisons=judged[0].comparisons, level=100 * judged[0].level), "note")]
 
 
 def _belongs(pair: Pair) -> bool:
@@ -52,27 +74,39 @@ def learning_in_qk(arm: Arm) -> int | None:
     return sum(counts["trainable"] for role, counts in audit.by_role.items() if role in _QK_ROLES)
 
 
-def _by_method(findings: Findings, rows: Sequence[Judged], words: Words) -> _Found:
-    """Return the arms of each class and method, in the classes' order."""
+def _by_line(findings: Findings, rows: Sequence[Judged], words: Words) -> _Found:
+    """Return the comparisons of each class, method and size, in the classes' order."""
+    budgets = {row.pair.arm.budget for row in rows}
     found: _Found = {}
     for row in rows:
-        found.setdefault((CLASSES.index(class_of(row.pair.arm)), _name(findings, row.pair, words)), []).append(row)
-    return {key: found[key] for key in sorted(found)}
+        arm, baseline = row.pair.arm, row.pair.baseline
+        counts = (learning_in_qk(arm) or 0, learning_in_qk(baseline) or 0)
+        line = found.setdefault(Line(CLASSES.index(class_of(arm)), _name(findings, row.pair, words), *counts), {})
+        name = _data(row.pair, with_budget=len(budgets) > 1)
+        # Two arms of one method on one data set: told apart by their own names, never one over the other.
+        line[f"{name} ({label(arm)})" if name in line else name] = row
+    return {line: found[line] for line in sorted(found)}
 
 
 def _sets(found: _Found) -> list[str]:
-    return list(dict.fromkeys(_data(row.pair) for rows in found.values() for row in rows))
+    return list(dict.fromkeys(name for by_set in found.values() for name in by_set))
+
+
+def _title(line: Line, found: _Found, words: Words) -> str:
+    """Return a line's name with its class, and with its size where the method stands in several."""
+    sizes = {other.whole for other in found if other[:2] == line[:2]}
+    size = f", {line.learns:,}" if len(sizes) > 1 else ""
+    return f"{line.name}{size} ({words(f'classes.{CLASSES[line.place]}')})"
 
 
 def _forest(found: _Found, words: Words) -> list[Block]:
     points = []
-    for (kind, name), rows in found.items():
-        title = f"{name} ({words(f'classes.{CLASSES[kind]}')})"
-        for row in rows:
+    for line, by_set in found.items():
+        for name, row in by_set.items():
             gap, text = compared(row.pair.arm, row.pair.baseline, row.pair.split)
             if gap is not None:
                 verdict = words(f"verdict.{row.judgement.verdict}")
-                place = {"name": title, "arm": _data(row.pair), "text": text, "verdict": verdict}
+                place = {"name": _title(line, found, words), "arm": name, "text": text, "verdict": verdict}
                 points.append({**place, "value": gap.value, "low": gap.low, "high": gap.high})
     if not points:
         return []
@@ -83,9 +117,36 @@ def _forest(found: _Found, words: Words) -> list[Block]:
     return [Chart("classes", words("forest.caption.ppl", bound=bound), spec, alt)]
 
 
+def _beside_controls(found: _Found, words: Words) -> list[Block]:
+    """Return arms on which a little learns against the controls of as few parameters: what the frames are worth."""
+    controls = {line: by_set for line, by_set in found.items() if CLASSES[line.place] == "control"}
+    sets, rows = _sets(controls), []
+    for line, by_set in found.items():
+        if CLASSES[line.place] != "little":
+            continue
+        for control, theirs in controls.items():
+            cells = [_against(by_set.get(name), theirs.get(name), words) for name in sets]
+            if control.whole == line.whole and any(cell.text for cell in cells):
+                names = (Cell(line.name), Cell(f"{line.learns:,}", line.learns))
+                rows.append((*names, Cell(control.name), Cell(f"{control.learns:,}", control.learns), *cells))
+    if not rows:
+        return []
+    columns = tuple(words(f"classes.{name}") for name in ("method", "learns", "control", "learns"))
+    numeric = frozenset({1, 3, *range(4, 4 + len(sets))})
+    return [Table("controls", words("classes.controls"), (*columns, *sets), tuple(rows), numeric)]
+
+
+def _against(ours: Judged | None, theirs: Judged | None, words: Words) -> Cell:
+    if ours is None or theirs is None or ours.pair.baseline.key != theirs.pair.baseline.key:
+        return Cell("")
+    split: Split = "test" if ours.pair.split == theirs.pair.split == "test" else "val"
+    gap, text = compared(ours.pair.arm, theirs.pair.arm, split)
+    return Cell(words("across.on_test", gap=text) if split == "test" else text, gap.value if gap is not None else None)
+
+
 def _table(found: _Found, words: Words) -> Table:
     sets = _sets(found)
-    body = tuple(_row(rows, CLASSES[kind], name, sets, words) for (kind, name), rows in found.items())
+    body = tuple(_row(line, by_set, sets, words) for line, by_set in found.items())
     columns = (*(words(f"classes.{name}") for name in ("class", "method", "learns", "share")), *sets)
     return Table("classes", words("classes.caption"), columns, body, frozenset({2, 3, *range(4, len(columns))}))
 
@@ -98,26 +159,36 @@ def _name(findings: Findings, pair: Pair, words: Words) -> str:
     return suffix or method_of(pair.arm, findings.catalog) or pair.arm.experiment
 
 
-def _data(pair: Pair) -> str:
+def _data(pair: Pair, *, with_budget: bool) -> str:
     manifest = pair.arm.runs[0].manifest
     assert manifest is not None
     variant = pair.arm.variant
-    is_plain = variant == "default" or variant.startswith("tuned-")
-    return manifest.data.name if is_plain else f"{manifest.data.name} ({variant})"
+    is_plain = variant == "default" or variant.startswith("tuned-") or pair.arm.experiment == DEMO
+    more = [pair.arm.budget] * with_budget + [variant] * (not is_plain)
+    return f"{manifest.data.name} ({', '.join(more)})" if more else manifest.data.name
 
 
-def _row(rows: Sequence[Judged], kind: str, name: str, sets: Sequence[str], words: Words) -> tuple[Cell, ...]:
-    arm, baseline = rows[0].pair.arm, rows[0].pair.baseline
-    learns, all_of_it = learning_in_qk(arm), learning_in_qk(baseline)
-    share = learns / all_of_it if learns is not None and all_of_it else None
-    by_set = {_data(row.pair): row for row in rows}
+def _row(line: Line, by_set: Mapping[str, Judged], sets: Sequence[str], words: Words) -> tuple[Cell, ...]:
+    arm = next(iter(by_set.values())).pair.arm
+    is_known = learning_in_qk(arm) is not None
+    share = line.learns / line.whole if is_known and line.whole else None
+    kind = CLASSES[line.place]
     return (
-        Cell(words(f"classes.{kind}"), CLASSES.index(kind)),
-        Cell(name),
-        Cell("" if learns is None else f"{learns:,}", learns),
+        Cell(words(f"classes.{kind}"), line.place),
+        Cell(line.name),
+        Cell(_learns(arm, line, words) if is_known else "", line.learns),
         Cell("" if share is None else f"{100 * share:.1f}%", share),
         *(_gap(by_set.get(each), words) for each in sets),
     )
+
+
+def _learns(arm: Arm, line: Line, words: Words) -> str:
+    """Return how much learns at the start, and what becomes of it later."""
+    config = arm.runs[0].config
+    assert config is not None
+    method = config.get("method", {})
+    later = "thawed" if method.get("thaw") else "frozen" if method.get("freeze_at") else None
+    return f"{line.learns:,}" if later is None else words(f"classes.{later}", learns=line.learns)
 
 
 def _gap(row: Judged | None, words: Words) -> Cell:

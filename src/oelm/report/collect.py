@@ -37,6 +37,10 @@ _PLACES = (("model", "source"), ("examples", "folder"))
 MixtureCode = Literal["seed_twice", "recipes_differ", "data_differ"]
 
 
+# Experiment, budget, variant.
+ArmKey = tuple[str, str, str]
+
+
 @dataclass(frozen=True)
 class Run:
     """One recorded run. What it has not written yet is None; `problem` says why a run that says it is done is not used.
@@ -109,7 +113,7 @@ class Arm:
     refused: Mixture | None = None
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> ArmKey:
         return self.experiment, self.budget, self.variant
 
     @property

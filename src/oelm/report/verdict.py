@@ -33,6 +33,7 @@ Verdict = Literal[
     "EXPLORATORY",
     "ONE_SEED",
     "CONFOUNDED",
+    "UNFIT_BASELINE",
     "NO_CRITERION",
     "NO_BASELINE",
     "UNFINISHED",
@@ -46,6 +47,8 @@ ReasonCode = Literal[
     "seeds_dropped",
     "one_seed",
     "confounded",
+    "weak_baseline",
+    "overfitted_baseline",
     "no_criterion",
     "no_baseline",
     "baseline_not_run",
@@ -102,13 +105,15 @@ def judge(
     look: int,
     comparisons: int,
     confounded_by: tuple[str, ...],
+    unfit: Reason | None = None,
     dropped: tuple[int, ...] = (),
     level: float = LEVEL,
 ) -> Judgement:
     """Judge an arm's finished runs against its baseline's: PPLs or accuracies by seed; None where no baseline is named.
 
     `look` and `dropped` are what `Looks` says of the common seeds, `comparisons` how many stand in the same table, and
-    `confounded_by` the settings that differ beside the method. PASS, FAIL and INCONCLUSIVE need the planned number of seeds.
+    `confounded_by` the settings that differ beside the method; `unfit` is what makes the baseline no real one. PASS, FAIL and
+    INCONCLUSIVE need the planned number of seeds.
     """
     seeds = common_seeds(ours, theirs or {})
     used = look_level(corrected_level(level, comparisons), look)
@@ -117,6 +122,7 @@ def judge(
         _without_pairs(ours, theirs, seeds)
         or _without_verdict(ours, theirs, seeds, kind=kind, criterion=criterion, confounded_by=confounded_by)
         or _short_of_plan(seeds, planned=planned, dropped=dropped)
+        or (None if unfit is None else ("UNFIT_BASELINE", unfit))
     )
     if decided is None:
         assert interval is not None and criterion is not None

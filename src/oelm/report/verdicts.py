@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from oelm.errors import DataError
 from oelm.experiments.portable import this_machine
-from oelm.report.baselines import baseline_remarks
-from oelm.report.collect import Arm, Mixture
+from oelm.report.baselines import baseline_remarks, unfit_baselines
+from oelm.report.collect import Arm, ArmKey, Mixture
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
 from oelm.report.findings import Findings, Pair, label, method_text, split_text
 from oelm.report.ladder import compared, points_text, ratio_text
@@ -21,7 +21,13 @@ from oelm.report.verdict import Judgement, Look, Looks, Reason, comparison_key, 
 from oelm.report.words import Words
 from oelm.train.records import Split
 
-_MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "CONFOUNDED": "warn"}
+_MARKS: dict[str, Mark] = {
+    "PASS": "good",
+    "FAIL": "bad",
+    "INCONCLUSIVE": "warn",
+    "CONFOUNDED": "warn",
+    "UNFIT_BASELINE": "warn",
+}
 _SMOKE = "smoke"
 # The goal of the earlier study: 1.05 times the baseline's perplexity, five points of accuracy.
 BOUNDS = {"ppl": 1.05, "accuracy": -0.05}
@@ -40,7 +46,8 @@ class Judged:
 def judge_all(findings: Findings) -> list[Judged]:
     """Judge every pair at its planned seeds, corrected for how many are judged together and how often before."""
     looks = _all_looks(findings.roots)
-    comparisons = sum(_can_be_judged(pair) for pair in findings.pairs)
+    unfit = unfit_baselines(findings)
+    comparisons = sum(_can_be_judged(pair, unfit) for pair in findings.pairs)
     judged = []
     for pair in findings.pairs:
         key = comparison_key(*pair.arm.key)
@@ -52,8 +59,9 @@ def judge_all(findings: Findings) -> list[Judged]:
             criterion=experiment.criterion if experiment is not None and pair.arm.budget != _SMOKE else None,
             planned=_planned(pair),
             look=looks.look_number(key, pair.seeds),
-            comparisons=comparisons if _can_be_judged(pair) else 1,
+            comparisons=comparisons if _can_be_judged(pair, unfit) else 1,
             confounded_by=pair.confounded,
+            unfit=unfit.get(pair.baseline.key),
             dropped=looks.dropped(key, pair.seeds),
         )
         judged.append(Judged(pair, judgement, _pooled(findings, pair), _examples(pair)))
@@ -88,11 +96,12 @@ def _planned(pair: Pair) -> int:
     return pair.experiment.seeds if pair.experiment is not None else 5
 
 
-def _can_be_judged(pair: Pair) -> bool:
+def _can_be_judged(pair: Pair, unfit: Collection[ArmKey]) -> bool:
     """Whether a pair may be given a verdict, and so counts among those that are judged together."""
     has_criterion = pair.experiment is not None and pair.experiment.criterion is not None
     is_enough = len(pair.seeds) >= max(2, _planned(pair))
-    return has_criterion and not pair.confounded and pair.arm.budget != _SMOKE and is_enough
+    is_fair = not pair.confounded and pair.baseline.key not in unfit
+    return has_criterion and is_fair and pair.arm.budget != _SMOKE and is_enough
 
 
 def _pooled(findings: Findings, pair: Pair) -> Interval | None:

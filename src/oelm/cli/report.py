@@ -50,7 +50,8 @@ def report(
     made = build_report(places, found, only=only, budgets=budget or ())
     document = made.document(lang)
     if table is not None or picture is not None:
-        _print_one(document, table=table, picture=picture)
+        typer.echo(_one(document, table=table, picture=picture))
+        record_looks(made.judged, places)
         return
     _print_verdicts(document)
     try:
@@ -62,7 +63,7 @@ def report(
         out.print("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex", soft_wrap=True)
 
 
-def _print_one(document: Document, *, table: str | None, picture: str | None) -> None:
+def _one(document: Document, *, table: str | None, picture: str | None) -> str:
     from oelm.report.document import Chart, Table
     from oelm.report.markdown import picture_text, table_text
 
@@ -75,7 +76,7 @@ def _print_one(document: Document, *, table: str | None, picture: str | None) ->
         raise ConfigError(f"--table {table!r}: this report has {', '.join(tables) or 'none'}")
     if picture is not None and picture not in charts:
         raise ConfigError(f"--picture {picture!r}: this report has {', '.join(charts) or 'none'}")
-    typer.echo(table_text(tables[table]) if table is not None else picture_text(charts[picture or ""]))
+    return table_text(tables[table]) if table is not None else picture_text(charts[picture or ""])
 
 
 def _places(roots: list[Path] | None) -> list[Path]:

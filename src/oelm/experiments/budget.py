@@ -33,20 +33,20 @@ _BUDGETS: dict[str, dict[str, Any]] = {
     "laptop": {
         "model": {
             "vocab_size": 0,
-            "seq_len": 128,
+            "seq_len": 64,
             "model_dim": 128,
             "num_layers": 4,
             "num_heads": 4,
             "ff_dim": 512,
             "dropout": 0.0,
         },
-        "data": {"source": "stdlib", "tokenizer": "bpe:2048"},
-        # The best of a sweep at this length, for the baseline and the frozen arms alike (docs/log.md).
+        "data": {"source": "stdlib", "tokenizer": "bpe:512"},
+        # Short windows and a small vocabulary: in so few steps a longer context is not learnt to be used (docs/log.md).
         "optim": {"lr": 4e-3},
         "schedule": {"warmup_steps": 100},
         "steps": 1000,
-        "batch_size": 16,
-        "micro_batch_size": 16,
+        "batch_size": 32,
+        "micro_batch_size": 32,
         "eval_every": 500,
         "save_every": 500,
     },

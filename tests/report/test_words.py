@@ -35,7 +35,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "f'reason.{reason.code}'": get_args(ReasonCode),
     "f'mixture.{mixture.code}'": get_args(MixtureCode),
     "f'state.{state}'": get_args(State),
-    "f'rung.{method}'": RUNGS,
+    "f'rung.{ingredient}'": tuple({ingredient for has in RUNGS.values() for ingredient in has}),
     "f'classes.{kind}'": CLASSES,
     "f'across.{metric}'": ("ppl", "accuracy"),
     "f'inconsistency.{problem.code}'": get_args(InconsistencyCode),

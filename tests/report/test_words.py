@@ -37,6 +37,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "f'state.{state}'": get_args(State),
     "f'rung.{ingredient}'": tuple({ingredient for has in RUNGS.values() for ingredient in has}),
     "f'classes.{kind}'": CLASSES,
+    "f'classes.{CLASSES[kind]}'": CLASSES,
     "f'across.{metric}'": ("ppl", "accuracy"),
     "f'inconsistency.{problem.code}'": get_args(InconsistencyCode),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import transformers
-from record import keep
+from record import keep, parse_options
 from transformers import (
     DataCollatorWithPadding,
     PreTrainedTokenizerFast,
@@ -120,12 +120,13 @@ def trainer_seconds(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--from", dest="folder", type=Path, help="a folder with SST-2; else the standard library's task")
-    parser.add_argument("--tokenizer", type=Path, help="the tokenizer's folder for SST-2")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=15, help="steps of each contender in a round")
-    parser.add_argument("--record", action="store_true", help="keep the figures under results/bench")
-    options = parser.parse_args()
+    measured = [
+        parser.add_argument("--from", dest="folder", type=Path, help="a folder with SST-2; else the standard library's task"),
+        parser.add_argument("--tokenizer", type=Path, help="the tokenizer's folder for SST-2"),
+        parser.add_argument("--steps", type=int, default=15, help="steps of each contender in a round"),
+    ]
+    options = parse_options(parser, measured=measured)
     transformers.logging.set_verbosity_error()
     if options.folder is not None:
         source = folder_examples(TASKS["sst2"], options.folder, language="en", labels=None)
@@ -158,7 +159,8 @@ def compare(examples: ExampleSet, rows: list[dict[str, Any]], tokenizer: Any, op
     alone, by_length = (mean_ratio(seconds[name], seconds["ours"]) for name in ("Trainer", "Trainer, grouped by length"))
     print(f"  ours is {alone} as fast as Trainer, {by_length} when it groups by length")
     if options.record:
-        keep("finetuning", {"plain": alone, "grouped": by_length})
+        figures = {"plain": alone, "grouped": by_length}
+        keep("finetuning", figures, rounds=options.rounds, threads=torch.get_num_threads())
 
 
 if __name__ == "__main__":

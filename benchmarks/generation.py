@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from record import keep
+from record import keep, parse_options
 
 from oelm.bench.ab import interleave
 from oelm.data.tokenizer import train_bpe
@@ -63,14 +63,13 @@ def compare(name: str, config: GPTConfig, *, rounds: int, num_tokens: int) -> Ra
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=200)
-    parser.add_argument("--record", action="store_true", help="keep the figures under results/bench")
-    arguments = parser.parse_args()
+    measured = [parser.add_argument("--tokens", type=int, default=200)]
+    arguments = parse_options(parser, measured=measured)
     print(f"\ngeneration, greedy, batch 1, {torch.get_num_threads()} threads, {arguments.rounds} interleaved rounds")
     sizes = {"rounds": arguments.rounds, "num_tokens": arguments.tokens}
     figures = {name: compare(name, config, **sizes) for name, config in SHAPES.items()}
     if arguments.record:
-        keep("generation", figures)
+        keep("generation", figures, rounds=arguments.rounds, threads=torch.get_num_threads())
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 import tiktoken
-from record import keep
+from record import keep, parse_options
 from tiktoken_ext.openai_public import r50k_pat_str
 
 from oelm.bench.ab import interleave
 from oelm.data.corpora import documents, file_corpus, stdlib_corpus
-from oelm.data.encode import byte_characters
+from oelm.data.encode import byte_characters, num_cores
 from oelm.data.prepare import prepare_corpus
-from oelm.data.vocabularies import END_OF_TEXT, find_gpt2, folder_tokenizer
+from oelm.data.vocabularies import END_OF_TEXT, find_gpt2, folder_tokenizer, is_gpt2
 from oelm.intervals import Ratio, mean_ratio
 
 _worker: tiktoken.Encoding
@@ -79,22 +79,24 @@ def write_documents(path: Path, *, copies: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--copies", type=int, default=16, help="how often the standard library's text is taken")
+    measured = [parser.add_argument("--copies", type=int, default=16, help="how often the standard library's text is taken")]
     parser.add_argument("--tokenizer", type=Path, help="a folder with GPT-2's files, where they are not cached yet")
     parser.add_argument("--one", nargs=3, type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--record", action="store_true", help="keep the figures under results/bench")
-    options = parser.parse_args()
+    options = parse_options(parser, measured=measured)
     if options.one:
         ours(*options.one)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         return
+    tokenizer = folder_tokenizer(options.tokenizer) if options.tokenizer else find_gpt2()
+    if options.record and not is_gpt2(tokenizer):
+        parser.error(f"--record keeps the figures of GPT-2's vocabulary, and {options.tokenizer} holds another")
     with tempfile.TemporaryDirectory() as name:
-        compare(Path(name), options)
+        compare(Path(name), tokenizer.to_str(), options)
 
 
-def compare(folder: Path, options: Any) -> None:
+def compare(folder: Path, tokenizer: str, options: Any) -> None:
     tokenizer_json = folder / "tokenizer.json"
-    tokenizer_json.write_text((folder_tokenizer(options.tokenizer) if options.tokenizer else find_gpt2()).to_str())
+    tokenizer_json.write_text(tokenizer)
     source = folder / "documents.jsonl"
     size = write_documents(source, copies=options.copies)
     figures: dict[str, Ratio | float] = {"input": size / 1e6}
@@ -115,7 +117,7 @@ def compare(folder: Path, options: Any) -> None:
         peak = figures[f"memory_{copies}"] = peak_of(source, tokenizer_json, folder / f"peak-{copies}") / 2**20
         print(f"  peak memory with {size / 1e6:5.0f} MB of input: {peak:.0f} MiB")
     if options.record:
-        keep("preparation", figures)
+        keep("preparation", figures, rounds=options.rounds, threads=num_cores())
 
 
 if __name__ == "__main__":

@@ -14,16 +14,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
-from record import keep
+from record import keep, parse_options
 
 from oelm.bench.ab import interleave
 from oelm.bench.compare import training_step
 from oelm.experiments.budget import budget_settings
-from oelm.intervals import mean_ratio
+from oelm.intervals import Ratio, mean_ratio
 from oelm.train.config import RunConfig, parse_config, with_overrides
 from oelm.train.dist import joined
 from oelm.train.preflight import parameter_counts
 
+# Of either contender, all of its processes together.
+THREADS = 2
 SMALL = {"model.seq_len": 32, "model.model_dim": 32, "model.num_layers": 2, "model.num_heads": 2, "model.ff_dim": 64}
 
 
@@ -90,16 +92,17 @@ def contender(method: str, processes: int, *, threads: int, small: bool) -> Iter
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--method", default="oelm_freeze")
-    parser.add_argument("--small", action="store_true", help="a toy shape, to see that the benchmark itself works")
+    measured = [
+        parser.add_argument("--method", default="oelm_freeze"),
+        parser.add_argument("--small", action="store_true", help="a toy shape, to see that the benchmark itself works"),
+    ]
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--record", action="store_true", help="keep the figures under results/bench")
-    arguments = parser.parse_args()
+    arguments = parse_options(parser, measured=measured)
     if arguments.worker:
         work(arguments.worker, small=arguments.small)
     names = ("one process, 2 threads", "two processes, 1 thread each")
     with (
-        contender(arguments.method, 1, threads=2, small=arguments.small) as one,
+        contender(arguments.method, 1, threads=THREADS, small=arguments.small) as one,
         contender(arguments.method, 2, threads=1, small=arguments.small) as two,
     ):
         seconds = interleave({names[0]: one, names[1]: two}, rounds=arguments.rounds, warmup=1)
@@ -120,7 +123,8 @@ def main() -> None:
         f"{whole_bytes - frozen_bytes:,} less, and {frozen:,} bytes are frozen"
     )
     if arguments.record:
-        keep("ranks", {"two": ratio, "saved": (whole_bytes - frozen_bytes) / whole_bytes})
+        figures: dict[str, Ratio | float] = {"two": ratio, "saved": (whole_bytes - frozen_bytes) / whole_bytes}
+        keep("ranks", figures, rounds=arguments.rounds, threads=THREADS)
 
 
 if __name__ == "__main__":

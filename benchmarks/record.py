@@ -2,14 +2,17 @@
 
     python benchmarks/record.py [--lang zh]      # print that table
 
-A benchmark keeps its figures when it is run with `--record`, as `make bench` does.
+A benchmark keeps its figures when it is run with `--record`, as `make bench` does: of what the table says was measured, and
+of nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ from typing import Any
 from oelm.intervals import Ratio
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench"
+# Beside the figures of a benchmark: under which circumstances they came about.
+CONDITIONS = "conditions"
 
 # Every row of the table: what was compared, and what came of it, from the figures of one benchmark.
 ROWS: dict[str, list[tuple[str, str]]] = {
@@ -73,22 +78,47 @@ ROWS: dict[str, list[tuple[str, str]]] = {
 _RATIO = {"en": "{value:.3f}x [{low:.3f}, {high:.3f}]", "zh": "{value:.3f} 倍 [{low:.3f}, {high:.3f}]"}
 
 
-def keep(benchmark: str, figures: Mapping[str, Ratio | float]) -> None:
-    """Write a benchmark's figures, instead of those it had."""
+def parse_options(
+    parser: argparse.ArgumentParser, *, measured: Sequence[argparse.Action], arguments: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """Read a benchmark's options, `--record` among them.
+
+    That is refused beside any of the options in `measured`, which decide what is measured: the table has one name for it.
+    """
+    parser.add_argument("--record", action="store_true", help="keep the figures under results/bench")
+    options = parser.parse_args(arguments)
+    changed = [action.option_strings[0] for action in measured if getattr(options, action.dest) != action.default]
+    if options.record and changed:
+        parser.error(f"--record keeps the figures of the table; with {', '.join(changed)} those of something else are measured")
+    return options
+
+
+def keep(benchmark: str, figures: Mapping[str, Ratio | float], *, rounds: int, threads: int) -> None:
+    """Write a benchmark's figures, instead of those it had, with how often and on what they were measured."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    plain = {name: asdict(figure) if isinstance(figure, Ratio) else figure for name, figure in figures.items()}
+    plain: dict[str, Any] = {name: asdict(figure) if isinstance(figure, Ratio) else figure for name, figure in figures.items()}
+    plain[CONDITIONS] = {
+        "rounds": rounds,
+        "threads": threads,
+        "cpu_cores": os.cpu_count(),
+        "torch": importlib.metadata.version("torch"),
+    }
     (RESULTS / f"{benchmark}.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
 
 
 def table(folder: Path, language: str) -> str:
-    """Return the table as Markdown, in one of the README's languages."""
+    """Return the table as Markdown, in one of the README's languages; SystemExit says what to run where a figure is missing."""
     figures: dict[str, Any] = {}
     for path in sorted(folder.glob("*.json")):
         kept = json.loads(path.read_text(encoding="utf-8"))
+        kept.pop(CONDITIONS, None)
         figures[path.stem] = {
             name: _RATIO[language].format_map(figure) if isinstance(figure, dict) else figure for name, figure in kept.items()
         }
-    lines = [f"| {what.format_map(figures)} | {came.format_map(figures)} |" for what, came in ROWS[language]]
+    try:
+        lines = [f"| {what.format_map(figures)} | {came.format_map(figures)} |" for what, came in ROWS[language]]
+    except KeyError as missing:
+        raise SystemExit(f"{folder}: no figures of {missing}; measure and keep them all with: make bench") from None
     return "\n".join([lines[0], "|---|---|", *lines[1:]])
 
 

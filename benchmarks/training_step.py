@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from record import keep
+from record import keep, parse_options
 
 from oelm.bench.ab import interleave
 from oelm.bench.peak import PeakMeter
@@ -139,11 +139,12 @@ def _seconds(command: list[str]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--dropout", type=float, action="append", help="may be repeated; default 0 and 0.1")
-    parser.add_argument("--small", action="store_true", help="a toy shape, to see that the benchmark itself works")
+    measured = [
+        parser.add_argument("--dropout", type=float, action="append", help="may be repeated; default 0 and 0.1"),
+        parser.add_argument("--small", action="store_true", help="a toy shape, to see that the benchmark itself works"),
+    ]
     parser.add_argument("--memory-of", choices=CONTENDERS, help=argparse.SUPPRESS)
-    parser.add_argument("--record", action="store_true", help="keep the figures under results/bench")
-    arguments = parser.parse_args()
+    arguments = parse_options(parser, measured=measured)
     if arguments.memory_of:
         measure_memory(arguments.memory_of, arguments.dropout[0], arguments.small)
         return
@@ -151,7 +152,7 @@ def main() -> None:
     for dropout in arguments.dropout or [0.0, 0.1]:
         figures |= compare(dropout, arguments.rounds, arguments.small)
     if arguments.record:
-        keep("step", figures)
+        keep("step", figures, rounds=arguments.rounds, threads=torch.get_num_threads())
     help_time()
 
 

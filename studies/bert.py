@@ -4,7 +4,9 @@
     python studies/bert.py --model FOLDER --from FOLDER seeds      # every arm at its best rate
     python studies/bert.py table                                   # the table, from the records under results/
 
-Each run is `oelm finetune` in a process of its own; repeating a command skips what is done and goes on where it stopped.
+Of SST-2, or of another task with `--task`; the records are under results/bert-TASK. Each run is `oelm finetune` in a process
+of its own; repeating a command skips what is done and goes on where it stopped. A record of another task, model, number of
+examples or epochs than is asked for is refused.
 """
 
 from __future__ import annotations
@@ -28,22 +30,48 @@ FIVE_SEEDS = ("baseline", "oelm_freeze_pretrained", "oelm_freeze")
 RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
 # Not among the seeds of the table: a rate chosen by luck of a seed must not be judged on that seed.
 SWEEP_SEED = 100
+# Of the first records, which do not say how many.
+FIRST_EPOCHS = 3
 HEADINGS = {
     "en": "| arm | lr | seeds | accuracy at the end | against the baseline, points [95%] | best of three epochs |",
     "zh": "| 组 | 学习率 | 种子数 | 训练结束时的准确率 | 与基线之差，百分点 [95%] | 三轮中的最高值 |",
 }
 
 
+def place(results: Path, arm: str, lr: float, seed: int) -> Path:
+    """Return where a run's record is."""
+    return results / arm / f"lr-{lr:g}" / f"seed-{seed}.json"
+
+
+def train_examples(options: argparse.Namespace, seed: int) -> int:
+    """Return how many examples a run is trained on."""
+    return int(options.max_train // 4 if seed == SWEEP_SEED else options.max_train)
+
+
+def read_record(options: argparse.Namespace, path: Path) -> dict[str, Any]:
+    """Return a record; stop where it is of another task than is asked for, or of runs of another kind."""
+    record = dict(json.loads(path.read_text()))
+    found = {"epochs": FIRST_EPOCHS, **record}
+    wanted: dict[str, Any] = {"task": options.task}
+    if options.what != "table":
+        wanted |= {"train_examples": train_examples(options, record["seed"]), "epochs": options.epochs}
+        wanted |= {"model": options.model.resolve().name}
+    for key, value in wanted.items():
+        # Of the first records the model is not known.
+        if found.get(key, value) != value:
+            raise SystemExit(f"{path}: its {key} is {found[key]}, asked for is {value}; name another folder with --results")
+    return record
+
+
 def run_one(options: argparse.Namespace, arm: str, lr: float, seed: int) -> dict[str, Any]:
     """Bring one run to its end and return its record."""
-    record_path = options.results / arm / f"lr-{lr:g}" / f"seed-{seed}.json"
+    record_path = place(options.results, arm, lr, seed)
     if record_path.is_file():
-        return dict(json.loads(record_path.read_text()))
+        return read_record(options, record_path)
     out = options.runs / options.task / arm / f"lr-{lr:g}" / f"seed-{seed}"
     command = [sys.executable, "-m", "oelm", "finetune", "--model", str(options.model), "--task", options.task]
     command += ["--from", str(options.folder), "--method", arm, "--lr", str(lr), "--seed", str(seed), "--out", str(out)]
-    max_train = options.max_train // 4 if seed == SWEEP_SEED else options.max_train
-    command += ["--max-train", str(max_train), "--epochs", str(options.epochs)]
+    command += ["--max-train", str(train_examples(options, seed)), "--epochs", str(options.epochs)]
     # No dropout, in every arm alike: one source of chance less.
     command += ["--set", "model.dropout=0"]
     if seed == SWEEP_SEED:
@@ -58,7 +86,9 @@ def run_one(options: argparse.Namespace, arm: str, lr: float, seed: int) -> dict
         "arm": arm,
         "lr": lr,
         "seed": seed,
-        "train_examples": max_train,
+        "train_examples": train_examples(options, seed),
+        "epochs": options.epochs,
+        "model": options.model.resolve().name,
         "best_accuracy": figures["best_accuracy"],
         "final_accuracy": figures["final_accuracy"],
         "final_val_loss": figures["final_val_loss"],
@@ -82,24 +112,25 @@ def run_one(options: argparse.Namespace, arm: str, lr: float, seed: int) -> dict
     return record
 
 
-def best_rate(results: Path, arm: str) -> float:
+def best_rate(options: argparse.Namespace, arm: str) -> float:
     """Return the rate of the sweep with the highest final accuracy; say so where it lies at the edge of the grid."""
-    found = {lr: results / arm / f"lr-{lr:g}" / f"seed-{SWEEP_SEED}.json" for lr in RATES}
-    accuracy = {lr: json.loads(path.read_text())["final_accuracy"] for lr, path in found.items()}
+    found = {lr: place(options.results, arm, lr, SWEEP_SEED) for lr in RATES}
+    if missing := [path for path in found.values() if not path.is_file()]:
+        raise SystemExit(f"{missing[0]}: not there; every arm is swept first: studies/bert.py sweep --task {options.task}")
+    accuracy = {lr: read_record(options, path)["final_accuracy"] for lr, path in found.items()}
     chosen = max(accuracy, key=lambda lr: accuracy[lr])
     if chosen in (RATES[0], RATES[-1]):
         print(f"note: the best rate of {arm}, {chosen:g}, lies at the edge of the grid")
     return chosen
 
 
-def print_table(results: Path, language: str) -> None:
+def print_table(options: argparse.Namespace) -> None:
     """Print every arm's accuracy at its best rate, and its paired difference from the baseline, as Markdown."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for arm in ARMS:
-        rate = best_rate(results, arm)
-        paths = (results / arm / f"lr-{rate:g}").glob("seed-?.json")
-        found[arm] = {row["seed"]: row for row in (json.loads(path.read_text()) for path in sorted(paths))}
-    print(HEADINGS[language])
+        paths = place(options.results, arm, best_rate(options, arm), SWEEP_SEED).parent.glob("seed-?.json")
+        found[arm] = {row["seed"]: row for row in (read_record(options, path) for path in sorted(paths))}
+    print(HEADINGS[options.lang])
     print("|---|---|---|---|---|---|")
     for arm, rows in found.items():
         seeds = sorted(set(rows) & set(found["baseline"]))
@@ -125,20 +156,25 @@ def main() -> None:
     )
     parser.add_argument("--epochs", type=float, default=3)
     parser.add_argument("--runs", type=Path, default=Path("outputs/bert-study"))
-    parser.add_argument("--results", type=Path, default=Path("results/bert-sst2"))
+    parser.add_argument("--results", type=Path, help="where the records are; default: results/bert-TASK")
     parser.add_argument("--lang", choices=sorted(HEADINGS), default="en", help="of the table's headings")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep", action="store_true", help="keep the weights of every run")
     options = parser.parse_args()
+    options.results = options.results or Path(f"results/bert-{options.task}")
     if options.what == "table":
-        print_table(options.results, options.lang)
+        print_table(options)
         return
+    if options.model is None or options.folder is None:
+        parser.error(f"{options.what} needs --model and --from")
     if options.what == "sweep":
         jobs = [(arm, lr, SWEEP_SEED) for lr in RATES for arm in ARMS]
     else:
-        jobs = [
-            (arm, best_rate(options.results, arm), seed) for seed in range(5) for arm in ARMS if seed < 3 or arm in FIVE_SEEDS
-        ]
+        jobs = [(arm, best_rate(options, arm), seed) for seed in range(5) for arm in ARMS if seed < 3 or arm in FIVE_SEEDS]
+    for path in [place(options.results, *job) for job in jobs]:
+        # All of them before the first run: a run takes minutes.
+        if path.is_file():
+            read_record(options, path)
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda job: run_one(options, *job), jobs))
 

@@ -21,7 +21,10 @@ from scipy import stats
 
 import oelm
 from oelm.method.sites import attention_sites
+from oelm.report.collect import recipe_differences
+from oelm.report.draws import shared_recipe
 from oelm.train.config import parse_config
+from oelm.train.schedule import warmup_steps
 
 HEADINGS = {
     "en": "| score of a draw | draws x seeds | correlation with log PPL | p |",
@@ -42,17 +45,31 @@ class Drawn:
 
 
 def read(results: Path) -> list[Drawn]:
-    """Return every finished run whose frames have a seed of their own."""
+    """Return every finished run whose frames have a seed of their own; all must be of one recipe, on the same data."""
     found = []
+    recipes: dict[Path, dict[str, Any]] = {}
     for path in sorted(results.glob("**/config.json")):
         config = json.loads(path.read_text())
         draw, figures = config["method"].get("seed"), path.with_name("timing_stats.json")
         if draw is None or not figures.is_file():
             continue
+        recipes[path] = shared_recipe(config, json.loads(path.with_name("manifest.json").read_text())["data"]["fingerprint"])
         rows = [json.loads(line) for line in path.with_name("metrics.jsonl").read_text().splitlines()]
         losses = {row["step"]: row["loss"] for row in rows if "loss" in row}
         found.append(Drawn(draw, config["seed"], math.log(json.loads(figures.read_text())["best_ppl"]), config, losses))
+    refuse_mixture(recipes)
     return found
+
+
+def refuse_mixture(recipes: dict[Path, dict[str, Any]]) -> None:
+    """Stop where records are of several recipes: what a setting does would be taken for a draw's luck."""
+    paths = list(recipes)
+    for path in paths[1:]:
+        if changes := recipe_differences(recipes[paths[0]], recipes[path]):
+            raise SystemExit(
+                f"{paths[0].parent} and {path.parent} are of two recipes: {'; '.join(changes)}; "
+                "name a folder with records of one (--results)"
+            )
 
 
 def frames(run: Drawn) -> list[tuple[Any, Any]]:
@@ -75,15 +92,28 @@ def overlap(run: Drawn) -> float:
 
 
 def early_loss(run: Drawn) -> float:
-    """The training loss between a tenth and a fifth of the run, after the warm-up: what a fifth of the cost tells."""
-    tenth = run.config["steps"] // 10
-    return float(np.mean([loss for step, loss in run.losses.items() if tenth < step <= 2 * tenth]))
+    """The training loss from the end of the warm-up to a fifth of the run: what a fifth of the cost tells."""
+    config = parse_config(run.config, where="a record")
+    warm, fifth = warmup_steps(config, config.steps), config.steps // 5
+    losses = [loss for step, loss in run.losses.items() if warm < step <= fifth]
+    if not losses:
+        raise SystemExit(
+            f"draw {run.draw}, seed {run.seed}: no training loss is recorded after the warm-up ({warm} steps) and up to "
+            f"a fifth of the run (step {fifth}); early losses cannot be compared"
+        )
+    return float(np.mean(losses))
 
 
 SCORES: list[tuple[Callable[[Drawn], float], dict[str, str]]] = [
     (agreement, {"en": "before training: a token's query against its own key", "zh": "训练前：词元的查询与其自身键的相似度"}),
     (overlap, {"en": "before training: how far the spans of Q and K overlap", "zh": "训练前：Q 与 K 张成空间的重叠程度"}),
-    (early_loss, {"en": "training loss from a tenth to a fifth of the run", "zh": "训练进行到十分之一至五分之一时的训练损失"}),
+    (
+        early_loss,
+        {
+            "en": "training loss from the end of the warm-up to a fifth of the run",
+            "zh": "预热结束到训练进行五分之一之间的训练损失",
+        },
+    ),
 ]
 
 

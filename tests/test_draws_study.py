@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,16 +23,32 @@ def draws() -> ModuleType:
     return script("studies/draws.py")
 
 
-def write_run(folder: Path, draw: int | None, seed: int, *, ppl: float, early: float = 5.0) -> None:
+# Of the 100 steps these are for warming up, and a fifth is 20.
+WARMUP = 12
+
+
+def write_run(
+    folder: Path,
+    draw: int | None,
+    seed: int,
+    *,
+    ppl: float,
+    early: float = 5.0,
+    data: str = "0" * 64,
+    settings: Mapping[str, Any] | None = None,
+) -> None:
     """Write the record of one run of frames with a seed of their own; `early` is its loss before a fifth is done."""
-    changes = {"method": "oelm_freeze", "seed": seed, "model.vocab_size": 64, "steps": 100}
+    changes = {"method": "oelm_freeze", "seed": seed, "model.vocab_size": 64, "steps": 100, "schedule.warmup_steps": WARMUP}
     config = parse_config(with_overrides(budget_settings("smoke"), changes), where="here").as_dict()
-    config["method"]["seed"] = draw
+    config = with_overrides(config, {"method.seed": draw, **(settings or {})})
     place = folder / f"GPT-02/laptop/seed-{draw}/seed-{seed}"
     place.mkdir(parents=True)
     (place / "config.json").write_text(json.dumps(config))
     (place / "timing_stats.json").write_text(json.dumps({"best_ppl": ppl}))
-    rows = [{"step": step, "loss": early if 10 < step <= 20 else 9.0} for step in range(10, 101, 10)]
+    (place / "manifest.json").write_text(json.dumps({"data": {"fingerprint": data}}))
+    # Outside of the window losses differ by draw too, but say nothing.
+    noise = (7 * (draw or 0)) % 5
+    rows = [{"step": step, "loss": early if WARMUP < step <= 20 else 9.0 + noise} for step in range(2, 101, 2)]
     lines = [*rows, {"step": 100, "val_loss": math.log(ppl), "val_ppl": ppl}]
     (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -99,3 +115,38 @@ def test_a_run_that_is_not_done_is_left_out(draws: ModuleType, tmp_path: Path) -
     write_all(tmp_path, lambda draw, seed: 20.0)
     (tmp_path / "GPT-02/laptop/seed-11/seed-2/timing_stats.json").unlink()
     assert {(run.draw, run.seed) for run in draws.read(tmp_path)} == {(d, s) for d in DRAWS for s in SEEDS} - {(11, 2)}
+
+
+def test_the_early_loss_begins_where_the_warm_up_ends(draws: ModuleType, tmp_path: Path) -> None:
+    write_run(tmp_path, 11, 2, ppl=20.0, early=5.0)
+    write_run(tmp_path, 12, 2, ppl=20.0, early=4.0)
+    assert [draws.early_loss(run) for run in draws.read(tmp_path)] == [5.0, 4.0]
+
+
+def test_an_arms_own_warm_up_counts(draws: ModuleType, tmp_path: Path) -> None:
+    write_run(tmp_path, 11, 2, ppl=20.0, settings={"schedule.warmup_steps": 0, "method.warmup_steps": WARMUP})
+    (run,) = draws.read(tmp_path)
+    assert draws.early_loss(run) == 5.0
+
+
+@pytest.mark.parametrize("warmup", [20, 40])
+def test_a_warm_up_that_lasts_a_fifth_of_the_run_leaves_no_early_loss(draws: ModuleType, tmp_path: Path, warmup: int) -> None:
+    write_run(tmp_path, 11, 2, ppl=20.0, settings={"schedule.warmup_steps": warmup})
+    (run,) = draws.read(tmp_path)
+    with pytest.raises(SystemExit, match=rf"after the warm-up \({warmup} steps\) and up to a fifth of the run \(step 20\)"):
+        draws.early_loss(run)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"settings": {"optim.lr": 0.1}}, r"optim\.lr \(0\.002 / 0\.1\)"),
+        ({"settings": {"method.scale": 2.0}}, r"method\.scale \(unit / 2\.0\)"),
+        ({"data": "1" * 64}, r"data\.fingerprint \(0+ / 1+\)"),
+    ],
+)
+def test_records_of_several_recipes_are_refused(draws: ModuleType, tmp_path: Path, other: dict[str, Any], said: str) -> None:
+    write_run(tmp_path, 11, 2, ppl=20.0)
+    write_run(tmp_path, 12, 2, ppl=20.0, **other)
+    with pytest.raises(SystemExit, match=rf"seed-11/seed-2 and .*seed-12/seed-2 are of two recipes: {said}; name a folder"):
+        draws.read(tmp_path)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from string import Formatter
 from types import ModuleType
@@ -81,7 +84,7 @@ def test_the_table_of_the_benchmarks_is_made_of_what_they_kept(
 ) -> None:
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     for name, kept in BENCHMARKS.items():
-        record.keep(name, kept)
+        record.keep(name, kept, rounds=3, threads=2)
     lines = record.table(tmp_path, language).splitlines()
     assert len(lines) == 9 and lines[1] == "|---|---|" and all(line.count("|") == 3 for line in lines)
     assert [line.count(ratio) for line in lines] == [0, 0, 1, 1, 1, 1, 1, 1, 2]
@@ -94,3 +97,71 @@ def test_the_tables_of_both_languages_have_the_same_rows_and_figures(record: Mod
         for language in ("en", "zh")
     )
     assert english == chinese and sum(map(len, english)) == 15
+
+
+def test_figures_are_kept_with_what_they_were_measured_on(
+    record: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    record.keep("ranks", BENCHMARKS["ranks"], rounds=8, threads=2)
+    kept = json.loads((tmp_path / "ranks.json").read_text())
+    assert set(kept) == {"two", "saved", "conditions"} and kept["saved"] == 0.0701
+    assert set(kept["conditions"]) == {"rounds", "threads", "cpu_cores", "torch"}
+    assert (kept["conditions"]["rounds"], kept["conditions"]["threads"]) == (8, 2)
+
+
+def test_figures_kept_without_conditions_still_make_the_table(record: ModuleType, tmp_path: Path) -> None:
+    for name, kept in BENCHMARKS.items():
+        plain = {key: asdict(figure) if isinstance(figure, Ratio) else figure for key, figure in kept.items()}
+        (tmp_path / f"{name}.json").write_text(json.dumps(plain))
+    assert len(record.table(tmp_path, "en").splitlines()) == 9
+
+
+@pytest.mark.parametrize("missing", [tuple(BENCHMARKS), ("ranks",), ("finetuning",)])
+def test_a_table_without_figures_says_what_to_run(
+    record: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    for name in BENCHMARKS.keys() - set(missing):
+        record.keep(name, BENCHMARKS[name], rounds=3, threads=2)
+    with pytest.raises(SystemExit, match=rf"no figures of '{missing[0]}'; measure and keep them all with: make bench"):
+        record.table(tmp_path, "en")
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "options"),
+    [
+        ("training_step", ["--small"]),
+        ("training_step", ["--dropout", "0.1"]),
+        ("training_step", ["--dropout", "0.1", "--small", "--rounds", "2"]),
+        ("ranks", ["--small"]),
+        ("ranks", ["--method", "baseline"]),
+        ("generation", ["--tokens", "20"]),
+        ("preparation", ["--copies", "1"]),
+        ("finetuning", ["--steps", "2"]),
+        ("finetuning", ["--from", "sst2"]),
+    ],
+)
+def test_figures_of_something_else_are_not_kept(
+    record: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    benchmark: str,
+    options: list[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", [f"{benchmark}.py", *options, "--record"])
+    with pytest.raises(SystemExit, match="2"):
+        script(f"benchmarks/{benchmark}.py").main()
+    said = capsys.readouterr()
+    changed = [option for option in options if option.startswith("--") and option != "--rounds"]
+    assert f"with {', '.join(changed)} those of something else are measured" in said.err.replace("\n", " ")
+    assert said.out == ""
+
+
+@pytest.mark.parametrize("arguments", [["--rounds", "3", "--record"], ["--size", "2"], ["--size", "1", "--record"], []])
+def test_rounds_may_vary_and_anything_may_be_tried_without_keeping_it(record: ModuleType, arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=8)
+    measured = [parser.add_argument("--size", type=int, default=1)]
+    options = record.parse_options(parser, measured=measured, arguments=arguments)
+    assert options.record == ("--record" in arguments)

@@ -319,3 +319,13 @@ def test_every_entry_says_what_it_is_and_the_catalog_is_plain_data(catalog: Cata
     rows = [experiment.model_dump(mode="json") for experiment in catalog]
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
     assert all(row["title"] for row in rows) and len({row["title"] for row in rows}) == len(rows)
+
+
+# At smoke, which is never a result, two heads make a matrix per head a quarter.
+@pytest.mark.parametrize("budget", ["paper", "laptop"])
+@pytest.mark.parametrize("name", [name for name, kind in VARIANTS.items() if kind == "little"])
+def test_a_little_is_at_most_an_eighth_at_the_shapes_of_results(name: str, budget: str, catalog: Catalog) -> None:
+    baseline = catalog.get(name).baseline
+    assert baseline is not None
+    all_of_it, none_of_it, little = (trainable(catalog, each, budget) for each in (baseline, name[:6], name))
+    assert 0 < little - none_of_it <= (all_of_it - none_of_it) / 8

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,11 +15,14 @@ import oelm
 from oelm.cli.app import app
 from oelm.errors import ArchiveError
 from oelm.experiments.collect import find_runs
-from oelm.experiments.keep import METRICS, keep_records
+from oelm.experiments.keep import METRICS, PREDICTIONS, TEST_PREDICTIONS, Kept, keep_records
+from oelm.experiments.sweep import SWEEP, SweepPoint, SweepRecord
 from oelm.files import write_json
 from oelm.train.metrics import read_metrics
 from tests.conftest import run_here, tiny_config
 from tests.experiments.recorded import record
+from tests.report.reading import english, rows
+from tests.report.synthetic import SEEDS, Fate, write_arm, write_run
 
 PLACE = "GPT-02/smoke/default/seed-0"
 
@@ -101,6 +105,124 @@ def test_what_a_sweep_found_is_kept_with_its_runs(outputs: Path, tmp_path: Path)
     kept(outputs, tmp_path)
     assert (tmp_path / "GPT-02" / "smoke" / "sweep.json").read_bytes() == sweep.read_bytes()
     sweep.unlink()
+
+
+# The scores of a sweep's points by learning rate, None for one that is not done.
+Scores = dict[float, float | None]
+SWEPT: Scores = {0.001: 3.2, 0.002: 3.0, 0.004: 3.1}
+
+
+def write_scores(root: Path, scores: Scores, *, seeds: tuple[int, ...] = (100,), written: str = "2026-01-02") -> Path:
+    """Write the sweep of GPT-02 with the best chosen as the product does it; return its file."""
+    points = tuple(
+        SweepPoint(values={"optim.lr": rate}, variant=f"lr-{rate}", seeds=seeds, score=score) for rate, score in scores.items()
+    )
+    done = [score for score in scores.values() if score is not None]
+    best = list(scores.values()).index(min(done)) if len(done) == len(scores) else None
+    sweep = SweepRecord(
+        experiment="GPT-02",
+        budget="smoke",
+        grid={"optim.lr": list(scores)},
+        changes={},
+        points=points,
+        best=best,
+        at_edge=(),
+        written=written,
+    )
+    path = root / "GPT-02" / "smoke" / SWEEP
+    write_json(path, sweep.model_dump(mode="json"), durable=False)
+    return path
+
+
+@pytest.fixture
+def swept(tmp_path: Path) -> Path:
+    """A root with a finished run and no sweep yet."""
+    root = tmp_path / "outputs"
+    write_run(root, "GPT-02", 0, Fate(ppl=20.0), budget="smoke")
+    return root
+
+
+def kept_sweep(root: Path, first: Scores, then: Scores, **chosen: Any) -> tuple[bytes, Path, Path, Kept]:
+    """Keep a sweep, then another in its place; return the first's bytes, both files, and what came of the second."""
+    target = root.parent / "results"
+    before = write_scores(root, first).read_bytes()
+    keep_records(root, target, runs=find_runs(root, []))
+    ours = write_scores(root, then, **chosen)
+    return before, ours, target / "GPT-02" / "smoke" / SWEEP, keep_records(root, target, runs=find_runs(root, []))
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (SWEPT, SWEPT | {0.008: 3.3}),
+        (SWEPT, {0.0005: 3.3} | SWEPT),
+        (SWEPT | {0.004: None}, SWEPT),
+    ],
+    ids=["another-point", "a-point-before", "a-point-that-was-not-done"],
+)
+def test_a_sweep_gives_way_to_one_that_holds_all_of_its_points(swept: Path, first: Scores, then: Scores) -> None:
+    before, ours, there, _ = kept_sweep(swept, first, then)
+    assert there.read_bytes() == ours.read_bytes() != before
+
+
+def test_a_sweep_gives_way_to_the_same_points_at_more_seeds(swept: Path) -> None:
+    _, ours, there, _ = kept_sweep(swept, SWEPT, {rate: 3.0 + rate for rate in SWEPT}, seeds=(100, 101))
+    assert there.read_bytes() == ours.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "then",
+    [{0.001: 3.2, 0.002: 3.0}, {0.008: 3.0, 0.016: 3.1, 0.032: 3.2, 0.064: 3.3}, SWEPT | {0.004: 2.9}, SWEPT | {0.004: None}],
+    ids=["fewer", "others", "another-score", "a-point-undone"],
+)
+def test_a_sweep_without_a_kept_point_is_refused_and_nothing_is_written(swept: Path, then: Scores) -> None:
+    target = swept.parent / "results"
+    before = write_scores(swept, SWEPT).read_bytes()
+    keep_records(swept, target, runs=find_runs(swept, []))
+    write_scores(swept, then)
+    write_run(swept, "GPT-02", 1, Fate(ppl=21.0), budget="smoke")
+    with pytest.raises(ArchiveError, match=r"results/GPT-02/smoke/sweep\.json: holds the point lr-0\.00\d, which .* lacks"):
+        keep_records(swept, target, runs=find_runs(swept, []))
+    assert (target / "GPT-02" / "smoke" / SWEEP).read_bytes() == before
+    assert not (target / "GPT-02" / "smoke" / "default" / "seed-1").exists()
+
+
+def test_a_sweep_that_was_only_concluded_again_leaves_the_file_alone(swept: Path) -> None:
+    before, _, there, result = kept_sweep(swept, SWEPT, SWEPT, written="2026-02-03")
+    assert there.read_bytes() == before and result.remarks == ()
+
+
+def test_a_whole_sweep_stays_while_new_points_are_not_done(swept: Path) -> None:
+    before, _, there, result = kept_sweep(swept, SWEPT, SWEPT | {0.008: None})
+    assert there.read_bytes() == before
+    assert result.remarks == ("GPT-02/smoke/sweep.json: left as it was kept, for the sweep has new points that are not done",)
+
+
+def test_a_kept_sweep_that_cannot_be_read_is_not_overwritten(swept: Path) -> None:
+    there = swept.parent / "results" / "GPT-02" / "smoke" / SWEEP
+    write_json(there, {"experiment": "GPT-02"}, durable=False)
+    write_scores(swept, SWEPT)
+    with pytest.raises(ArchiveError, match=r"results/GPT-02/smoke/sweep\.json: is no record of a sweep"):
+        keep_records(swept, swept.parent / "results", runs=find_runs(swept, []))
+
+
+def test_a_classifiers_answers_are_kept_on_both_splits(tmp_path: Path) -> None:
+    root, target = tmp_path / "outputs", tmp_path / "results"
+    for experiment, accuracy in (("SST-2-01", 0.9), ("SST-2-02", 0.85)):
+        write_arm(root, experiment, [accuracy] * 5, tests=[accuracy - 0.01 * seed for seed in SEEDS], data="sst2")
+    keep_records(root, target, runs=find_runs(root, []))
+    place = "SST-2-01/laptop/default/seed-0"
+    for name in (PREDICTIONS, TEST_PREDICTIONS):
+        assert (target / place / name).read_bytes() == (root / place / name).read_bytes()
+    # Else the comparison on test would lose its interval over examples.
+    assert rows(english(target), "verdicts") == rows(english(root), "verdicts")
+
+
+def test_a_language_models_documents_are_not_kept(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "outputs", "GPT-02", 0, Fate(ppl=20.0, test=21.0), budget="smoke")
+    assert (run / TEST_PREDICTIONS).exists()
+    keep_records(tmp_path / "outputs", tmp_path / "results", runs=[run])
+    assert not list((tmp_path / "results").rglob("*predictions.jsonl"))
 
 
 def test_the_command_says_what_it_wrote(outputs: Path, tmp_path: Path) -> None:

@@ -122,6 +122,8 @@ def test_a_preset_s_class_is_by_what_learns_of_q_and_k(name: str) -> None:
         ({"layer_lr_decay": 0.5, "warmup_steps": 3}, "free"),
         (FRAMES | {"scale": 3.0, "layer_lr_decay": 0.5, "warmup_steps": 3, "seed": 1}, "pure"),
         (FRAMES | {"gain": "matrix", "correction": 0.1}, "little"),
+        # Where it learns, not how much.
+        (FRAMES | {"gain": "matrix", "correction": 0.9}, "little"),
         (FRAMES | {"gain": "head", "layers": "odd"}, "partial"),
         (FRAMES | {"freeze": ["k"], "correction": 0.1}, "partial"),
         (FRAMES | {"layers": [0]}, "partial"),

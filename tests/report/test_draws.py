@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 from oelm.report.draws import Crossed, spread
+from tests.report.reading import english, names, rows
+from tests.report.synthetic import write_arm
 
 
 def crossed(*, over_draws: float, over_seeds: float, rest: float, draws: int, seeds: int, seed: int) -> Crossed:
@@ -64,3 +69,61 @@ def test_equal_figures_have_no_spread() -> None:
     found = spread(dict.fromkeys([(0, 0), (0, 1), (1, 0), (1, 1)], 2.0))
     assert found is not None
     assert (found.over_draws, found.over_seeds, found.rest, found.p_value) == (0.0, 0.0, 0.0, 1.0)
+
+
+# By draw, a PPL for each of two seeds of training: means of 20 and 25, so 22% apart; seeds make no difference.
+FAR_APART = {11: (20.0, 20.0), 12: (25.0, 25.0)}
+ALIKE = {11: (30.0, 31.0), 12: (30.0, 31.0)}
+
+
+def write_draws(root: Path, figures: dict[int, tuple[float, float]], *, name: str = "", **chosen: Any) -> None:
+    """Write every draw of GPT-02 as a variant of its own."""
+    settings = chosen.pop("settings", {})
+    for draw, ppls in figures.items():
+        variant = f"{name}seed-{draw}"
+        write_arm(root, "GPT-02", ppls, seeds=(2, 3), variant=variant, settings={**settings, "method.seed": draw}, **chosen)
+
+
+def spreads(root: Path) -> dict[str, tuple[str, str]]:
+    """Return the table's spread over draws and over seeds by the name of the row."""
+    return {row["arm"]: (row["over draws"], row["over seeds"]) for row in rows(english(root), "draws")}
+
+
+def test_the_draws_of_one_recipe_make_one_row(tmp_path: Path) -> None:
+    write_draws(tmp_path, FAR_APART)
+    (row,) = rows(english(tmp_path), "draws")
+    assert (row["arm"], row["budget"], row["steps"], row["draws x seeds"]) == ("GPT-02", "laptop", "20", "2 x 2")
+    # |log(20 / 25)| / sqrt(2).
+    assert row["over draws"] == "15.78%"
+
+
+def test_the_same_draws_at_another_rate_are_another_row(tmp_path: Path) -> None:
+    write_draws(tmp_path, FAR_APART, settings={"optim.lr": 0.001})
+    write_draws(tmp_path, ALIKE, name="lr-0.1-", settings={"optim.lr": 0.1})
+    # |log(30 / 31)| / sqrt(2).
+    expected = {"GPT-02 (optim.lr=0.001)": ("15.78%", "0.00%"), "GPT-02 (optim.lr=0.1)": ("0.00%", "2.32%")}
+    assert spreads(tmp_path) == expected
+
+
+def test_the_same_draws_on_other_data_are_another_row(tmp_path: Path) -> None:
+    write_draws(tmp_path, FAR_APART, fingerprint="aaaaaaaa" + "0" * 56)
+    write_draws(tmp_path, ALIKE, name="other-", fingerprint="bbbbbbbb" + "0" * 56)
+    assert set(spreads(tmp_path)) == {"GPT-02 (data.fingerprint=aaaaaaaa)", "GPT-02 (data.fingerprint=bbbbbbbb)"}
+
+
+def test_draws_at_two_lengths_are_told_apart_by_their_steps_alone(tmp_path: Path) -> None:
+    write_draws(tmp_path, FAR_APART)
+    write_draws(tmp_path, ALIKE, name="longer-", steps=40)
+    assert [(row["arm"], row["steps"]) for row in rows(english(tmp_path), "draws")] == [("GPT-02", "20"), ("GPT-02", "40")]
+
+
+def test_draws_at_a_rate_each_are_no_design(tmp_path: Path) -> None:
+    for draw, ppls in FAR_APART.items():
+        write_draws(tmp_path, {draw: ppls}, settings={"optim.lr": draw / 1000})
+    assert "draws" not in names(english(tmp_path))
+
+
+def test_a_run_under_two_names_counts_once(tmp_path: Path) -> None:
+    write_draws(tmp_path, FAR_APART)
+    write_draws(tmp_path, FAR_APART, name="again-")
+    assert [row["draws x seeds"] for row in rows(english(tmp_path), "draws")] == ["2 x 2"]

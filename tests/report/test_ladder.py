@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 
+from oelm.report.ladder import RUNGS, added
+from oelm.report.words import LANGUAGES, Words
 from tests.report.by_hand import BASE, LADDER, ratio_by_hand, write_by_seed
 from tests.report.reading import english, names, rows
 
@@ -25,7 +28,12 @@ def test_the_ladder_climbs_in_order_and_each_step_is_against_the_one_below(ladde
     for row in found:
         assert row["gap [95%]"] == ratio_by_hand(LADDER[row["to"]], LADDER[row["from"]])
         assert row["seeds"] == "3"
-    assert found[-1]["what it adds"] == "learning Q and K"
+    assert [row["what it adds"] for row in found] == [
+        "random Q and K",
+        "the scale of orthonormal rows",
+        "orthonormal rows in every head",
+        "learning Q and K",
+    ]
 
 
 def test_a_confounded_arm_is_no_rung(tmp_path: Path) -> None:
@@ -33,6 +41,44 @@ def test_a_confounded_arm_is_no_rung(tmp_path: Path) -> None:
         settings = {"optim.lr": 5e-4} if experiment == "GPT-02-matched" else {}
         write_by_seed(tmp_path, experiment, figures, settings=settings)
     assert [row["to"] for row in rows(english(tmp_path), "ladder")] == ["GPT-03", "GPT-02", "GPT-01"]
+
+
+def test_a_step_over_a_missing_rung_adds_what_that_one_had_too(tmp_path: Path) -> None:
+    for experiment in ("GPT-02-uniform", "GPT-02-matched", "GPT-01"):
+        write_by_seed(tmp_path, experiment, LADDER[experiment])
+    assert [(row["from"], row["to"], row["what it adds"]) for row in rows(english(tmp_path), "ladder")] == [
+        ("GPT-02-uniform", "GPT-02-matched", "random Q and K, the scale of orthonormal rows"),
+        ("GPT-02-matched", "GPT-01", "learning Q and K"),
+    ]
+
+
+def test_frames_across_all_heads_are_no_rung(tmp_path: Path) -> None:
+    for experiment, figures in (LADDER | {"GPT-02-global": {0: 35.0, 1: 35.5, 2: 34.5}}).items():
+        write_by_seed(tmp_path, experiment, figures)
+    found = rows(english(tmp_path), "ladder")
+    assert [row["from"] for row in found] + [found[-1]["to"]] == list(LADDER)
+
+
+@pytest.mark.parametrize(("lower", "upper"), list(itertools.combinations(RUNGS, 2)))
+def test_every_step_adds_something_that_its_lower_end_has_not(lower: str, upper: str) -> None:
+    for lang in LANGUAGES:
+        words = Words(lang)
+        has = {words(f"rung.{ingredient}") for ingredient in RUNGS[lower]}
+        told = added(lower, upper, words).split(words("list.separator"))
+        assert all(told) and not has & set(told)
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "told"),
+    [
+        ("gaussian_matched", "oelm_freeze_pretrained", "orthonormal rows in every head, the row space that was pretrained"),
+        ("oelm_freeze", "oelm_freeze_pretrained", "the row space that was pretrained"),
+        ("oelm_random", "pretrained_freeze", "the pretrained Q and K themselves"),
+        ("oelm_freeze_pretrained", "baseline", "learning Q and K"),
+    ],
+)
+def test_a_step_says_what_lies_between_its_ends(lower: str, upper: str, told: str) -> None:
+    assert added(lower, upper, Words("en")) == told
 
 
 def test_the_lean_baseline_is_no_rung(tmp_path: Path) -> None:

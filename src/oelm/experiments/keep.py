@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from oelm.errors import ArchiveError
 from oelm.experiments.collect import CONFIG, STATS, is_plain, run_place
 from oelm.experiments.portable import Machine, portable_chunks, this_machine
-from oelm.experiments.sweep import SWEEP
+from oelm.experiments.sweep import SWEEP, SweepPoint, SweepRecord
 from oelm.files import dump_json, publish_dir, write_bytes
 from oelm.train.metrics import read_metrics
 from oelm.train.status import STATUS, read_status
 
 _KEPT = (CONFIG, STATS, STATUS, "manifest.json", "audit.json", "attention.json")
-METRICS, PREDICTIONS = "metrics.jsonl", "predictions.jsonl"
+METRICS, PREDICTIONS, TEST_PREDICTIONS = "metrics.jsonl", "predictions.jsonl", "test_predictions.jsonl"
 # Of the training rows so many are kept, enough to draw a curve; of the evaluations all.
 _KEPT_STEPS = 100
 
@@ -33,15 +35,20 @@ class Kept:
 def keep_records(root: Path, target: Path, *, runs: Sequence[Path]) -> Kept:
     """Write the records of finished runs below `target`, run by run, and what was learnt from sweeps; overwrite nothing.
 
-    A run that is there already must be the same one: ArchiveError otherwise.
+    A run that is there already must be the same one, and a sweep gives way only to one that holds all of its points:
+    ArchiveError otherwise.
     """
     machine = this_machine()
-    added, already, remarks = list[str](), list[str](), list[str]()
+    added, already, remarks, finished = list[str](), list[str](), list[str](), list[str]()
     for place in sorted({run_place(root, run) for run in runs}):
         status = read_status(root / place)
-        if status is None or status.status != "done":
+        if status is not None and status.status == "done":
+            finished.append(place)
+        else:
             remarks.append(f"{place}: left out, for it is not done ({status.status if status else 'no status'})")
-            continue
+    # Before the first run is written: a sweep that is refused leaves everything as it was.
+    sweeps = _new_sweeps(root, target, finished, remarks)
+    for place in finished:
         content = _content(root / place, machine)
         if (target / place).exists():
             _refuse_other(target / place, content)
@@ -51,17 +58,61 @@ def keep_records(root: Path, target: Path, *, runs: Sequence[Path]) -> Kept:
             for name, data in content.items():
                 write_bytes(staging / name, data)
         added.append(place)
-    for sweep in {root.joinpath(*Path(place).parts[:2], SWEEP) for place in (*added, *already)}:
-        if is_plain(sweep.parent, SWEEP):
-            write_bytes(target / sweep.relative_to(root), sweep.read_bytes())
+    for path, data in sweeps.items():
+        write_bytes(path, data)
     return Kept(tuple(added), tuple(already), tuple(remarks))
+
+
+def _new_sweeps(root: Path, target: Path, places: Sequence[str], remarks: list[str]) -> dict[Path, bytes]:
+    """Return the sweeps of these runs that are not kept yet, or say more than what is kept, by where they go."""
+    found: dict[Path, bytes] = {}
+    for folder in sorted({Path(*Path(place).parts[:2]) for place in places}):
+        ours, theirs = root / folder / SWEEP, target / folder / SWEEP
+        if not is_plain(ours.parent, SWEEP):
+            continue
+        if not theirs.exists():
+            found[theirs] = ours.read_bytes()
+        elif ours.read_bytes() != theirs.read_bytes():
+            new, kept = _read_sweep(ours), _read_sweep(theirs)
+            _refuse_fewer(kept, theirs, new, ours)
+            if kept.best is not None and new.best is None:
+                remarks.append(f"{folder / SWEEP}: left as it was kept, for the sweep has new points that are not done")
+            elif new != kept.model_copy(update={"written": new.written}):
+                found[theirs] = ours.read_bytes()
+    return found
+
+
+def _read_sweep(path: Path) -> SweepRecord:
+    try:
+        return SweepRecord.model_validate_json(path.read_bytes())
+    except ValidationError as problem:
+        raise ArchiveError(f"{path}: is no record of a sweep ({problem.errors()[0]['msg']}); move it aside") from None
+
+
+def _refuse_fewer(kept: SweepRecord, there: Path, new: SweepRecord, here: Path) -> None:
+    for point in kept.points:
+        if not any(_holds(other, point) for other in new.points):
+            raise ArchiveError(
+                f"{there}: holds the point {point.variant}, which {here} lacks or scores otherwise; "
+                f"move {there} aside, or keep these records elsewhere"
+            )
+
+
+def _holds(new: SweepPoint, kept: SweepPoint) -> bool:
+    """Whether a point says all that a kept one says: it may have more seeds, or be done where the other was not."""
+    if (new.variant, new.values) != (kept.variant, kept.values) or not set(kept.seeds) <= set(new.seeds):
+        return False
+    if kept.score is None:
+        return True
+    return new.score == kept.score if set(new.seeds) == set(kept.seeds) else new.score is not None
 
 
 def _content(run: Path, machine: Machine) -> dict[str, bytes]:
     content = {name: b"".join(portable_chunks(run, name, machine)) for name in _KEPT if is_plain(run, name)}
     # Of a classifier each example counts, for the interval over examples; of a language model it is its documents' losses.
-    if "examples" in json.loads(content[CONFIG]) and is_plain(run, PREDICTIONS):
-        content[PREDICTIONS] = b"".join(portable_chunks(run, PREDICTIONS, machine))
+    if "examples" in json.loads(content[CONFIG]):
+        answers = [name for name in (PREDICTIONS, TEST_PREDICTIONS) if is_plain(run, name)]
+        content |= {name: b"".join(portable_chunks(run, name, machine)) for name in answers}
     rows = read_metrics(run / METRICS)
     every = max(1, sum("loss" in row for row in rows) // _KEPT_STEPS)
     kept = [row for row in rows if "val_loss" in row or row["step"] % every == 0]

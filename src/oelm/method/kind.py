@@ -9,7 +9,10 @@ Kind = Literal["free", "pure", "little", "partial"]
 
 
 def method_kind(method: Mapping[str, Any]) -> Kind:
-    """Return what a method lets learn on the Q/K side: everything, nothing, a little on top, or some of it sometimes."""
+    """Return what a method lets learn on the Q/K side: everything, nothing, something on top, or some of it sometimes.
+
+    `little` says where it learns, not how much: that depends on the shape too. A report tells it as a share of the baseline's.
+    """
     parts = method.get("freeze") or ()
     if not parts:
         return "free"

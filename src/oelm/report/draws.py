@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from oelm.report.collect import Arm
+from oelm.dotted import flatten
+from oelm.report.collect import Arm, recipe_differences
 from oelm.report.document import Cell, Section, Table, Text
 from oelm.report.findings import Findings
 from oelm.report.words import Words
 
+_FINGERPRINT = "data.fingerprint"
 # By (draw, seed): log PPL.
 Crossed = Mapping[tuple[int, int], float]
 
@@ -59,22 +61,66 @@ def spread(values: Crossed) -> Spread | None:
     )
 
 
+@dataclass(frozen=True)
+class _Design:
+    """Runs of one experiment that differ in the seed of their frames and in their own, and in nothing else."""
+
+    experiment: str
+    budget: str
+    recipe: dict[str, Any]
+    values: dict[tuple[int, int], float]
+
+    @property
+    def steps(self) -> int:
+        return int(self.recipe.get("steps", 0))
+
+
 def draws_section(findings: Findings, words: Words) -> Section | None:
     """Return the two spreads of every experiment whose frames were drawn by seeds of their own, crossed with runs' seeds."""
-    found: dict[tuple[str, str, int], dict[tuple[int, int], float]] = defaultdict(dict)
-    for arm in findings.arms:
-        draw = _draw(arm)
-        if draw is not None:
-            length = int((arm.runs[0].config or {}).get("steps", 0))
-            logs = {(draw, seed): math.log(value) for seed, value in arm.best.items()}
-            found[arm.experiment, arm.budget, length].update(logs)
-    rows = tuple(_row(key, estimate) for key, values in sorted(found.items()) if (estimate := _largest(values)) is not None)
-    if not rows:
+    found = [(design, estimate) for design in _designs(findings.arms) if (estimate := _largest(design.values)) is not None]
+    if not found:
         return None
+    rows = tuple(_row(design, estimate, _apart(design, [other for other, _ in found])) for design, estimate in found)
     names = ("arm", "budget", "steps", "design", "draws", "seeds", "rest", "p")
     columns = tuple(words(f"draws.{name}") for name in names)
     table = Table("draws", words("draws.caption"), columns, rows, frozenset(range(2, len(columns))))
     return Section("draws", words("draws.title"), (Text(words("draws.text")), table))
+
+
+def shared_recipe(config: Mapping[str, Any], fingerprint: str) -> dict[str, Any]:
+    """Return what all runs of a design must share: their settings without the two seeds, and what they read."""
+    method = {key: value for key, value in config["method"].items() if key != "seed"}
+    rest = {key: value for key, value in config.items() if key != "seed"}
+    return rest | {"method": method, _FINGERPRINT: fingerprint}
+
+
+def _designs(arms: Sequence[Arm]) -> list[_Design]:
+    """Return the crossed runs, of one recipe and one data set each: what else differs is no luck."""
+    found: list[_Design] = []
+    for arm in arms:
+        draw = _draw(arm)
+        if draw is None:
+            continue
+        mine = _Design(arm.experiment, arm.budget, shared_recipe(arm.runs[0].recipe, arm.runs[0].fingerprint), {})
+        design = next((other for other in _rivals(mine, found) if not recipe_differences(mine.recipe, other.recipe)), None)
+        if design is None:
+            found.append(design := mine)
+        for seed, value in arm.best.items():
+            # The same run under the names of two variants counts once.
+            design.values.setdefault((draw, seed), math.log(value))
+    return sorted(found, key=lambda design: (design.experiment, design.budget, design.steps))
+
+
+def _rivals(design: _Design, others: Sequence[_Design]) -> list[_Design]:
+    return [other for other in others if (other.experiment, other.budget) == (design.experiment, design.budget)]
+
+
+def _apart(design: _Design, others: Sequence[_Design]) -> str:
+    """Return the settings that tell a design from the others of its experiment and budget, beside the number of steps."""
+    changes = [change for other in _rivals(design, others) for change in recipe_differences(design.recipe, other.recipe)]
+    keys = dict.fromkeys(change.split(" ", 1)[0] for change in changes)
+    settings = flatten(design.recipe) | {_FINGERPRINT: str(design.recipe[_FINGERPRINT])[:8]}
+    return ", ".join(f"{key}={settings.get(key)}" for key in keys if key != "steps")
 
 
 def _draw(arm: Arm) -> int | None:
@@ -94,13 +140,12 @@ def _largest(values: Crossed) -> Spread | None:
     return spread({(draw, seed): values[draw, seed] for draw in draws for seed in seeds})
 
 
-def _row(key: Sequence[object], estimate: Spread) -> tuple[Cell, ...]:
-    experiment, budget, steps = key
+def _row(design: _Design, estimate: Spread, apart: str) -> tuple[Cell, ...]:
     shares = (estimate.over_draws, estimate.over_seeds, estimate.rest)
     return (
-        Cell(str(experiment)),
-        Cell(str(budget)),
-        Cell(f"{steps:,}"),
+        Cell(f"{design.experiment} ({apart})" if apart else design.experiment),
+        Cell(design.budget),
+        Cell(f"{design.steps:,}"),
         Cell(f"{estimate.draws} x {estimate.seeds}"),
         # Of a logarithm, so about a share of the PPL itself.
         *(Cell(f"{100 * value:.2f}%", value) for value in shares),

@@ -293,8 +293,16 @@ def _mixture(runs: Sequence[Run]) -> Mixture | None:
 
 
 def recipe_differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Return in which settings two recipes differ: the dotted path and both values, without a word of any language."""
+    """Return in which settings two recipes differ: the dotted path and both values, without a word of any language.
+
+    A setting that a record lacks has its default: a later version than the record's made it.
+    """
     old, new = flatten(first), flatten(second)
+    if old.keys() != new.keys():
+        # Not above: the types of configs wait for torch, and records of one version do not need them.
+        from oelm.train.config import with_defaults
+
+        old, new = with_defaults(first), with_defaults(second)
     keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     return [f"{key} ({old.get(key)} / {new.get(key)})" for key in keys]
 

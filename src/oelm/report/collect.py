@@ -293,7 +293,17 @@ def _mixture(runs: Sequence[Run]) -> Mixture | None:
 
 
 def recipe_differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """Return in which settings two recipes differ: the dotted path and both values, without a word of any language.
+    """Return in which settings two recipes differ: the dotted path and both values, without a word of any language."""
+    return [difference_text(key, values) for key, values in differing_settings(first, second).items()]
+
+
+def difference_text(key: str, values: tuple[Any, Any]) -> str:
+    """Return how a setting in which two runs differ is told."""
+    return f"{key} ({values[0]} / {values[1]})"
+
+
+def differing_settings(first: dict[str, Any], second: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the settings in which two recipes differ, by dotted path, with both values.
 
     A setting that a record lacks has its default: a later version than the record's made it.
     """
@@ -303,8 +313,8 @@ def recipe_differences(first: dict[str, Any], second: dict[str, Any]) -> list[st
         from oelm.train.config import with_defaults
 
         old, new = with_defaults(first), with_defaults(second)
-    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return [f"{key} ({old.get(key)} / {new.get(key)})" for key in keys]
+    both = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
+    return {key: values for key, values in both.items() if values[0] != values[1]}
 
 
 def load_runs(path: str | Path = "outputs") -> list[dict[str, Any]]:

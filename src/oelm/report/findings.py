@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oelm.errors import ConfigError
-from oelm.experiments.fair import may_differ
+from oelm.experiments.fair import confounding
 from oelm.experiments.registry import Catalog, Experiment, dotted
-from oelm.report.collect import Arm, common_split, recipe_differences
+from oelm.report.collect import Arm, Run, common_split, difference_text, differing_settings
 from oelm.report.words import Words
 from oelm.train.records import Split
 
@@ -120,17 +120,20 @@ def baseline_key(arm: Arm, catalog: Catalog) -> tuple[str, str, str] | None:
 
 
 def confounds(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> tuple[str, ...]:
-    """Return what besides method and shape two arms differ in, settings apart that both were tuned in alike."""
+    """Return what besides the method, or a control's shape, two arms differ in, but for settings both were tuned in alike."""
+    ours, theirs = arm.runs[0], baseline.runs[0]
+    differing = differing_settings(ours.recipe, theirs.recipe)
     tuned = _tuned_alike(arm, baseline, roots)
-    changes = [
-        change
-        for change in recipe_differences(arm.runs[0].recipe, baseline.runs[0].recipe)
-        if (key := change.split(" ", 1)[0]) not in tuned and not may_differ(key)
-    ]
-    if arm.runs[0].fingerprint != baseline.runs[0].fingerprint:
-        prints = (run.fingerprint[:8] for run in (arm.runs[0], baseline.runs[0]))
-        changes.append(f"data.fingerprint ({' / '.join(prints)})")
+    unfair = confounding(differing, tuned=tuned, is_larger=lambda: _parameters(ours) > _parameters(theirs))
+    changes = [difference_text(key, differing[key]) for key in unfair]
+    if ours.fingerprint != theirs.fingerprint:
+        changes.append(difference_text("data.fingerprint", (ours.fingerprint[:8], theirs.fingerprint[:8])))
     return tuple(changes)
+
+
+def _parameters(run: Run) -> int:
+    assert run.audit is not None
+    return run.audit.total
 
 
 def _tuned_alike(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> set[str]:

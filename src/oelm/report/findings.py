@@ -11,6 +11,7 @@ from oelm.errors import ConfigError
 from oelm.experiments.fair import confounding
 from oelm.experiments.registry import Catalog, Experiment, dotted
 from oelm.report.collect import Arm, Run, common_split, difference_text, differing_settings
+from oelm.report.computed import known_differences
 from oelm.report.words import Words
 from oelm.train.records import Split
 
@@ -122,7 +123,8 @@ def baseline_key(arm: Arm, catalog: Catalog) -> tuple[str, str, str] | None:
 def confounds(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> tuple[str, ...]:
     """Return what besides the method, or a control's shape, two arms differ in, but for settings both were tuned in alike."""
     ours, theirs = arm.runs[0], baseline.runs[0]
-    differing = differing_settings(ours.recipe, theirs.recipe)
+    settings = differing_settings(ours.recipe, theirs.recipe)
+    differing = {**settings, **known_differences(arm.computed_with, baseline.computed_with)}
     tuned = _tuned_alike(arm, baseline, roots)
     unfair = confounding(differing, tuned=tuned, is_larger=lambda: _parameters(ours) > _parameters(theirs))
     changes = [difference_text(key, differing[key]) for key in unfair]
@@ -151,7 +153,7 @@ def _at_its_best(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
     sweep = sweep_of(arm, roots)
     if sweep is None or sweep.best is None:
         return None
-    settings = dotted(arm.runs[0].recipe)
+    settings = dotted(arm.runs[0].config or {})
     chosen = sweep.points[sweep.best].values
     return sweep if all(settings.get(key) == value for key, value in chosen.items()) else None
 

@@ -1,30 +1,63 @@
-"""What arms of a fair comparison may differ in: the method, and the shape of a control; not how fast they learn."""
+"""What arms of a fair comparison may differ in: the method, or a control's shape; not how fast they learn."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 
 from oelm.dotted import flatten
-from oelm.experiments.fair import may_differ
+from oelm.experiments.fair import confounding
 from oelm.experiments.plan import make_config
 from oelm.experiments.registry import load_catalog
 
 NEVER = {"optim.lr", "steps", "batch_size", "model.dropout", "model.seq_len", "data.source", "schedule.warmup_steps"}
+METHOD = ("method.init", "method.freeze", "method.thaw", "method.correction")
+SHAPE = ("model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim")
+
+
+def never_asked() -> bool:
+    raise AssertionError("parameters are counted for controls of another shape only")
+
+
+def smaller(keys: Sequence[str], *, tuned: Sequence[str] = ()) -> list[str]:
+    return confounding(keys, tuned=tuned, is_larger=lambda: False)
 
 
 @pytest.mark.parametrize("key", sorted(NEVER | {"method.layer_lr_decay", "method.warmup_steps", "methods.init"}))
 def test_recipe_and_pace_must_be_shared(key: str) -> None:
-    assert not may_differ(key)
+    assert confounding([key], is_larger=never_asked) == [key]
 
 
-@pytest.mark.parametrize(
-    "key", ["method.init", "method.freeze", "method.thaw", "method.correction", "model.qk_dim", "model.ff_dim"]
-)
-def test_method_and_shape_may_differ(key: str) -> None:
-    assert may_differ(key)
+@pytest.mark.parametrize("key", METHOD)
+def test_the_method_may_differ(key: str) -> None:
+    assert confounding([key], is_larger=never_asked) == []
+
+
+@pytest.mark.parametrize("key", SHAPE)
+def test_a_control_may_have_another_shape_unless_it_is_larger(key: str) -> None:
+    assert smaller([key]) == []
+    assert confounding([key], is_larger=lambda: True) == [key]
+
+
+@pytest.mark.parametrize("key", SHAPE)
+@pytest.mark.parametrize("method", [*METHOD, "method.warmup_steps"])
+def test_an_arm_of_another_method_has_its_baselines_shape(method: str, key: str) -> None:
+    apart = confounding([method, key], is_larger=never_asked)
+    assert key in apart and (method in apart) == (method == "method.warmup_steps")
+
+
+def test_a_control_is_confounded_by_the_rest_of_the_recipe_all_the_same() -> None:
+    assert smaller(["model.ff_dim", "optim.lr", "model.seq_len"]) == ["optim.lr", "model.seq_len"]
+
+
+def test_what_each_has_from_the_same_sweep_may_differ_but_for_the_shape() -> None:
+    keys = ["optim.lr", "method.init", "model.ff_dim"]
+    assert confounding(keys, tuned=keys, is_larger=never_asked) == ["model.ff_dim"]
+    assert smaller(["optim.lr", "model.ff_dim"], tuned=["optim.lr", "model.ff_dim"]) == []
 
 
 def test_every_setting_named_here_is_one_of_a_run() -> None:
     config = make_config(load_catalog(None).get("GPT-02"), "laptop", seed=0)
     known = set(flatten(config.as_dict()))
-    assert NEVER | {"method.layer_lr_decay", "method.warmup_steps", "model.qk_dim", "method.thaw"} <= known
+    assert NEVER | {*METHOD, *SHAPE} | {"method.layer_lr_decay", "method.warmup_steps"} <= known

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oelm.dotted import flatten
 from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.plan import (
     PlannedRun,
@@ -337,8 +338,6 @@ def test_a_folder_whose_config_is_damaged_is_refused_by_name(content: bytes, tmp
     [
         ({}, []),
         ({"method.layers": "last 1", "method.seed": 4}, []),
-        ({"model.ff_dim": 32, "model.num_layers": 3, "model.model_dim": 64, "model.num_heads": 4}, []),
-        ({"model.qk_dim": 2}, []),
         ({"method.correction": 0.125, "method.scale": 2.0}, []),
         ({"optim.lr": 0.5}, ["optim.lr 0.5 against 0.002"]),
         ({"model.dropout": 0.5}, ["model.dropout 0.5 against 0.0"]),
@@ -348,10 +347,37 @@ def test_a_folder_whose_config_is_damaged_is_refused_by_name(content: bytes, tmp
         ({"steps": 5, "batch_size": 16}, ["steps 5 against 30", "batch_size 16 against 8"]),
     ],
 )
-def test_arms_are_confounded_by_all_that_is_neither_method_nor_shape(changes: dict[str, Any], apart: list[str]) -> None:
+def test_arms_are_confounded_by_all_that_is_not_the_method(changes: dict[str, Any], apart: list[str]) -> None:
     arm = make_config(CATALOG.get("arm"), "smoke", seed=1, changes=changes)
     assert confounds(arm, made("base")) == apart
     assert confounds(arm, made("base"), tuned=changes) == []
+
+
+# At smoke a model is 32 wide, with 2 layers of 2 heads.
+@pytest.mark.parametrize(
+    ("key", "value", "is_larger"),
+    [
+        ("model.ff_dim", 32, False),
+        ("model.num_layers", 1, False),
+        ("model.num_layers", 3, True),
+        ("model.model_dim", 16, False),
+        ("model.model_dim", 64, True),
+        ("model.num_heads", 4, False),
+        ("model.qk_dim", 2, False),
+    ],
+)
+def test_a_control_may_have_another_shape_but_not_more_parameters(key: str, value: int, is_larger: bool) -> None:
+    apart = [f"{key} {value} against {flatten(made('base').as_dict())[key]}"]
+    control = make_config(CATALOG.get("late-base"), "smoke", seed=1, changes={key: value})
+    assert confounds(control, made("base")) == (apart if is_larger else [])
+    arm = make_config(CATALOG.get("arm"), "smoke", seed=1, changes={key: value})
+    # Tuned or not: a gain by the size is none of the method.
+    assert confounds(arm, made("base")) == confounds(arm, made("base"), tuned=[key]) == apart
+
+
+def test_a_control_whose_parameters_nobody_can_count_here_is_confounded() -> None:
+    apart = confounds(made("bert", "laptop", model__num_layers=1), made("bert", "laptop"))
+    assert [text.split(" ")[0] for text in apart] == ["model.num_layers"]
 
 
 def test_arms_from_other_pretrained_weights_are_confounded() -> None:

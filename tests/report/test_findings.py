@@ -10,12 +10,13 @@ import pytest
 from oelm.experiments.plan import confounds as planned_confounds
 from oelm.experiments.plan import make_config
 from oelm.experiments.registry import Catalog
+from oelm.files import read_json
 from oelm.report.collect import collect
 from oelm.report.findings import Findings, Pair, find, label, method_of, sweep_of
 from oelm.train.config import with_overrides
 from tests.experiments.planned import PAIR, catalog_of
 from tests.experiments.recorded import record
-from tests.report.synthetic import package_catalog, write_arm, write_sweep, write_tuned
+from tests.report.synthetic import package_catalog, write_arm, write_plain, write_sweep, write_tuned
 
 
 def found(*roots: Path, catalog: Catalog | None = None) -> Findings:
@@ -89,21 +90,22 @@ def test_arms_that_differ_in_the_method_alone_are_not_confounded(tmp_path: Path)
 SETTINGS: dict[str, tuple[Any, bool]] = {
     "optim.lr": (3e-4, True),
     "steps": (40, True),
-    "batch_size": (32, True),
+    "batch_size": (64, True),
     "schedule.warmup_steps": (5, True),
-    "data.tokenizer": ("bpe:512", True),
+    "data.tokenizer": ("bpe:600", True),
     "model.seq_len": (32, True),
     "model.dropout": (0.1, True),
-    "model.ff_dim": (192, False),
-    "model.model_dim": (96, False),
-    "model.num_layers": (3, False),
-    "model.num_heads": (4, False),
+    "model.ff_dim": (192, True),
+    "model.model_dim": (96, True),
+    "model.num_layers": (3, True),
+    "model.num_heads": (8, True),
+    "model.qk_dim": (4, True),
     "method.gain": ("head", False),
 }
 
 
 @pytest.mark.parametrize("key", SETTINGS)
-def test_what_else_differs_than_method_and_shape_confounds(tmp_path: Path, key: str) -> None:
+def test_what_else_differs_than_the_method_confounds(tmp_path: Path, key: str) -> None:
     value, is_confound = SETTINGS[key]
     write_arm(tmp_path, "GPT-01", [30.0] * 2, seeds=range(2))
     write_arm(tmp_path, "GPT-02", [31.0] * 2, seeds=range(2), settings={key: value})
@@ -115,10 +117,47 @@ def test_what_else_differs_than_method_and_shape_confounds(tmp_path: Path, key: 
 @pytest.mark.parametrize("key", SETTINGS)
 def test_the_report_and_the_runner_agree_on_what_confounds(key: str) -> None:
     value, is_confound = SETTINGS[key]
-    experiment = package_catalog().get("GPT-02")
-    plain = make_config(experiment, "laptop", seed=0)
-    changed = make_config(experiment, "laptop", seed=0, changes={key: value})
+    plain = make_config(package_catalog().get("GPT-01"), "laptop", seed=0)
+    changed = make_config(package_catalog().get("GPT-02"), "laptop", seed=0, changes={key: value})
     assert bool(planned_confounds(changed, plain)) == is_confound
+
+
+SHAPES = [key for key in SETTINGS if key in ("model.ff_dim", "model.model_dim", "model.num_layers", "model.qk_dim")]
+
+
+def write_control(root: Path, key: str, *, parameters: int) -> None:
+    """Write a baseline, and a control of another shape that has so many parameters more."""
+    write_arm(root, "GPT-01", [30.0] * 2, seeds=range(2))
+    for run in write_arm(root, "GPT-01-thin", [31.0] * 2, seeds=range(2), settings={key: SETTINGS[key][0]}):
+        audit = read_json(run / "audit.json")
+        changed = {name: audit[name] + parameters for name in ("total", "trainable")}
+        write_plain(run / "audit.json", audit | changed)
+
+
+@pytest.mark.parametrize("parameters", [-100, 0], ids=["fewer", "as-many"])
+@pytest.mark.parametrize("key", SHAPES)
+def test_a_control_may_have_another_shape(tmp_path: Path, key: str, parameters: int) -> None:
+    write_control(tmp_path, key, parameters=parameters)
+    assert only_pair(tmp_path).confounded == ()
+
+
+@pytest.mark.parametrize("key", SHAPES)
+def test_a_control_of_more_parameters_than_its_baseline_is_confounded(tmp_path: Path, key: str) -> None:
+    write_control(tmp_path, key, parameters=1)
+    assert [change.split(" ")[0] for change in only_pair(tmp_path).confounded] == [key]
+
+
+def test_tuning_alike_is_no_excuse_for_another_shape(tmp_path: Path) -> None:
+    widths = (256, 512, 512)
+    for experiment, best, rate in (("GPT-01", 0, 3e-4), ("GPT-02", 1, 1e-3)):
+        sweep = write_sweep(tmp_path, experiment, best).model_dump(mode="json")
+        for point, width in zip(sweep["points"], widths, strict=True):
+            point["values"]["model.ff_dim"] = width
+        sweep["grid"]["model.ff_dim"] = [256, 512]
+        write_plain(tmp_path / experiment / "laptop" / "sweep.json", sweep)
+        settings = {"optim.lr": rate, "model.ff_dim": widths[best]}
+        write_arm(tmp_path, experiment, [30.0] * 2, seeds=range(2), variant="tuned-0123abcd", settings=settings)
+    assert only_pair(tmp_path).confounded == ("model.ff_dim (512 / 256)",)
 
 
 def test_other_weights_to_start_from_confound(tmp_path: Path) -> None:

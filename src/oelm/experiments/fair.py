@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-# The shape is that of the lean and thin controls. Other weights to start from, another dropout or another context are not.
+from collections.abc import Callable, Collection
+
+# What the lean and thin controls have less of. Other weights to start from, another dropout or another context are no shape.
 _SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim"}
+_METHOD = "method."
 # Fields of a method that say how fast an arm learns: a gain by these is none of freezing.
 _PACE = {"method.layer_lr_decay", "method.warmup_steps"}
 
 
-def may_differ(key: str) -> bool:
-    """Whether arms may differ in a setting, by its dotted path: the method is the question, its pace is not."""
-    return key in _SHAPE or (key.startswith("method.") and key not in _PACE)
+def confounding(differing: Collection[str], *, tuned: Collection[str] = (), is_larger: Callable[[], bool]) -> list[str]:
+    """Return which of the settings that an arm and its baseline differ in, by dotted path, make their gap prove nothing.
+
+    The method is the question, its pace is not. An arm of its baseline's method is a control, and its shape may differ as long
+    as it has no more parameters than the baseline; only then `is_larger` is asked. Settings in `tuned`, which each has from the
+    same sweep, may differ too, but for the shape: a larger model would win by its size.
+    """
+    method = {key for key in differing if key.startswith(_METHOD)}
+    shape = _SHAPE.intersection(differing)
+    may_be_smaller = bool(shape) and not method and not is_larger()
+    allowed = (method - _PACE) | (set(tuned) - _SHAPE) | (shape if may_be_smaller else set())
+    return [key for key in differing if key not in allowed]

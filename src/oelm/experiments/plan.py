@@ -13,7 +13,7 @@ from typing import Any
 from oelm.data.sets import CORPORA, TASKS
 from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.budget import EXTRACT_TOKENS, budget_settings, classifier_settings
-from oelm.experiments.fair import may_differ
+from oelm.experiments.fair import confounding
 from oelm.experiments.registry import Catalog, Experiment, dotted
 from oelm.files import dump_json
 from oelm.method.method import resolve_method
@@ -199,14 +199,21 @@ def _as_long(held: Mapping[str, Any], planned: Mapping[str, Any]) -> bool:
     return not is_known or bool(held["steps"] == math.ceil(planned["epochs"] * held["eval_every"]))
 
 
-def confounds(arm: TrainConfig, baseline: TrainConfig, *, tuned: Iterable[str] = ()) -> list[str]:
-    """Return what besides method and shape an arm and its baseline differ in; not empty means that a gap proves nothing.
+def confounds(arm: RunConfig | FinetuneConfig, baseline: RunConfig | FinetuneConfig, *, tuned: Iterable[str] = ()) -> list[str]:
+    """Return what besides the method, or a control's shape, an arm and its baseline differ in: a gap then proves nothing.
 
     In the settings named by `tuned` they may differ, because each got its own from the same sweep.
     """
     ours, theirs = dotted(arm.as_dict()), dotted(baseline.as_dict())
-    allowed = {"seed", *tuned}
-    keys = [
-        key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key) and key not in allowed and not may_differ(key)
-    ]
+    differing = [key for key in {**ours, **theirs} if key != "seed" and ours.get(key) != theirs.get(key)]
+    keys = confounding(differing, tuned=set(tuned), is_larger=lambda: _is_larger(arm, baseline))
     return [f"{key} {ours.get(key)} against {theirs.get(key)}" for key in keys]
+
+
+def _is_larger(arm: RunConfig | FinetuneConfig, baseline: RunConfig | FinetuneConfig) -> bool:
+    """Whether an arm has more parameters than its baseline, or nobody here can count them."""
+    # Not above: it foretells what is planned here.
+    from oelm.experiments.forecast import count_parameters
+
+    ours, theirs = count_parameters(arm), count_parameters(baseline)
+    return ours is None or theirs is None or ours.total > theirs.total

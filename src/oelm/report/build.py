@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oelm.experiments.registry import Catalog
@@ -11,10 +12,10 @@ from oelm.report.baselines import baselines_section
 from oelm.report.classes import classes_section
 from oelm.report.collect import collect
 from oelm.report.costs import costs_section, totals_section
-from oelm.report.document import Document
+from oelm.report.document import Document, Section, Text
 from oelm.report.draws import draws_section
 from oelm.report.earlier import reported_section
-from oelm.report.findings import Findings, find
+from oelm.report.findings import Findings, find, swept_remarks
 from oelm.report.ladder import across_section, ladder_section
 from oelm.report.learning import learning_section, reach_section
 from oelm.report.verdicts import Judged, judge_all, verdict_section
@@ -35,7 +36,7 @@ class Report:
         words, findings = Words(lang), self.findings
         budgets = words.listed(sorted({arm.budget for arm in findings.arms})) or "-"
         sections = (
-            verdict_section(findings, self.judged, words),
+            _warned(verdict_section(findings, self.judged, words), swept_remarks(findings, words)),
             classes_section(findings, self.judged, words),
             baselines_section(findings, words),
             learning_section(findings, words),
@@ -57,6 +58,14 @@ class Report:
             footer=words("report.footer"),
             sections=tuple(section for section in sections if section is not None),
         )
+
+
+def _warned(section: Section, remarks: Sequence[str]) -> Section:
+    """Return a section with warnings behind the paragraphs that open it, beside those that it has there."""
+    opening = itertools.takewhile(lambda block: isinstance(block, Text) and block.kind == "paragraph", section.blocks)
+    place = len(list(opening))
+    warnings = tuple(Text(remark, "warning") for remark in remarks)
+    return replace(section, blocks=(*section.blocks[:place], *warnings, *section.blocks[place:]))
 
 
 def build_report(

@@ -17,6 +17,7 @@ from oelm.errors import ConfigError, DataError
 from oelm.experiments.budget import BUDGETS
 from oelm.experiments.monitor import RunView, scan
 from oelm.files import read_json
+from oelm.report.computed import COMPUTED_WITH, computed_with, known_differences
 from oelm.train.metrics import read_metrics
 from oelm.train.records import (
     AttentionRecord,
@@ -73,14 +74,21 @@ class Run:
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """The config without the seed, and without the places of what is known by its digest."""
+        """The config without the seed, the places of what is known by its digest, and what `computed_with` tells better."""
         assert self.config is not None
-        plain = {key: dict(value) if isinstance(value, dict) else value for key, value in self.config.items() if key != "seed"}
+        kept = {key: value for key, value in self.config.items() if key not in ("seed", *COMPUTED_WITH)}
+        plain = {key: dict(value) if isinstance(value, dict) else value for key, value in kept.items()}
         for section, key in _PLACES:
             inner = plain.get(section)
             if isinstance(inner, dict) and (section != "model" or inner.get("sha256")):
                 inner.pop(key, None)
         return plain
+
+    @cached_property
+    def computed_with(self) -> dict[str, str]:
+        """The kind of device and the precision in force, each where it is known."""
+        assert self.config is not None and self.manifest is not None
+        return computed_with(self.config, self.manifest)
 
     @property
     def fingerprint(self) -> str:
@@ -115,6 +123,11 @@ class Arm:
     @property
     def key(self) -> ArmKey:
         return self.experiment, self.budget, self.variant
+
+    @property
+    def computed_with(self) -> dict[str, str]:
+        """What its runs, which agree as far as they are known, were computed with."""
+        return {name: value for run in self.runs for name, value in run.computed_with.items()}
 
     @property
     def is_usable(self) -> bool:
@@ -293,14 +306,44 @@ def _mixture(runs: Sequence[Run]) -> Mixture | None:
             return Mixture("recipes_differ", {**both, "settings": tuple(changes[:4])})
         if run.fingerprint != runs[0].fingerprint:
             return Mixture("data_differ", both)
+    return _computed_apart(runs)
+
+
+def _computed_apart(runs: Sequence[Run]) -> Mixture | None:
+    """Tell which runs were computed with another device or precision; each against the first of which that is known."""
+    known: dict[str, Run] = {}
+    for run in runs:
+        seen = {name: first.computed_with[name] for name, first in known.items()}
+        if apart := known_differences(seen, run.computed_with):
+            changes = tuple(difference_text(name, values) for name, values in apart.items())
+            return Mixture("recipes_differ", {"first": known[next(iter(apart))].path, "second": run.path, "settings": changes})
+        known = dict.fromkeys(run.computed_with, run) | known
     return None
 
 
 def recipe_differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     """Return in which settings two recipes differ: the dotted path and both values, without a word of any language."""
+    return [difference_text(key, values) for key, values in differing_settings(first, second).items()]
+
+
+def difference_text(key: str, values: tuple[Any, Any]) -> str:
+    """Return how a setting in which two runs differ is told."""
+    return f"{key} ({values[0]} / {values[1]})"
+
+
+def differing_settings(first: dict[str, Any], second: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the settings in which two recipes differ, by dotted path, with both values.
+
+    A setting that a record lacks has its default: a later version than the record's made it.
+    """
     old, new = flatten(first), flatten(second)
-    keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return [f"{key} ({old.get(key)} / {new.get(key)})" for key in keys]
+    if old.keys() != new.keys():
+        # Not above: the types of configs wait for torch, and records of one version do not need them.
+        from oelm.train.config import with_defaults
+
+        old, new = with_defaults(first), with_defaults(second)
+    both = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
+    return {key: values for key, values in both.items() if values[0] != values[1]}
 
 
 def load_runs(path: str | Path = "outputs") -> list[dict[str, Any]]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from oelm.errors import ConfigError
 from oelm.experiments.monitor import look_at
-from oelm.report.collect import Run, mean_figure, read_run, recipe_differences
+from oelm.report.collect import Run, difference_text, mean_figure, read_run, recipe_differences
+from oelm.report.computed import known_differences
 from oelm.report.document import Cell, Table
 from oelm.report.ladder import points_text, ratio_text
 from oelm.report.stats import common_seeds, paired_difference, paired_log_ratio
@@ -102,6 +103,8 @@ def _check_alike(path: Path, runs: list[Run]) -> None:
 
 def _changes(first: Run, second: Run) -> list[str]:
     changes = recipe_differences(first.recipe, second.recipe)
+    apart = known_differences(first.computed_with, second.computed_with)
+    changes += [difference_text(name, values) for name, values in apart.items()]
     if first.fingerprint != second.fingerprint:
         changes.append(f"data.fingerprint ({first.fingerprint[:8]} / {second.fingerprint[:8]})")
     return changes

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oelm.errors import ConfigError
-from oelm.experiments.fair import may_differ
+from oelm.experiments.fair import confounding
 from oelm.experiments.registry import Catalog, Experiment, dotted
-from oelm.report.collect import Arm, common_split, recipe_differences
+from oelm.report.collect import Arm, Run, common_split, difference_text, differing_settings
+from oelm.report.computed import known_differences
 from oelm.report.words import Words
 from oelm.train.records import Split
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from oelm.experiments.sweep import SweepRecord
 
 DEMO = "demo"
+_TUNED = "tuned-"
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,16 @@ class Pair:
 
 @dataclass(frozen=True)
 class Findings:
-    """All arms that were found, those that can be set beside a baseline, and the catalog they come from."""
+    """All arms that were found, those that can be set beside a baseline, and the catalog they come from.
+
+    `swept` are the seeds that arms of comparisons have and that are left out there: a sweep chose their setting on them.
+    """
 
     catalog: Catalog
     roots: tuple[Path, ...]
     arms: tuple[Arm, ...]
     pairs: tuple[Pair, ...]
+    swept: Mapping[tuple[str, str, str], tuple[int, ...]] = field(default_factory=dict)
 
     def families(self) -> list[tuple[Arm, list[Pair]]]:
         """Return each baseline with the arms that are compared with it."""
@@ -71,13 +77,21 @@ def find(arms: Sequence[Arm], catalog: Catalog, roots: Sequence[Path]) -> Findin
     """Pair every usable arm with its baseline; damaged, mixed and lonely ones stay among the arms."""
     by_key = {arm.key: arm for arm in arms}
     pairs = []
+    swept: dict[tuple[str, str, str], tuple[int, ...]] = {}
     for arm in arms:
         other = by_key.get(baseline_key(arm, catalog) or ("", "", ""))
         experiment = catalog.experiments.get(arm.experiment)
-        if other is None or not _comparable(arm, other, experiment) or _is_of_a_sweep(arm, sweep_of(arm, roots)):
+        if other is None or not _comparable(arm, other, experiment):
             continue
-        pairs.append(Pair(arm, other, experiment, confounds(arm, other, roots)))
-    return Findings(catalog, tuple(roots), tuple(arms), tuple(pairs))
+        ours, theirs = _without_swept(arm, roots), _without_swept(other, roots)
+        if not ours.runs:
+            continue
+        for whole, rest in ((arm, ours), (other, theirs)):
+            if left_out := tuple(sorted(whole.best.keys() - rest.best.keys())):
+                swept[whole.key] = left_out
+        if theirs.runs:
+            pairs.append(Pair(ours, theirs, experiment, confounds(ours, theirs, roots)))
+    return Findings(catalog, tuple(roots), tuple(arms), tuple(pairs), swept)
 
 
 def _comparable(arm: Arm, baseline: Arm, experiment: Experiment | None) -> bool:
@@ -89,10 +103,13 @@ def _comparable(arm: Arm, baseline: Arm, experiment: Experiment | None) -> bool:
     return len({arm.metric, baseline.metric} | named) == 1
 
 
-def _is_of_a_sweep(arm: Arm, sweep: SweepRecord | None) -> bool:
-    """Whether an arm has only seeds that a setting was chosen by: those are no comparison's."""
-    points = sweep.points if sweep is not None else ()
-    return any(point.variant == arm.variant and arm.best.keys() <= set(point.seeds) for point in points)
+def _without_swept(arm: Arm, roots: Sequence[Path]) -> Arm:
+    """Return an arm without the seeds that its setting was chosen on: what won by their luck must not be judged on them."""
+    # What came out of a sweep best has a folder of its own, and may be given its seeds again.
+    is_tuned = arm.variant.startswith(_TUNED)
+    points = [point for sweep in _sweeps_of(arm, roots) for point in sweep.points if is_tuned or point.variant == arm.variant]
+    swept = {seed for point in points for seed in point.seeds}
+    return replace(arm, runs=tuple(run for run in arm.runs if run.seed not in swept))
 
 
 def baseline_key(arm: Arm, catalog: Catalog) -> tuple[str, str, str] | None:
@@ -104,22 +121,26 @@ def baseline_key(arm: Arm, catalog: Catalog) -> tuple[str, str, str] | None:
 
 
 def confounds(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> tuple[str, ...]:
-    """Return what besides method and shape two arms differ in, settings apart that both were tuned in alike."""
+    """Return what besides the method, or a control's shape, two arms differ in, but for settings both were tuned in alike."""
+    ours, theirs = arm.runs[0], baseline.runs[0]
+    settings = differing_settings(ours.recipe, theirs.recipe)
+    differing = {**settings, **known_differences(arm.computed_with, baseline.computed_with)}
     tuned = _tuned_alike(arm, baseline, roots)
-    changes = [
-        change
-        for change in recipe_differences(arm.runs[0].recipe, baseline.runs[0].recipe)
-        if (key := change.split(" ", 1)[0]) not in tuned and not may_differ(key)
-    ]
-    if arm.runs[0].fingerprint != baseline.runs[0].fingerprint:
-        prints = (run.fingerprint[:8] for run in (arm.runs[0], baseline.runs[0]))
-        changes.append(f"data.fingerprint ({' / '.join(prints)})")
+    unfair = confounding(differing, tuned=tuned, is_larger=lambda: _parameters(ours) > _parameters(theirs))
+    changes = [difference_text(key, differing[key]) for key in unfair]
+    if ours.fingerprint != theirs.fingerprint:
+        changes.append(difference_text("data.fingerprint", (ours.fingerprint[:8], theirs.fingerprint[:8])))
     return tuple(changes)
+
+
+def _parameters(run: Run) -> int:
+    assert run.audit is not None
+    return run.audit.total
 
 
 def _tuned_alike(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> set[str]:
     """Return the settings that both arms have from the best point of the same sweep."""
-    if not arm.variant.startswith("tuned-"):
+    if not arm.variant.startswith(_TUNED):
         return set()
     ours, theirs = (_at_its_best(each, roots) for each in (arm, baseline))
     if ours is None or theirs is None or _terms(ours) != _terms(theirs):
@@ -132,7 +153,7 @@ def _at_its_best(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
     sweep = sweep_of(arm, roots)
     if sweep is None or sweep.best is None:
         return None
-    settings = dotted(arm.runs[0].recipe)
+    settings = dotted(arm.runs[0].config or {})
     chosen = sweep.points[sweep.best].values
     return sweep if all(settings.get(key) == value for key, value in chosen.items()) else None
 
@@ -144,6 +165,12 @@ def _terms(sweep: SweepRecord) -> tuple[object, ...]:
 
 def sweep_of(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
     """Return the sweep of an arm's experiment at its budget, where there is a readable one."""
+    return next(iter(_sweeps_of(arm, roots)), None)
+
+
+def _sweeps_of(arm: Arm, roots: Sequence[Path]) -> list[SweepRecord]:
+    """Return the readable sweeps of an arm's experiment at its budget, one of each root at most."""
+    found = []
     for root in roots:
         if not (root / arm.experiment / arm.budget / "sweep.json").is_file():
             continue
@@ -151,10 +178,17 @@ def sweep_of(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
         from oelm.experiments.sweep import read_sweep
 
         try:
-            return read_sweep(arm.experiment, arm.budget, root)
+            found.append(read_sweep(arm.experiment, arm.budget, root))
         except ConfigError:
             continue
-    return None
+    return found
+
+
+def swept_remarks(findings: Findings, words: Words) -> list[str]:
+    """Say which seeds are left out of comparisons, for a sweep chose the arm's setting on them."""
+    return [
+        words("remark.swept", arm="/".join(key), seeds=words.listed(seeds)) for key, seeds in sorted(findings.swept.items())
+    ]
 
 
 def split_text(split: Split, words: Words) -> str:

@@ -6,10 +6,13 @@ import difflib
 import hashlib
 import json
 import math
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import to_jsonable_python
 
 from oelm.dotted import flatten
 from oelm.errors import ConfigError
@@ -297,3 +300,25 @@ def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
     flat_old, flat_new = flatten(old.as_dict()), flatten(new.as_dict())
     keys = [key for key in {**flat_old, **flat_new} if flat_old.get(key) != flat_new.get(key)]
     return [f"{key}: {flat_old.get(key)!r} there, {flat_new.get(key)!r} asked for" for key in keys]
+
+
+def with_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recorded settings by dotted path, and beside them the defaults of those that the record's version had not yet.
+
+    Nothing is checked: whatever a damaged or foreign record holds stays as it is.
+    """
+    defaults = flatten(_defaults(FinetuneConfig if "examples" in data else RunConfig))
+    recorded = flatten(data)
+    return recorded | {key: value for key, value in defaults.items() if key not in recorded}
+
+
+@cache
+def _defaults(kind: type[BaseModel]) -> dict[str, Any]:
+    """Return the defaults of a config and of the configs that it must hold, as the plain data a record has."""
+    found: dict[str, Any] = {}
+    for name, field in kind.model_fields.items():
+        if not field.is_required():
+            found[name] = to_jsonable_python(field.get_default(call_default_factory=True))
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found[name] = _defaults(field.annotation)
+    return found

@@ -1,0 +1,124 @@
+"""Seeds on which a sweep chose a setting never enter the verdict on it, and the report says that they were left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from oelm.report.build import build_report
+from oelm.report.collect import collect
+from oelm.report.findings import Findings, find
+from tests.report.reading import english, rows, texts
+from tests.report.synthetic import package_catalog, write_arm, write_sweep, write_tuned
+
+# Of the sweep's second point.
+VARIANT, RATE, CHOSEN = "lr-0.001-01", {"optim.lr": 1e-3}, (100, 101)
+BASE = [20.0, 20.2, 19.9, 20.1, 20.3]
+LUCKY = 10.0
+
+
+def found(*roots: Path) -> Findings:
+    return find(collect(roots), package_catalog(), roots)
+
+
+def write_swept(root: Path, experiment: str, seeds: Sequence[int], *, is_swept: bool = True) -> None:
+    """Write an arm at a point of its sweep: seeds from 100 on are far better than the others, whatever the arm."""
+    if is_swept:
+        write_sweep(root, experiment, 1)
+    slower = 1.0 if experiment == "GPT-01" else 1.1
+    figures = [slower * BASE[seed] + seed / 100 if seed < 100 else LUCKY + seed % 3 for seed in seeds]
+    write_arm(root, experiment, figures, seeds=seeds, variant=VARIANT, settings=RATE)
+
+
+def write_both(root: Path) -> None:
+    for experiment in ("GPT-01", "GPT-02"):
+        write_swept(root, experiment, [0, 1, 2, 3, 4, *CHOSEN])
+
+
+def test_an_arm_and_its_baseline_are_compared_without_the_seeds_of_the_sweep(tmp_path: Path) -> None:
+    write_both(tmp_path)
+    (pair,) = found(tmp_path).pairs
+    assert pair.seeds == [0, 1, 2, 3, 4]
+    assert [sorted(arm.best) for arm in (pair.arm, pair.baseline)] == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_the_verdict_is_that_of_the_other_seeds(tmp_path: Path) -> None:
+    write_both(tmp_path / "swept")
+    for experiment in ("GPT-01", "GPT-02"):
+        write_swept(tmp_path / "plain", experiment, range(5), is_swept=False)
+    ours, plain = (rows(english(tmp_path / name), "verdicts") for name in ("swept", "plain"))
+    assert ours == plain and ours[0]["verdict"] == "FAIL" and ours[0]["seeds / planned"] == "5/5"
+
+
+@pytest.mark.parametrize(
+    ("lang", "told"),
+    [
+        ("en", "{arm}: compared without the seeds 100, 101, for a sweep chose its setting on them."),
+        ("zh", "{arm}\uff1a\u6bd4\u8f83\u65f6\u4e0d\u8ba1\u79cd\u5b50 100\u3001101"),
+    ],
+)
+def test_the_report_says_which_seeds_are_left_out_and_why(tmp_path: Path, lang: str, told: str) -> None:
+    write_both(tmp_path)
+    warnings = texts(build_report([tmp_path], package_catalog()).document(lang), "verdicts", "warning")
+    for experiment in ("GPT-01", "GPT-02"):
+        expected = told.format(arm=f"{experiment}/laptop/{VARIANT}")
+        assert sum(text.startswith(expected) for text in warnings) == 1
+
+
+def test_the_headline_stays_the_first_thing_that_is_said(tmp_path: Path) -> None:
+    write_both(tmp_path)
+    assert texts(english(tmp_path), "verdicts")[0].startswith("Comparisons: 1.")
+
+
+def test_a_sweep_alone_is_left_out_without_a_word(tmp_path: Path) -> None:
+    for experiment in ("GPT-01", "GPT-02"):
+        write_swept(tmp_path, experiment, CHOSEN)
+    findings = found(tmp_path)
+    assert findings.pairs == () and findings.swept == {}
+
+
+def test_a_baseline_that_has_the_sweeps_seeds_alone_is_none_and_it_is_said(tmp_path: Path) -> None:
+    write_swept(tmp_path, "GPT-01", CHOSEN)
+    write_swept(tmp_path, "GPT-02", [0, 1, *CHOSEN], is_swept=False)
+    findings = found(tmp_path)
+    assert findings.pairs == () and findings.swept == {("GPT-01", "laptop", VARIANT): CHOSEN}
+
+
+def test_each_side_lacks_the_seeds_of_its_own_sweep(tmp_path: Path) -> None:
+    write_swept(tmp_path, "GPT-01", [0, 1, *CHOSEN], is_swept=False)
+    write_swept(tmp_path, "GPT-02", [0, 1, *CHOSEN])
+    findings = found(tmp_path)
+    assert findings.pairs[0].seeds == [0, 1] and findings.swept == {("GPT-02", "laptop", VARIANT): CHOSEN}
+
+
+def test_seeds_of_a_sweep_at_another_setting_stay(tmp_path: Path) -> None:
+    for experiment in ("GPT-01", "GPT-02"):
+        write_sweep(tmp_path, experiment, 1)
+        write_arm(tmp_path, experiment, [30.0, 31.0], seeds=CHOSEN)
+    findings = found(tmp_path)
+    assert findings.pairs[0].seeds == [*CHOSEN] and findings.swept == {}
+
+
+def test_the_best_of_a_sweep_is_not_judged_on_the_sweeps_seeds_either(tmp_path: Path) -> None:
+    for experiment in ("GPT-01", "GPT-02"):
+        write_sweep(tmp_path, experiment, 1)
+        write_tuned(tmp_path, experiment, 1e-3)
+        write_arm(tmp_path, experiment, [LUCKY], seeds=CHOSEN[:1], variant="tuned-0123abcd", settings=RATE)
+    (pair,) = found(tmp_path).pairs
+    assert pair.seeds == [0, 1] and pair.confounded == ()
+
+
+def test_a_sweep_counts_in_whichever_folder_it_was_made(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for experiment in ("GPT-01", "GPT-02"):
+        write_sweep(here, experiment, 0, rates=(1e-4, 2e-4))
+        write_swept(there, experiment, [0, 1, *CHOSEN])
+    (pair,) = found(here, there).pairs
+    assert pair.seeds == [0, 1]
+
+
+def test_figures_that_were_measured_are_still_shown(tmp_path: Path) -> None:
+    write_both(tmp_path)
+    assert all("100: 11.00" in row["by seed"] for row in rows(english(tmp_path), "figures"))

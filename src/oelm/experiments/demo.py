@@ -17,18 +17,11 @@ ARMS = ("baseline", "oelm_freeze", "oelm_random", "gaussian_matched")
 # Sized so that four arms, tokenizer included, take under five minutes on two CPU cores.
 _SIZE = {
     "model.model_dim": 96,
-    "model.num_layers": 4,
-    "model.num_heads": 4,
     "model.ff_dim": 384,
-    "model.seq_len": 128,
-    "data.tokenizer": "bpe:1024",
-    "batch_size": 16,
-    "micro_batch_size": 16,
-    "optim.lr": 2e-3,
-    "steps": 600,
-    "schedule.warmup_steps": 50,
-    "eval_every": 150,
-    "save_every": 150,
+    "steps": 800,
+    "schedule.warmup_steps": 80,
+    "eval_every": 200,
+    "save_every": 200,
 }
 
 

@@ -42,6 +42,9 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     group = typer.main.get_command(app)
     commands = group.commands  # type: ignore[attr-defined]
     for name, rest in COMMAND.findall("\n".join(blocks(page, "") + blocks(page, "sh"))):
-        known = {option for parameter in commands[name].params for option in parameter.opts} | {"--help"}
+        command = commands[name]
+        # A group's options are those of the command in it that is named next.
+        command = getattr(command, "commands", {}).get(rest.split()[0] if rest.split() else "", command)
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         used = set(re.findall(r"(?<=\s)--[a-z_-]+", rest.split("#")[0]))
         assert used <= known, f"{page.name}: oelm {name}{rest}"

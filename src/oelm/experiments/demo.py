@@ -13,7 +13,7 @@ from oelm.train.run import Result, train
 from oelm.train.stop import StopFlag
 from oelm.train.watch import Watch
 
-ARMS = ("baseline", "oelm_freeze", "oelm_random", "gaussian_matched")
+ARMS = ("baseline", "oelm_freeze", "gaussian_matched", "oelm_lowrank")
 # Sized so that four arms, tokenizer included, take under five minutes on two CPU cores.
 _SIZE = {
     "model.model_dim": 96,

@@ -18,10 +18,10 @@ ARMS = ("baseline", "oelm_freeze", "gaussian_matched", "oelm_lowrank")
 _SIZE = {
     "model.model_dim": 96,
     "model.ff_dim": 384,
-    "steps": 700,
-    "schedule.warmup_steps": 70,
-    "eval_every": 350,
-    "save_every": 350,
+    "steps": 800,
+    "schedule.warmup_steps": 80,
+    "eval_every": 400,
+    "save_every": 400,
 }
 
 

@@ -15,10 +15,11 @@ import oelm
 from oelm.cli.app import app
 from oelm.errors import ArchiveError
 from oelm.experiments.collect import find_runs
-from oelm.experiments.keep import METRICS, PREDICTIONS, TEST_PREDICTIONS, Kept, keep_records
+from oelm.experiments.keep import METRICS, Kept, keep_records
 from oelm.experiments.sweep import SWEEP, SweepPoint, SweepRecord
 from oelm.files import write_json
 from oelm.train.metrics import read_metrics
+from oelm.train.records import PREDICTIONS
 from tests.conftest import run_here, tiny_config
 from tests.experiments.recorded import record
 from tests.report.reading import english, rows
@@ -212,7 +213,7 @@ def test_a_classifiers_answers_are_kept_on_both_splits(tmp_path: Path) -> None:
         write_arm(root, experiment, [accuracy] * 5, tests=[accuracy - 0.01 * seed for seed in SEEDS], data="sst2")
     keep_records(root, target, runs=find_runs(root, []))
     place = "SST-2-01/laptop/default/seed-0"
-    for name in (PREDICTIONS, TEST_PREDICTIONS):
+    for name in (PREDICTIONS["val"], PREDICTIONS["test"]):
         assert (target / place / name).read_bytes() == (root / place / name).read_bytes()
     # Else the comparison on test would lose its interval over examples.
     assert rows(english(target), "verdicts") == rows(english(root), "verdicts")
@@ -220,7 +221,7 @@ def test_a_classifiers_answers_are_kept_on_both_splits(tmp_path: Path) -> None:
 
 def test_a_language_models_documents_are_not_kept(tmp_path: Path) -> None:
     run = write_run(tmp_path / "outputs", "GPT-02", 0, Fate(ppl=20.0, test=21.0), budget="smoke")
-    assert (run / TEST_PREDICTIONS).exists()
+    assert (run / PREDICTIONS["test"]).exists()
     keep_records(tmp_path / "outputs", tmp_path / "results", runs=[run])
     assert not list((tmp_path / "results").rglob("*predictions.jsonl"))
 

@@ -30,6 +30,7 @@ _BUDGETS: dict[str, dict[str, Any]] = {
         "eval_every": 1000,
         "save_every": 5000,
     },
+    # Short windows and a small vocabulary: in so few steps a longer context is not learnt to be used (docs/log.md).
     "laptop": {
         "model": {
             "vocab_size": 0,
@@ -41,7 +42,7 @@ _BUDGETS: dict[str, dict[str, Any]] = {
             "dropout": 0.0,
         },
         "data": {"source": "stdlib", "tokenizer": "bpe:512"},
-        # Short windows and a small vocabulary: in so few steps a longer context is not learnt to be used (docs/log.md).
+        # The best of the baseline's sweep (docs/study.md).
         "optim": {"lr": 4e-3},
         "schedule": {"warmup_steps": 100},
         "steps": 1000,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+# How the variant of runs begins that have the best of their sweep.
+TUNED = "tuned-"
 # What the lean and thin controls have less of. Other weights to start from, another dropout or another context are no shape.
 _SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim"}
 _METHOD = "method."

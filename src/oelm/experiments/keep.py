@@ -15,10 +15,11 @@ from oelm.experiments.portable import Machine, portable_chunks, this_machine
 from oelm.experiments.sweep import SWEEP, SweepPoint, SweepRecord
 from oelm.files import dump_json, publish_dir, write_bytes
 from oelm.train.metrics import read_metrics
+from oelm.train.records import PREDICTIONS
 from oelm.train.status import STATUS, read_status
 
 _KEPT = (CONFIG, STATS, STATUS, "manifest.json", "audit.json", "attention.json")
-METRICS, PREDICTIONS, TEST_PREDICTIONS = "metrics.jsonl", "predictions.jsonl", "test_predictions.jsonl"
+METRICS = "metrics.jsonl"
 # Of the training rows so many are kept, enough to draw a curve; of the evaluations all.
 _KEPT_STEPS = 100
 
@@ -111,7 +112,7 @@ def _content(run: Path, machine: Machine) -> dict[str, bytes]:
     content = {name: b"".join(portable_chunks(run, name, machine)) for name in _KEPT if is_plain(run, name)}
     # Of a classifier each example counts, for the interval over examples; of a language model it is its documents' losses.
     if "examples" in json.loads(content[CONFIG]):
-        answers = [name for name in (PREDICTIONS, TEST_PREDICTIONS) if is_plain(run, name)]
+        answers = [name for name in PREDICTIONS.values() if is_plain(run, name)]
         content |= {name: b"".join(portable_chunks(run, name, machine)) for name in answers}
     rows = read_metrics(run / METRICS)
     every = max(1, sum("loss" in row for row in rows) // _KEPT_STEPS)

@@ -20,6 +20,7 @@ from oelm.files import read_json
 from oelm.report.computed import COMPUTED_WITH, computed_with, known_differences
 from oelm.train.metrics import read_metrics
 from oelm.train.records import (
+    PREDICTIONS,
     AttentionRecord,
     AuditRecord,
     EvaluationRow,
@@ -97,7 +98,7 @@ class Run:
 
     def predictions(self, split: Split) -> list[ExampleRow]:
         """Return a classifier's answers: on validation those of its final model, on test those of its best."""
-        path = self.path / ("predictions.jsonl" if split == "val" else "test_predictions.jsonl")
+        path = self.path / PREDICTIONS[split]
         return read_rows(ExampleRow, path, read_metrics(path))
 
 
@@ -172,7 +173,7 @@ def collect(roots: Sequence[Path], *, only: Some[str] = (), budgets: Some[str] =
             raise ConfigError(f"{root}: no such folder; give the one that holds the runs (--out)")
         views += scan(root, only=only)
     _check_budgets(budgets, {view.budget for view in views})
-    groups: dict[tuple[str, str, str], list[Run]] = {}
+    groups: dict[ArmKey, list[Run]] = {}
     for view in views:
         if budgets and view.budget not in budgets:
             continue
@@ -289,7 +290,7 @@ def _in_its_place(run: Run) -> Run:
     return replace(run, problem=f"{run.path / 'config.json'}: has the seed {found}, and the folder is that of seed {run.seed}")
 
 
-def _arm(key: tuple[str, str, str], runs: list[Run]) -> Arm:
+def _arm(key: ArmKey, runs: list[Run]) -> Arm:
     finished = sorted((run for run in runs if run.is_finished), key=lambda run: run.seed)
     rest = tuple(run for run in runs if not run.is_finished)
     return Arm(*key, runs=tuple(finished), unfinished=rest, refused=_mixture(finished))

@@ -15,12 +15,12 @@ from oelm.train.dist import own_stop
 from oelm.train.evaluate import Judged
 from oelm.train.load import load_any
 from oelm.train.metrics import read_metrics
+from oelm.train.records import PREDICTIONS
 from oelm.train.session import Session
 from oelm.train.task import Judging
 from oelm.train.timing import step_statistics
 
 log = logging.getLogger(__name__)
-TEST_PREDICTIONS = "test_predictions.jsonl"
 
 
 def finish(session: Session) -> dict[str, Any] | None:
@@ -35,7 +35,7 @@ def finish(session: Session) -> dict[str, Any] | None:
         evaluation = session.last_evaluation or _evaluated(session, session.model, "val")
         if evaluation is None:
             return None
-        _write_rows(path / "predictions.jsonl", evaluation)
+        _write_rows(path / PREDICTIONS["val"], evaluation)
         if (heads := session.task.look_at_heads(session.model)) is not None:
             write_json(path / "attention.json", {"step": session.state.step, **heads})
         tested = judge_best_on_test(session)
@@ -54,7 +54,7 @@ def judge_best_on_test(session: Session) -> dict[str, Any] | None:
     checkpoint is damaged.
     """
     path, step = session.folder.path, session.state.best_step
-    (path / TEST_PREDICTIONS).unlink(missing_ok=True)
+    (path / PREDICTIONS["test"]).unlink(missing_ok=True)
     if not session.task.has_test:
         return {}
     # After going back to a step, the best before it may have been pruned.
@@ -68,7 +68,7 @@ def judge_best_on_test(session: Session) -> dict[str, Any] | None:
         return None
     if not math.isfinite(evaluation.loss):
         raise NonFiniteError(f"step {step}: loss {evaluation.loss} on the test split, though finite on validation: no figure")
-    _write_rows(path / TEST_PREDICTIONS, evaluation)
+    _write_rows(path / PREDICTIONS["test"], evaluation)
     metric, value = session.task.reading(evaluation.criterion)
     told = f"test, model of step {step:,}: " + (f"PPL {value:.2f}" if metric == "ppl" else f"accuracy {100 * value:.2f}%")
     log.info("%s", told)

@@ -84,6 +84,8 @@ class StepTimes(Strict):
 
 
 Split = Literal["val", "test"]
+# A run's answers on each split, one row an example or a document.
+PREDICTIONS: dict[Split, str] = {"val": "predictions.jsonl", "test": "test_predictions.jsonl"}
 
 
 class Figures(Strict):
@@ -260,9 +262,9 @@ def read_record(run: Path) -> RunRecord:
         figures=read_as(Figures, run / "timing_stats.json"),
         steps=read_rows(StepRow, run / "metrics.jsonl", [row for row in metrics if "loss" in row]),
         evaluations=read_rows(EvaluationRow, run / "metrics.jsonl", [row for row in metrics if "loss" not in row]),
-        predictions=_read_predictions(run / "predictions.jsonl"),
+        predictions=_read_predictions(run / PREDICTIONS["val"]),
         attention=read_as(AttentionRecord, looked) if looked.is_file() else None,
-        test_predictions=_read_predictions(run / "test_predictions.jsonl"),
+        test_predictions=_read_predictions(run / PREDICTIONS["test"]),
     )
 
 

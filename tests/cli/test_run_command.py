@@ -121,6 +121,10 @@ def test_folder_that_cannot_be_written_to_starts_nothing(place: Path) -> None:
         (("--grid", "optim.lrr=1e-3,1e-2"), "unknown key 'lrr'"),
         (("--grid", "seed=1,2"), "seed is not tuned"),
         (("--grid", "optim.lr=1e-3,1e-2", "--out", "notes.txt"), "notes.txt is a file"),
+        (("--like", "mine-01"), "mine-01 was not swept at smoke"),
+        (("--like", "mine-99"), "mine-99"),
+        (("--like", "mine-01", "--grid", "optim.lr=1e-3,1e-2"), "leave --grid out"),
+        (("--like", "mine-01", "--set", "steps=9"), "leave --set out"),
     ],
 )
 def test_mistake_in_a_sweep_starts_nothing_and_leaves_nothing(arguments: tuple[str, ...], words: str, place: Path) -> None:
@@ -215,6 +219,17 @@ def test_sweep_marks_the_best_and_tuned_runs_take_it(queue: Queue) -> None:
     tuned = [run for run in queue.runs() if run.parent.name.startswith("tuned-")]
     assert [run.name for run in tuned] == ["seed-0", "seed-1"] * 2
     assert {json.loads((run / "config.json").read_text())["optim"]["lr"] for run in tuned} == {0.01}
+
+
+def test_sweep_of_another_is_taken_over_and_used(queue: Queue) -> None:
+    queue.add("mine-03", "{extends: mine-02, title: elsewhere}")
+    queue.finish(*SWEEP, "optim.lr=0.001,0.01,0.1")
+    assert "has a sweep of its own" in queue.finish("sweep", "mine-01", *SMOKE, "--like", "mine-02", code=2)
+    printed = queue.finish("sweep", "mine-03", *SMOKE, "--like", "mine-02")
+    assert printed.strip() == "mine-03 at smoke: optim.lr 0.01, the best of mine-02"
+    queue.finish("run", "mine-03", *SMOKE, "--tuned")
+    tuned = [run for run in queue.runs() if run.parent.name.startswith("tuned-")]
+    assert [run.parts[-4] for run in tuned] == ["mine-01", "mine-03"]
 
 
 def test_interrupted_sweep_refuses_tuned_runs_until_it_is_finished(queue: Queue) -> None:

@@ -24,13 +24,14 @@ from oelm.experiments.sweep import (
     parse_grid,
     plan_sweep,
     read_sweep,
+    take_over,
     tuned_changes,
 )
 from oelm.files import read_json, write_json
 from tests.experiments.planned import PAIR, catalog_of, finish
 from tests.experiments.recorded import record
 
-CATALOG = catalog_of(PAIR)
+CATALOG = catalog_of(PAIR + "other: {extends: arm, title: elsewhere}\nthird: {extends: arm, title: elsewhere again}\n")
 ARMS = [CATALOG.get("base"), CATALOG.get("arm")]
 LRS = [1e-3, 2e-3, 4e-3]
 GRID: Grid = {"optim.lr": LRS}
@@ -267,3 +268,39 @@ def test_a_damaged_record_is_told_by_its_file(damage: Any, tmp_path: Path) -> No
     path.write_text(damaged)
     with pytest.raises(ConfigError, match=rf"^{path}: damaged \(.*\); repeat the sweep$"):
         read_sweep("arm", "smoke", tmp_path)
+
+
+def test_a_sweep_that_is_taken_over_is_used_and_names_whose_it_is(tmp_path: Path) -> None:
+    swept(tmp_path, {"base": 2e-3, "arm": 1e-3})
+    (taken,) = take_over([CATALOG.get("other")], ARMS[1], budget="smoke", root=tmp_path)
+    assert taken == read_sweep("other", "smoke", tmp_path)
+    assert (taken.experiment, taken.like, read_sweep("arm", "smoke", tmp_path).like) == ("other", "arm", None)
+    changes, variant = tuned_changes([ARMS[0], CATALOG.get("other")], "smoke", tmp_path, changes={})
+    assert changes == {"base": {"optim.lr": 2e-3}, "other": {"optim.lr": 1e-3}}
+    assert variant == tuned_changes(ARMS, "smoke", tmp_path, changes={})[1]
+
+
+def test_a_sweep_taken_over_twice_names_the_one_that_was_swept_and_may_be_replaced(tmp_path: Path) -> None:
+    swept(tmp_path, {"base": 2e-3, "arm": 1e-3})
+    take_over([CATALOG.get("other")], ARMS[0], budget="smoke", root=tmp_path)
+    (taken,) = take_over([CATALOG.get("third")], CATALOG.get("other"), budget="smoke", root=tmp_path)
+    assert taken.like == "base"
+    take_over([CATALOG.get("third")], ARMS[1], budget="smoke", root=tmp_path)
+    assert read_sweep("third", "smoke", tmp_path).like == "arm"
+
+
+def test_nothing_is_taken_over_where_it_would_lie(tmp_path: Path) -> None:
+    other = CATALOG.get("other")
+    with pytest.raises(ConfigError, match="arm was not swept at smoke"):
+        take_over([other], ARMS[1], budget="smoke", root=tmp_path)
+    conclude_sweep(plan(tmp_path))
+    with pytest.raises(ConfigError, match="^--like arm: its sweep is not finished"):
+        take_over([other], ARMS[1], budget="smoke", root=tmp_path)
+    swept(tmp_path, {"base": 2e-3, "arm": 1e-3})
+    for experiments, message in (
+        ([other, ARMS[0]], "^base has a sweep of its own at smoke"),
+        ([other, ARMS[1]], "^--like arm: it is among the experiments"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            take_over(experiments, ARMS[1], budget="smoke", root=tmp_path)
+    assert not (tmp_path / "other").exists()

@@ -340,6 +340,7 @@ def write_sweep(
     rates: Sequence[float] = (3e-4, 1e-3, 3e-3),
     seeds: tuple[int, ...] = (100, 101),
     changes: dict[str, Any] | None = None,
+    like: str | None = None,
 ) -> SweepRecord:
     """Write an arm's sweep over learning rates, of which the one of this number came out best; return it."""
     points = tuple(
@@ -355,6 +356,7 @@ def write_sweep(
         best=best,
         at_edge=("optim.lr",) if best in (0, len(rates) - 1) else (),
         written="2026-01-02T03:04:05+00:00",
+        like=like,
     )
     write_plain(root / experiment / "laptop" / SWEEP, sweep.model_dump(mode="json"))
     return sweep

@@ -220,6 +220,18 @@ def test_tuned_arms_without_a_readable_sweep_are_confounded(tmp_path: Path, cont
     assert pair.confounded == ("optim.lr (0.001 / 0.0003)",) and sweep_of(pair.baseline, [tmp_path]) is None
 
 
+@pytest.mark.parametrize(
+    ("arm", "baseline", "is_fair"), [("GPT-05", "GPT-04", True), ("GPT-05", None, True), (None, "GPT-04", False)]
+)
+def test_an_arm_may_not_be_tuned_better_than_its_baseline(
+    tmp_path: Path, arm: str | None, baseline: str | None, is_fair: bool
+) -> None:
+    for experiment, best, rate, like in (("GPT-01", 0, 3e-4, baseline), ("GPT-02", 1, 1e-3, arm)):
+        write_sweep(tmp_path, experiment, best, like=like)
+        write_tuned(tmp_path, experiment, rate)
+    assert only_pair(tmp_path).confounded == (() if is_fair else ("optim.lr (0.001 / 0.0003)",))
+
+
 def test_untuned_arms_are_confounded_whatever_was_swept(tmp_path: Path) -> None:
     for experiment, best, rate in (("GPT-01", 0, 3e-4), ("GPT-02", 1, 1e-3)):
         write_sweep(tmp_path, experiment, best)

@@ -243,6 +243,19 @@ def test_a_sweep_shows_every_point_and_marks_the_best_and_the_edge(tmp_path: Pat
     assert best == [("GPT-01, laptop", 1e-3), ("GPT-02, laptop", 3e-3)]
 
 
+def test_a_sweep_taken_over_shows_its_best_alone_and_whose_it_is(tmp_path: Path) -> None:
+    write_sweep(tmp_path, "GPT-01", 1)
+    write_sweep(tmp_path, "GPT-02", 2, like="GPT-05")
+    for experiment, rate in (("GPT-01", 1e-3), ("GPT-02", 3e-3)):
+        write_tuned(tmp_path, experiment, rate)
+    document = english(tmp_path)
+    row = rows(document, "tuning")[3:][0]
+    assert (row["arm"], row["setting"], row["score (less is better)"]) == ("GPT-02", "optim.lr 0.003", "")
+    assert row["remark"] == "the best of GPT-05, at the edge of the grid"
+    # No point of a curve that another corpus gave.
+    assert {point["arm"] for point in values(document, "tuning")} == {"GPT-01, laptop"}
+
+
 def test_classifiers_have_an_interval_over_examples(tmp_path: Path) -> None:
     # Of eight examples the arm misses one that the baseline has, at both seeds, and one more at one seed.
     baseline = (True,) * 6 + (False,) * 2

@@ -261,6 +261,10 @@ def sweep(
     grid: Annotated[
         list[str] | None, typer.Option("--grid", metavar="KEY=A,B,...", help="A setting and its values; may be repeated.")
     ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Train nothing: take over the sweep of this experiment."),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of each point, apart from those of `oelm run`.")] = 1,
     budget: Budget = "laptop",
     gpus: Gpus = None,
@@ -278,6 +282,9 @@ def sweep(
     from oelm.train.stop import StopFlag
 
     refuse_worker("sweep")
+    if like is not None:
+        _take_over(ids, like, grid, overrides, budget=budget, catalog=load(catalog), root=root)
+        return
 
     with StopFlag() as stop, shown_warnings():
         from oelm.experiments.study import Study
@@ -295,6 +302,28 @@ def sweep(
         for record in conclude_sweep(plan):
             _print_sweep(record)
     _leave(ended)
+
+
+def _take_over(
+    ids: list[str] | None,
+    like: str,
+    grid: list[str] | None,
+    overrides: list[str] | None,
+    *,
+    budget: str,
+    catalog: Catalog,
+    root: Path,
+) -> None:
+    from oelm.experiments.sweep import take_over
+
+    if grid or overrides:
+        raise ConfigError(f"--like {like}: its sweep says what was tried; leave {'--grid' if grid else '--set'} out")
+    if not ids:
+        raise ConfigError(f"--like {like}: say which experiments take over its sweep")
+    for record in take_over(catalog.select(ids), catalog.get(like), budget=budget, root=root):
+        assert record.best is not None
+        best = ", ".join(f"{key} {value}" for key, value in record.points[record.best].values.items())
+        out.print(f"{record.experiment} at {budget}: {best}, the best of {record.like}", soft_wrap=True)
 
 
 def _print_sweep(record: SweepRecord) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Self
 from pydantic import ValidationError, model_validator
 
 from oelm.errors import ConfigError, DataError
+from oelm.experiments.fair import TUNED
 from oelm.experiments.plan import PlannedRun, plan_runs, variant_name
 from oelm.experiments.registry import Experiment
 from oelm.files import read_json, write_json
@@ -40,7 +41,10 @@ class SweepPoint(Strict):
 
 
 class SweepRecord(Strict):
-    """`sweep.json` of an experiment at a budget: the grid, every point's score, and which is best."""
+    """`sweep.json` of an experiment at a budget: the grid, every point's score, and which is best.
+
+    `like` is the experiment whose sweep this is, where it was taken over from another (the same arm on another corpus).
+    """
 
     experiment: str
     budget: str
@@ -50,6 +54,7 @@ class SweepRecord(Strict):
     best: int | None
     at_edge: tuple[str, ...]
     written: str
+    like: str | None = None
 
     @model_validator(mode="after")
     def _best_is_there(self) -> Self:
@@ -189,6 +194,23 @@ def edges(grid: Grid, values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(key for key, tried in numeric.items() if values[key] in (tried[0], tried[-1]))
 
 
+def take_over(experiments: Sequence[Experiment], like: Experiment, *, budget: str, root: Path) -> list[SweepRecord]:
+    """Give experiments the finished sweep of another, and write it as theirs; one that was swept itself is refused."""
+    source = read_sweep(like.id, budget, root)
+    if source.best is None:
+        raise ConfigError(f"--like {like.id}: its sweep is not finished; repeat its command")
+    for experiment in experiments:
+        if experiment.id == like.id:
+            raise ConfigError(f"--like {like.id}: it is among the experiments that would take over its sweep; leave it out")
+        if (root / experiment.id / budget / SWEEP).exists() and read_sweep(experiment.id, budget, root).like is None:
+            raise ConfigError(f"{experiment.id} has a sweep of its own at {budget}; leave it out")
+    told = {"like": source.like or like.id, "written": now_text()}
+    records = [source.model_copy(update={"experiment": experiment.id, **told}) for experiment in experiments]
+    for record in records:
+        write_json(root / record.experiment / budget / SWEEP, record.model_dump(mode="json"))
+    return records
+
+
 def read_sweep(experiment: str, budget: str, root: Path) -> SweepRecord:
     """Return an arm's sweep; ConfigError says how to make one."""
     path = root / experiment / budget / SWEEP
@@ -219,7 +241,7 @@ def tuned_changes(
     _check_apart(changes, records[0].grid)
     chosen = {record.experiment: {**changes, **record.points[record.best or 0].values} for record in records}
     digest = variant_name({"grid": records[0].grid, **changes}).rsplit("-", 1)[-1]
-    return chosen, f"tuned-{digest}"
+    return chosen, f"{TUNED}{digest}"
 
 
 def _terms(record: SweepRecord) -> tuple[object, ...]:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oelm.errors import ConfigError
-from oelm.experiments.fair import confounding
+from oelm.experiments.fair import TUNED, confounding
 from oelm.experiments.registry import Catalog, Experiment, dotted
-from oelm.report.collect import Arm, Run, common_split, difference_text, differing_settings
+from oelm.report.collect import Arm, ArmKey, Run, common_split, difference_text, differing_settings
 from oelm.report.computed import known_differences
 from oelm.report.words import Words
 from oelm.train.records import Split
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from oelm.experiments.sweep import SweepRecord
 
 DEMO = "demo"
-_TUNED = "tuned-"
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,11 @@ class Findings:
     roots: tuple[Path, ...]
     arms: tuple[Arm, ...]
     pairs: tuple[Pair, ...]
-    swept: Mapping[tuple[str, str, str], tuple[int, ...]] = field(default_factory=dict)
+    swept: Mapping[ArmKey, tuple[int, ...]] = field(default_factory=dict)
 
     def families(self) -> list[tuple[Arm, list[Pair]]]:
         """Return each baseline with the arms that are compared with it."""
-        found: dict[tuple[str, str, str], tuple[Arm, list[Pair]]] = {}
+        found: dict[ArmKey, tuple[Arm, list[Pair]]] = {}
         for pair in self.pairs:
             found.setdefault(pair.baseline.key, (pair.baseline, []))[1].append(pair)
         return list(found.values())
@@ -66,7 +65,7 @@ class Findings:
         """Return the families in the order in which they are worth a picture: variants later, smoke last."""
         return sorted(self.families(), key=lambda family: (family[0].budget == "smoke", _is_variant(family[0])))
 
-    def without_baseline(self) -> list[tuple[Arm, tuple[str, str, str]]]:
+    def without_baseline(self) -> list[tuple[Arm, ArmKey]]:
         """Return the usable arms that have no usable baseline at their budget and variant, each with the place of one."""
         usable = {arm.key for arm in self.arms if arm.is_usable}
         places = [(arm, baseline_key(arm, self.catalog)) for arm in self.arms if arm.is_usable]
@@ -77,7 +76,7 @@ def find(arms: Sequence[Arm], catalog: Catalog, roots: Sequence[Path]) -> Findin
     """Pair every usable arm with its baseline; damaged, mixed and lonely ones stay among the arms."""
     by_key = {arm.key: arm for arm in arms}
     pairs = []
-    swept: dict[tuple[str, str, str], tuple[int, ...]] = {}
+    swept: dict[ArmKey, tuple[int, ...]] = {}
     for arm in arms:
         other = by_key.get(baseline_key(arm, catalog) or ("", "", ""))
         experiment = catalog.experiments.get(arm.experiment)
@@ -106,13 +105,13 @@ def _comparable(arm: Arm, baseline: Arm, experiment: Experiment | None) -> bool:
 def _without_swept(arm: Arm, roots: Sequence[Path]) -> Arm:
     """Return an arm without the seeds that its setting was chosen on: what won by their luck must not be judged on them."""
     # What came out of a sweep best has a folder of its own, and may be given its seeds again.
-    is_tuned = arm.variant.startswith(_TUNED)
+    is_tuned = arm.variant.startswith(TUNED)
     points = [point for sweep in _sweeps_of(arm, roots) for point in sweep.points if is_tuned or point.variant == arm.variant]
     swept = {seed for point in points for seed in point.seeds}
     return replace(arm, runs=tuple(run for run in arm.runs if run.seed not in swept))
 
 
-def baseline_key(arm: Arm, catalog: Catalog) -> tuple[str, str, str] | None:
+def baseline_key(arm: Arm, catalog: Catalog) -> ArmKey | None:
     """Return where an arm's baseline is; the demo's arms lie side by side, where an experiment has its variants."""
     if arm.experiment == DEMO:
         return None if arm.variant == "baseline" else (arm.experiment, arm.budget, "baseline")
@@ -139,11 +138,14 @@ def _parameters(run: Run) -> int:
 
 
 def _tuned_alike(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> set[str]:
-    """Return the settings that both arms have from the best point of the same sweep."""
-    if not arm.variant.startswith(_TUNED):
+    """Return the settings that both arms have from the best point of the same sweep.
+
+    An arm that was swept itself is not compared with a baseline that has another's best: it would win by its tuning.
+    """
+    if not arm.variant.startswith(TUNED):
         return set()
     ours, theirs = (_at_its_best(each, roots) for each in (arm, baseline))
-    if ours is None or theirs is None or _terms(ours) != _terms(theirs):
+    if ours is None or theirs is None or _terms(ours) != _terms(theirs) or (theirs.like and not ours.like):
         return set()
     return set(ours.grid)
 

@@ -59,24 +59,28 @@ def tuning_section(findings: Findings, words: Words) -> Section | None:
         seen.add((sweep.experiment, sweep.budget))
         for number, point in enumerate(sweep.points):
             is_best = number == sweep.best
+            if sweep.like is not None and not is_best:
+                continue
             setting = ", ".join(f"{key} {value}" for key, value in point.values.items())
-            score = "" if point.score is None else f"{point.score:.4f}"
+            own = point.score if sweep.like is None else None
+            score = "" if own is None else f"{own:.4f}"
             is_at_edge = is_best and bool(sweep.at_edge)
-            remarks = [words("tuning.best")] * is_best + [words("tuning.edge")] * is_at_edge
+            best = words("tuning.best") if sweep.like is None else words("tuning.like", other=sweep.like)
+            remarks = [best] * is_best + [words("tuning.edge")] * is_at_edge
             rows.append(
                 (
                     Cell(sweep.experiment),
                     Cell(sweep.budget),
                     Cell(setting),
-                    Cell(score, point.score),
+                    Cell(score, own),
                     Cell(str(len(point.seeds)), len(point.seeds)),
                     Cell(words.listed(remarks), mark="warn" if is_at_edge else ""),
                 )
             )
             rate = point.values.get("optim.lr")
-            if isinstance(rate, int | float) and point.score is not None:
+            if isinstance(rate, int | float) and own is not None:
                 name = f"{sweep.experiment}, {sweep.budget}"
-                points.append({"arm": name, "rate": rate, "score": point.score, "best": is_best})
+                points.append({"arm": name, "rate": rate, "score": own, "best": is_best})
     if not rows:
         return None
     columns = tuple(words(f"tuning.{name}") for name in ("arm", "budget", "setting", "score", "seeds", "remark"))

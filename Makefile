@@ -24,7 +24,7 @@ test-faults: setup  ## every fault and attack of docs/reliability.md, with count
 	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/pytest -n 2 --dist loadfile -m faults
 
 soak: setup  ## a runner and its runs killed at random for MINUTES; every run must end bit-equal to its oracle
-	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(RECORD),--record)
 
 mutants: setup  ## thirty one-line faults in the code, one at a time: the tests must notice
 	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/python -m tests.faults.mutants

@@ -3,6 +3,8 @@
     python studies/bert.py --model FOLDER --from FOLDER sweep      # every arm at every rate, on a seed of its own
     python studies/bert.py --model FOLDER --from FOLDER seeds      # every arm at its best rate
     python studies/bert.py table                                   # the table, from the records under results/
+    python studies/bert.py pairs                                   # arms against each other
+    python studies/bert.py hint                                    # the one run of two arms on MNLI
 
 Of SST-2, or of another task with `--task`; the records are under results/bert-TASK. Each run is `oelm finetune` in a process
 of its own; repeating a command skips what is done and goes on where it stopped. A record of another task, model, number of
@@ -32,6 +34,8 @@ RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
 SWEEP_SEED = 100
 # Of the first records, which do not say how many.
 FIRST_EPOCHS = 3
+# What separates the causes: the first of each against the second.
+PAIRS = (("oelm_freeze_pretrained", "oelm_freeze"), ("gaussian_matched", "oelm_freeze"), ("oelm_random", "oelm_freeze"))
 HEADINGS = {
     "en": "| arm | lr | seeds | accuracy at the end | against the baseline, points [95%] | best of three epochs |",
     "zh": "| 组 | 学习率 | 种子数 | 训练结束时的准确率 | 与基线之差，百分点 [95%] | 三轮中的最高值 |",
@@ -53,7 +57,7 @@ def read_record(options: argparse.Namespace, path: Path) -> dict[str, Any]:
     record = dict(json.loads(path.read_text()))
     found = {"epochs": FIRST_EPOCHS, **record}
     wanted: dict[str, Any] = {"task": options.task}
-    if options.what != "table":
+    if options.what not in PRINTED:
         wanted |= {"train_examples": train_examples(options, record["seed"]), "epochs": options.epochs}
         wanted |= {"model": options.model.resolve().name}
     for key, value in wanted.items():
@@ -124,30 +128,63 @@ def best_rate(options: argparse.Namespace, arm: str) -> float:
     return chosen
 
 
-def print_table(options: argparse.Namespace) -> None:
-    """Print every arm's accuracy at its best rate, and its paired difference from the baseline, as Markdown."""
-    found: dict[str, dict[int, dict[str, Any]]] = {}
+Found = dict[str, dict[int, dict[str, Any]]]
+
+
+def find(options: argparse.Namespace) -> Found:
+    """Return every arm's records at its best rate, by seed."""
+    found: Found = {}
     for arm in ARMS:
         paths = place(options.results, arm, best_rate(options, arm), SWEEP_SEED).parent.glob("seed-?.json")
         found[arm] = {row["seed"]: row for row in (read_record(options, path) for path in sorted(paths))}
+    return found
+
+
+def difference(found: Found, arm: str, other: str) -> tuple[int, str]:
+    """Return over how many seeds two arms are compared, and their paired difference in points with its interval."""
+    seeds = sorted(set(found[arm]) & set(found[other]))
+    ours, theirs = ([100 * found[name][seed]["final_accuracy"] for seed in seeds] for name in (arm, other))
+    mean = mean_difference(ours, theirs)
+    return len(seeds), f"{mean.value:+.2f} [{mean.low:+.2f}, {mean.high:+.2f}]"
+
+
+def print_table(options: argparse.Namespace) -> None:
+    """Print every arm's accuracy at its best rate, and its paired difference from the baseline, as Markdown."""
+    found = find(options)
     print(HEADINGS[options.lang])
     print("|---|---|---|---|---|---|")
     for arm, rows in found.items():
-        seeds = sorted(set(rows) & set(found["baseline"]))
-        final = [100 * rows[seed]["final_accuracy"] for seed in sorted(rows)]
+        final = statistics.fmean(100 * rows[seed]["final_accuracy"] for seed in sorted(rows))
         best = statistics.fmean(100 * row["best_accuracy"] for row in rows.values())
-        gap = ""
-        if arm != "baseline":
-            ours, theirs = ([100 * found[name][seed]["final_accuracy"] for seed in seeds] for name in (arm, "baseline"))
-            difference = mean_difference(ours, theirs)
-            gap = f"{difference.value:+.2f} [{difference.low:+.2f}, {difference.high:+.2f}]"
+        gap = "" if arm == "baseline" else difference(found, arm, "baseline")[1]
         rate = next(iter(rows.values()))["lr"]
-        print(f"| `{arm}` | {rate:g} | {len(rows)} | {statistics.fmean(final):.2f}% | {gap} | {best:.2f}% |")
+        print(f"| `{arm}` | {rate:g} | {len(rows)} | {final:.2f}% | {gap} | {best:.2f}% |")
+
+
+def print_pairs(options: argparse.Namespace) -> None:
+    """Print the differences between arms that separate the causes, as Markdown."""
+    found = find(options)
+    print("| arm | against | seeds | points [95%] |\n|---|---|---|---|")
+    for arm, other in PAIRS:
+        count, gap = difference(found, arm, other)
+        print(f"| `{arm}` | `{other}` | {count} | {gap} |")
+
+
+def print_hint(options: argparse.Namespace) -> None:
+    """Print the accuracies of single runs on another task, as Markdown."""
+    print("| arm | MNLI dev-matched | XNLI English dev |\n|---|---|---|")
+    for path in sorted((options.results.parent / "bert-mnli").glob("*.json")):
+        row = json.loads(path.read_text())
+        cells = (f"{100 * row[name]:.1f}%" for name in ("mnli_dev_matched_accuracy", "xnli_en_dev_accuracy"))
+        print(f"| `{row['arm']}` | {' | '.join(cells)} |")
+
+
+PRINTED = {"table": print_table, "pairs": print_pairs, "hint": print_hint}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["sweep", "seeds", "table"])
+    parser.add_argument("what", choices=["sweep", "seeds", *PRINTED])
     parser.add_argument("--model", type=Path)
     parser.add_argument("--from", dest="folder", type=Path)
     parser.add_argument("--task", default="sst2")
@@ -162,8 +199,8 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep the weights of every run")
     options = parser.parse_args()
     options.results = options.results or Path(f"results/bert-{options.task}")
-    if options.what == "table":
-        print_table(options)
+    if options.what in PRINTED:
+        PRINTED[options.what](options)
         return
     if options.model is None or options.folder is None:
         parser.error(f"{options.what} needs --model and --from")

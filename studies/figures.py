@@ -4,16 +4,22 @@ A block begins with a comment that holds a command and ends with `<!-- end -->`:
 
     <!-- $ oelm report --out results/variants --table classes -->
 
+What is no table of Markdown's is fenced. `make demo` in a block is the end of what the demo prints, of the runs recorded under
+results/demo (to renew them: `make demo`, then `oelm archive demo --records results`); `make soak` what it last recorded.
+
 `make figures` writes all of them, and the pictures; `--check` writes nothing and fails if one is not what its command gives.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -21,8 +27,14 @@ ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(?P<head><!-- \$ (?P<command>[^\n]+?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL)
 _SECONDS = 300
 # By their path in the project.
-PICTURES = {"docs/images/study.svg": "oelm report --out results/variants --picture classes"}
-_SCRIPTS = ("benchmarks/record.py", "studies/bert.py", "studies/draws.py")
+PICTURES = {
+    "docs/images/demo.svg": "make demo",
+    "docs/images/study.svg": "oelm report --out results/variants --picture classes",
+}
+_SCRIPTS = ("benchmarks/record.py", "studies/bert.py", "studies/draws.py", "studies/log.py")
+DEMO = "make demo"
+# What these ended with when they were last run with RECORD=1.
+RECORDED = {"make soak": "results/soak.txt"}
 
 
 def pages() -> list[Path]:
@@ -33,26 +45,54 @@ def pages() -> list[Path]:
 @cache
 def output(command: str) -> str:
     """Return what a command of ours prints; nothing else is ever run."""
+    if command == DEMO:
+        return demo()[0]
+    if command in RECORDED:
+        return (ROOT / RECORDED[command]).read_text(encoding="utf-8")
     program, *arguments = shlex.split(command)
     if program == "oelm":
         arguments = ["-m", "oelm", *arguments]
     elif program != "python" or arguments[:1] not in [[script] for script in _SCRIPTS]:
-        raise SystemExit(f"a block may only run oelm, or python with one of {', '.join(_SCRIPTS)}: {command}")
+        raise SystemExit(
+            f"a block may only run oelm, {', '.join((DEMO, *RECORDED))}, or python with one of {', '.join(_SCRIPTS)}: {command}"
+        )
+    return printed(command, arguments)
+
+
+def printed(command: str, arguments: list[str]) -> str:
+    """Return what Python prints, given these arguments; stop where it fails."""
     argv = [sys.executable, *arguments]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    wide = {**os.environ, "COLUMNS": "130"}
+    done = subprocess.run(argv, cwd=ROOT, env=wide, capture_output=True, text=True, timeout=_SECONDS, check=False)
     if done.returncode:
         raise SystemExit(f"{command}: exit code {done.returncode}\n{done.stderr}{done.stdout}")
     return done.stdout
 
 
+@cache
+def demo() -> tuple[str, str]:
+    """Return the table of the demo and its learning curves. It finds its runs done in a copy of the records."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "results" / "demo", Path(folder) / "demo")
+        lines = printed(DEMO, ["-m", "oelm", "demo", "--out", folder]).splitlines()
+        first, last = (next(n for n, line in enumerate(lines) if line.startswith(start)) for start in ("one seed:", "└"))
+        (picture,) = Path(folder).glob("demo/*.svg")
+        return "\n".join(line.rstrip() for line in lines[first : last + 1]), picture.read_text(encoding="utf-8")
+
+
 def renewed(text: str) -> str:
     """Return a page with every block as its command prints it now."""
-    return _BLOCK.sub(lambda found: f"{found['head']}\n{output(found['command']).strip()}\n\n{found['end']}", text)
+    return _BLOCK.sub(lambda found: f"{found['head']}\n{body(output(found['command']).strip())}\n\n{found['end']}", text)
+
+
+def body(shown: str) -> str:
+    """Return what a page shows of an output: a table as it is, anything else between fences."""
+    return shown if shown.startswith("|") else f"```\n{shown}\n```"
 
 
 def wanted() -> dict[Path, str]:
     """Return every page and picture as it should be."""
-    drawn = {ROOT / path: output(command) for path, command in PICTURES.items()}
+    drawn = {ROOT / path: demo()[1] if command == DEMO else output(command) for path, command in PICTURES.items()}
     return {page: renewed(page.read_text(encoding="utf-8")) for page in pages()} | drawn
 
 

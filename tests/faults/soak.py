@@ -1,6 +1,7 @@
 """A runner and its runs, killed at random for half an hour: in the end every run is bit-equal to its oracle.
 
-python -m tests.faults.soak --minutes 30 --seed 1; the exit code is 0 when everything held, 1 otherwise.
+python -m tests.faults.soak --minutes 30 --seed 1; the exit code is 0 when everything held, 1 otherwise. With --record what it
+ends with is kept for docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tests.faults.queues import Queue, preload, queue_in
 from tests.faults.test_runner_kills import BOTH, KINDS, RUNS, Evidence, check_exactly_once, kill, wait_for_moment
 
 MOST_KILLS = 4
+RECORD = Path(__file__).resolve().parents[2] / "results" / "soak.txt"
 
 
 def disturbed(queue: Queue, chance: random.Random, counts: Counter[str]) -> None:
@@ -42,8 +44,8 @@ def undisturbed(folder: Path, text: Path) -> Evidence:
         return {name: evidence(queue.outputs / name) for name in RUNS}
 
 
-def soak(folder: Path, *, minutes: float, seed: int) -> bool:
-    """Go on for so many minutes; whether every queue ended as its oracle, exactly once."""
+def soak(folder: Path, *, minutes: float, seed: int) -> tuple[bool, str]:
+    """Go on for so many minutes; whether every queue ended as its oracle, exactly once, and what came of it in words."""
     text = folder / "made.txt"
     text.write_text(made_text(6000), encoding="utf-8")
     counts: Counter[str] = Counter()
@@ -61,22 +63,31 @@ def soak(folder: Path, *, minutes: float, seed: int) -> bool:
         counts["queues"] += 1
     told = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
     runs = counts["queues"] * len(RUNS)
-    print(f"soak: {(time.monotonic() - began) / 60:.1f} minutes, seeds {seed} to {seed + counts['queues'] - 1}: {told}")
-    print(f"soak: {runs - len(RUNS) * failures} of {runs} runs done exactly once and bit-equal to their oracle")
-    return failures == 0 and runs > 0
+    summary = (
+        f"soak: {(time.monotonic() - began) / 60:.1f} minutes, seeds {seed} to {seed + counts['queues'] - 1}: {told}\n"
+        f"soak: {runs - len(RUNS) * failures} of {runs} runs done exactly once and bit-equal to their oracle"
+    )
+    return failures == 0 and runs > 0, summary
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument(
+        "--record", action="store_true", help=f"keep what it ends with in {RECORD.relative_to(RECORD.parents[1])}"
+    )
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     preload()
     with tempfile.TemporaryDirectory(prefix="oelm-soak-") as folder:
         os.environ["OELM_CACHE"] = str(Path(folder) / "cache")
-        return 0 if soak(Path(folder), minutes=arguments.minutes, seed=arguments.seed) else 1
+        has_held, summary = soak(Path(folder), minutes=arguments.minutes, seed=arguments.seed)
+    print(summary)
+    if arguments.record:
+        RECORD.write_text(f"{summary}\n", encoding="utf-8")
+    return 0 if has_held else 1
 
 
 if __name__ == "__main__":

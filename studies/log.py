@@ -1,0 +1,177 @@
+"""The tables of docs/log.md, from the records of the probes.
+
+python studies/log.py ideas      # a table by its name; `--help` lists them
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from oelm.intervals import mean_ratio
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+PROBES = RESULTS / "probes"
+FIRST = RESULTS / "tinystories-laptop" / "runs.json"
+SHORT, LONG = "lr-0.004-steps-1000-1fa197cd", "default"
+RATES = {
+    0.001: "lr-0.001-steps-1000-70c301f1",
+    0.002: "lr-0.002-steps-1000-968511de",
+    0.004: SHORT,
+    0.008: "lr-0.008-steps-1000-da27c709",
+}
+# What each run of the ideas is of, by where it lies.
+IDEAS = {
+    ("GPT-01", SHORT): "baseline",
+    ("GPT-02", SHORT): "frames, frozen (`oelm_freeze`)",
+    ("GPT-02-matched", SHORT): "Gaussian of the same scale, frozen (`gaussian_matched`)",
+    ("GPT-02-scaled", SHORT): "frames, logits twice as large (`oelm_scaled`)",
+    ("GPT-02", "scale-2.0-lr-0.004-steps-1000-a5f7741a"): "frames, logits four times as large",
+    ("GPT-02", "scale-2.83-lr-0.004-steps-1000-0ee07cb1"): "frames, logits eight times as large",
+    ("GPT-02-matrix", SHORT): "frames, a learnt matrix per head (`oelm_matrix`), 1/8 of Q/K's parameters",
+    ("GPT-02-lowrank", SHORT): "frames, a learnt low-rank correction (`oelm_lowrank`), 1/8",
+    ("GPT-01-thin", SHORT): "nothing frozen, Q and K an eighth as wide (thin control), 1/8",
+    ("GPT-02-last-half", SHORT): "frames frozen in the last half of the layers (`oelm_last_half`)",
+}
+SWEPT = {
+    "baseline": "GPT-01",
+    "`oelm_freeze`": "GPT-02",
+    "`gaussian_matched`": "GPT-02-matched",
+    "`oelm_lowrank`": "GPT-02-lowrank",
+    "thin control": "GPT-01-thin",
+}
+CORPORA = {"TinyStories": "GPT-01", "OpenWebText": "GPT-04", "WikiText-103": "GPT-06", "standard library": "GPT-08"}
+WINDOWS = {("16 x 128", "2,048"): (LONG, 2), ("32 x 64", "512"): ("batch-size-32-tokenizer-bpe-512-eval-eve-768ea824", 100)}
+
+
+def run(experiment: str, variant: str, seed: int = 100) -> Path:
+    """Return where the record of a run lies."""
+    return PROBES / experiment / "laptop" / variant / f"seed-{seed}"
+
+
+def figures(path: Path) -> dict[str, Any]:
+    """Return the figures that a run ended with."""
+    return dict(json.loads((path / "timing_stats.json").read_text(encoding="utf-8")))
+
+
+def ppl(experiment: str, variant: str, seed: int = 100) -> float:
+    """Return the best perplexity of a run."""
+    return float(figures(run(experiment, variant, seed))["best_ppl"])
+
+
+def ppl_at(step: int, rows: Iterable[dict[str, Any]]) -> float:
+    """Return the perplexity of the evaluation at a step."""
+    return next(float(row["val_ppl"]) for row in rows if row.get("step") == step and "val_ppl" in row)
+
+
+def evaluations(experiment: str, variant: str) -> list[dict[str, Any]]:
+    """Return all rows of a run's metrics."""
+    lines = (run(experiment, variant) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def percent(ratio: float) -> str:
+    """Return a ratio as a change."""
+    return f"{100 * (ratio - 1):+.1f}%"
+
+
+def first() -> list[list[str]]:
+    """The runs of 2,000 steps at one rate."""
+    names = {"GPT-01": "baseline", "GPT-02": "`oelm_freeze`", "GPT-02-matched": "`gaussian_matched`", "GPT-03": "`oelm_random`"}
+    runs = json.loads(FIRST.read_text(encoding="utf-8"))
+    found = {name: [row["best_ppl"] for row in runs if row["experiment"] == name] for name in names}
+    rows = [["arm", "seeds", "PPL, geometric mean", "against the baseline [95%]"]]
+    for name, text in names.items():
+        ratio = mean_ratio(found[name], found["GPT-01"])
+        mean = mean_ratio(found[name], [1.0] * len(found[name])).value
+        gap = f"{percent(ratio.value)} [{100 * ratio.low - 100:+.1f}, {100 * ratio.high - 100:+.1f}]"
+        rows.append([text, str(len(found[name])), f"{mean:.2f}", "" if name == "GPT-01" else gap])
+    return rows
+
+
+def ideas() -> list[list[str]]:
+    """The ideas that were trained to their end."""
+    baseline = ppl("GPT-01", SHORT)
+    found = [(text, ppl(*place)) for place, text in IDEAS.items()]
+    found += [(f"frames, of which {each['idea']}, 1/8", ppl_at(1000, each["evaluations"])) for each in others(is_whole=True)]
+    gaps = [[text, f"{value:.2f}", percent(value / baseline) if text != "baseline" else ""] for text, value in found]
+    return [["", "PPL", "against the baseline"], *gaps]
+
+
+def others(*, is_whole: bool) -> list[dict[str, Any]]:
+    """Return the ideas that have no setting of their own, those that were trained to their end or those that were not."""
+    kept = json.loads((PROBES / "ideas.json").read_text(encoding="utf-8"))
+    return [each for each in kept if (each["evaluations"][-1]["step"] == each["config"]["steps"]) == is_whole]
+
+
+def given_up() -> list[list[str]]:
+    """The ideas that were stopped at half their length, beside what they were held against."""
+    known = {"baseline": "GPT-01", "`oelm_freeze`": "GPT-02", "`oelm_scaled`": "GPT-02-scaled"}
+    rows = [[name, f"{ppl_at(500, evaluations(place, SHORT)):.2f}"] for name, place in known.items()]
+    return [
+        ["", "PPL at step 500"],
+        *rows,
+        *([each["idea"], f"{ppl_at(500, each['evaluations']):.2f}"] for each in others(is_whole=False)),
+    ]
+
+
+def rates() -> list[list[str]]:
+    """The sweep of learning rates."""
+    found = {arm: [ppl(experiment, variant) for variant in RATES.values()] for arm, experiment in SWEPT.items()}
+    rows = [["arm", *map(str, RATES)]]
+    for arm, values in found.items():
+        rows.append([arm, *(f"**{value:.2f}**" if value == min(values) else f"{value:.2f}" for value in values)])
+    gaps = [percent(ours / theirs) for ours, theirs in zip(found["`oelm_freeze`"], found["baseline"], strict=True)]
+    return [*rows, ["`oelm_freeze` against baseline", *gaps]]
+
+
+def real() -> list[list[str]]:
+    """Baselines over a bigram model of the same tokens."""
+    rows = [["windows", "vocabulary", *CORPORA]]
+    for named, (variant, seed) in WINDOWS.items():
+        cells = []
+        for experiment in CORPORA.values():
+            path = run(experiment, variant, seed)
+            ended = figures(path) if path.is_dir() else None
+            cells.append("" if ended is None else f"{ended['best_ppl'] / ended['bigram_ppl']:.2f}")
+        rows.append([*named, *cells])
+    return rows
+
+
+def early() -> list[list[str]]:
+    """The confirming runs at the first shape, before it was given up."""
+    seeds = (2, 3)
+    rows = [["arm", *(f"seed {seed}" for seed in seeds)]]
+    for arm, experiment in SWEPT.items():
+        there = [run(experiment, LONG, seed).is_dir() for seed in seeds]
+        if any(there):
+            cells = (
+                f"{ppl(experiment, LONG, seed):.2f}" if is_there else "" for seed, is_there in zip(seeds, there, strict=True)
+            )
+            rows.append([arm, *cells])
+    return rows
+
+
+TABLES: dict[str, Callable[[], list[list[str]]]] = {
+    "first": first,
+    "ideas": ideas,
+    "given-up": given_up,
+    "rates": rates,
+    "real": real,
+    "early": early,
+}
+
+
+def main() -> None:
+    """Print one table as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("table", choices=TABLES)
+    head, *rows = TABLES[parser.parse_args().table]()
+    print("\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)))
+
+
+if __name__ == "__main__":
+    main()

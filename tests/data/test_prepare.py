@@ -290,17 +290,6 @@ def test_progress_ends_with_everything_done(cache: Path, small_steps: None, fold
     assert heard[-1][0] == heard[-1][1] and heard[-1][2] == len(tokens.train) + len(tokens.val)
 
 
-def partial_folder(cache: Path) -> Path:
-    (found,) = (cache / "tokens").glob(".partial-*")
-    return found
-
-
-@pytest.fixture
-def whole(folder: Path, tmp_path: Path) -> dict[str, str]:
-    """What an undisturbed preparation gives."""
-    return digests(prepare_corpus(file_corpus(folder), tokenizer=SPEC, out=tmp_path / "undisturbed").path)
-
-
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -317,7 +306,7 @@ def test_too_small_a_disk_is_refused_before_any_token_is_written(
     with pytest.raises(DiskFullError, match="needs about .* bytes under .*, and 500 are free") as refusal:
         prepare(str(folder), tokenizer=SPEC)
     assert "OELM_CACHE" in str(refusal.value) and "--max-tokens" in str(refusal.value)
-    assert [path.name for path in partial_folder(cache).iterdir()] == ["tokenizer.json"]
+    assert [path.name for path in (cache / "tokens").glob(".partial-*/*")] == ["tokenizer.json"]
 
 
 def test_the_size_is_foretold_within_a_tenth_and_not_too_low(
@@ -335,12 +324,13 @@ def test_the_size_is_foretold_within_a_tenth_and_not_too_low(
 
 
 def test_with_room_again_a_refused_preparation_goes_on(
-    cache: Path, folder: Path, whole: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    cache: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    undisturbed = digests(prepare_corpus(file_corpus(folder), tokenizer=SPEC, out=tmp_path / "undisturbed").path)
     with monkeypatch.context() as patch, pytest.raises(DiskFullError):
         patch.setattr(shutil, "disk_usage", lambda path: Usage(10**6, 10**6, 0))
         prepare(str(folder), tokenizer=SPEC)
-    assert digests(prepare(str(folder), tokenizer=SPEC).path) == whole
+    assert digests(prepare(str(folder), tokenizer=SPEC).path) == undisturbed
 
 
 CACHE_DAMAGE: dict[str, Callable[[Path], object]] = {

@@ -7,17 +7,12 @@ import hashlib
 import json
 import os
 import socket
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
-import typer
 from filelock import FileLock
-from typer.testing import CliRunner
 
-from oelm.cli.archive import archive
 from oelm.errors import ArchiveError, ConfigError
 from oelm.experiments.archive import Imported, check_archive, import_archive, make_archive
 from oelm.experiments.collect import find_runs
@@ -25,48 +20,7 @@ from oelm.experiments.inventory import Inventory
 from oelm.files import STAGING_PREFIX, write_json
 from oelm.train.load import load_run
 from tests.conftest import run_here, tiny_config
-
-FIRST, SECOND = "GPT-01/smoke/default/seed-0", "GPT-02/smoke/default/seed-1"
-CHECKPOINT = "checkpoints/step-00000004"
-
-
-def write_run(root: Path, path: str = FIRST, *, status: str = "done", source: str = "stdlib", message: str = "") -> Path:
-    """Write the files of a run, invented, with everything beside them that must not travel."""
-    run = root / path
-    seed = int(path.rsplit("-", 1)[1])
-    write_json(run / "config.json", {"data": {"source": source}, "device": "cpu", "lr": 0.001, "seed": seed})
-    write_json(run / "manifest.json", {"torch": "2", "data": {"source": source}, "note": f"on {socket.gethostname()}"})
-    write_json(run / "audit.json", {"total": 9, "frozen": 3})
-    said = {"step": 8, "steps": 8, "status": status, "heartbeat": "2026-01-01", "started": "2026-01-01", "message": message}
-    write_json(run / "status.json", {**said, "pid": 4711, "host": socket.gethostname()})
-    write_json(
-        run / "timing_stats.json", {"best_ppl": 4.27 + seed, "wall_s": {"total": 9.5}, "step_s": {"mean": 0.1}, "tokens": 8}
-    )
-    write_json(run / "attention.json", {"step": 8, "heads": []})
-    write_json(run / "model" / "config.json", {"_name_or_path": source})
-    write_json(run / "best.json", {"step": 4, "checkpoint": CHECKPOINT})
-    write_json(run / "latest.json", {"step": 4, "checkpoint": CHECKPOINT})
-    for name in ("metrics.jsonl", "predictions.jsonl", "tokenizer.json"):
-        (run / name).write_text(json.dumps({"nats": 1.5, "text": source}) + "\n")
-    (run / "training.log").write_text(f"read {source}\n")
-    (run / CHECKPOINT).mkdir(parents=True)
-    for name in ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"):
-        (run / CHECKPOINT / name).write_bytes(os.urandom(64))
-    write_litter(run)
-    return run
-
-
-def write_litter(run: Path) -> None:
-    (run / "tensorboard").mkdir()
-    for name in (
-        ".lock",
-        "console.log",
-        f"{STAGING_PREFIX}abc",
-        f"checkpoints/{STAGING_PREFIX}x",
-        "tensorboard/events",
-        "mine.txt",
-    ):
-        (run / name).write_text("never to be archived")
+from tests.experiments.archived import CHECKPOINT, FIRST, SECOND, contents, in_child, made, tree, write_run
 
 
 @pytest.fixture
@@ -74,23 +28,6 @@ def root(tmp_path: Path) -> Path:
     write_run(tmp_path / "outputs", FIRST)
     write_run(tmp_path / "outputs", SECOND)
     return tmp_path / "outputs"
-
-
-def made(root: Path, name: str = "a.tar.gz", *, weights: bool = True) -> tuple[Path, Inventory]:
-    target = root.parent / name
-    return target, make_archive(root, target, runs=find_runs(root, []), weights=weights)
-
-
-def contents(archive_path: Path) -> dict[str, bytes]:
-    """Read an archive with the standard library alone."""
-    with tarfile.open(archive_path) as tar:
-        return {member.name: tar.extractfile(member).read() for member in tar.getmembers()}  # type: ignore[union-attr]
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    """Return every file below a folder, the lock of imports aside."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".import.lock"]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def test_an_archive_and_back_gives_every_file_of_the_design(root: Path, tmp_path: Path) -> None:
@@ -337,14 +274,6 @@ def test_a_second_import_at_the_same_time_is_refused(root: Path, tmp_path: Path)
     assert len(import_archive(target, tmp_path / "there").added) == 2
 
 
-def in_child(program: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program in a process of its own, which can be killed or starved."""
-    prelude = "import os, sys; from pathlib import Path; a = [Path(x) for x in sys.argv[1:]]\n"
-    prelude += "from oelm.experiments.archive import *; from oelm.experiments.collect import find_runs\n"
-    command = [sys.executable, "-c", prelude + program, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-
 @pytest.mark.parametrize("rename", [1, 2])
 def test_an_import_killed_midway_leaves_whole_runs_and_goes_on_when_repeated(root: Path, tmp_path: Path, rename: int) -> None:
     target, _ = made(root)
@@ -410,47 +339,3 @@ def test_a_trained_run_opens_and_is_found_whole_where_it_was_imported(text_file:
     loaded = load_run(tmp_path / "there" / FIRST)
     assert loaded.step == 4 and loaded.tokenizer() is not None
     assert inventory.runs[0].figures["best_step"] == 4 and inventory.remarks == ()
-
-
-app = typer.Typer()
-app.command()(archive)
-
-
-def oelm_archive(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result.output
-
-
-def test_the_command_makes_checks_and_imports(root: Path, tmp_path: Path) -> None:
-    target, there = tmp_path / "a.tar.gz", tmp_path / "there"
-    said = oelm_archive("GPT-02", "--out", root, "--to", target, "--weights")
-    digest = hashlib.sha256(target.read_bytes()).hexdigest()
-    assert f"{SECOND}: done, best_ppl 5.27, 17 files" in said and "1 runs, 17 files" in said and digest in said
-    checked = oelm_archive("--check", target)
-    assert "every byte is as listed" in checked and digest in checked
-    assert f"1 runs added to {there}, 0 were there already" in oelm_archive("--import", target, "--out", there)
-    assert f"0 runs added to {there}, 1 were there already" in oelm_archive("--import", target, "--out", there)
-
-
-@pytest.mark.parametrize(
-    "arguments", [[], ["--to", "a", "--check", "b"], ["GPT-01", "--check", "a"], ["--weights", "--import", "a"]], ids=" ".join
-)
-def test_the_command_does_one_thing_at_a_time(arguments: list[str]) -> None:
-    assert "error: " in oelm_archive(*arguments, code=2)
-
-
-def test_a_refusal_has_its_exit_code_and_one_paragraph(tmp_path: Path) -> None:
-    assert "no such file" in oelm_archive("--check", tmp_path / "none.tar.gz", code=3)
-
-
-def test_archives_do_not_wait_for_torch(root: Path, tmp_path: Path) -> None:
-    program = (
-        "import typer; from oelm.cli.archive import archive; app = typer.Typer(); app.command()(archive)\n"
-        "app(['--out', str(a[0]), '--to', str(a[1])], standalone_mode=False)\n"
-        "app(['--out', str(a[2]), '--import', str(a[1])], standalone_mode=False)\n"
-        "sys.exit('torch' in sys.modules)"
-    )
-    child = in_child(program, root, tmp_path / "a.tar.gz", tmp_path / "there")
-    assert child.returncode == 0, child.stderr

@@ -109,7 +109,7 @@ ROWS: dict[str, Row] = {
         (
             "train/test_metrics.py::test_a_tail_torn_at_any_byte_costs_only_its_own_row",
             "experiments/test_monitor.py::test_a_status_that_cannot_be_read_is_damaged_and_no_crash",
-            "experiments/test_monitor.py::test_evaluations_are_read_by_step_without_a_torn_tail",
+            "experiments/test_gaps.py::test_evaluations_are_read_by_step_without_a_torn_tail",
             "experiments/test_monitor.py::test_a_heartbeat_from_the_future_is_fresh",
             "faults/test_other_setting.py::test_folder_that_cannot_be_written_is_told",
             "faults/test_other_setting.py::test_text_that_cannot_be_read_is_told",
@@ -162,7 +162,7 @@ ROWS: dict[str, Row] = {
     ),
     "S5": Row(
         "cleaning with a hostile or wrong root",
-        ("experiments/test_upkeep.py", "cli/test_status_commands.py::test_clean_takes_no_name_that_is_not_a_runs"),
+        ("experiments/test_upkeep.py", "cli/test_logs_stop_clean.py::test_clean_takes_no_name_that_is_not_a_runs"),
     ),
     "S6": Row(
         "checkpoints with hostile JSON or headers",

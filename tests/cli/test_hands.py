@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from oelm.cli.app import app
+from oelm.train.load import load_run
 from tests.conftest import run_here, tiny_config
 
 
@@ -64,6 +66,20 @@ def test_export_writes_a_card_with_the_audit_and_the_figures(run: Path, tmp_path
     audit, best = json.loads((run / "audit.json").read_text()), json.loads((run / "best.json").read_text())
     assert "exported step 12" in output
     assert f"{audit['frozen']:,} of {audit['total']:,}" in card and f"{best['value']:.4f}" in card
+
+
+@pytest.mark.parametrize("method", ["oelm_freeze", "oelm_lowrank", "oelm_matrix", "oelm_head_gain", "oelm_last_half"])
+def test_what_was_exported_gives_transformers_the_same_logits(method: str, text_file: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the extra 'hf'")
+    run_here(tiny_config(text_file, steps=8, optim__lr=0.01, method=method), tmp_path / "run")
+    oelm("export", tmp_path / "run", tmp_path / "hf")
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf").eval()
+    ours = load_run(tmp_path / "run").model.eval()
+    tokens = torch.arange(16).unsqueeze(0)
+    with torch.no_grad():
+        difference = (theirs(tokens).logits - ours.logits(tokens)).abs().max()
+    # One float32 rounding of each folded weight, on logits of order one, as in test_gain.
+    assert float(difference) < 2e-5
 
 
 def test_export_of_a_step_without_evaluation_mentions_no_loss(run: Path, tmp_path: Path) -> None:

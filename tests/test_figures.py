@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -41,6 +42,51 @@ def record() -> ModuleType:
 def test_every_table_and_picture_is_what_its_command_gives(figures: ModuleType) -> None:
     for path, text in figures.wanted().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is not what its command gives; run make figures"
+
+
+# What is measured is written so: a share or change with a decimal, an interval, a ratio with its interval.
+FIGURE = re.compile(r"[+-]?\d+\.\d+%|\[[+-]?\d+\.\d+, [+-]?\d+\.\d+\]|\d\.\d+(?:x| 倍) \[")
+# A rule of the plan, and figures of the earlier study, which src/oelm/report/reported.yaml has with their source.
+TYPED = {"0.3%", "93.12%", "91.28%", "82.11%"}
+
+
+def typed_figures(page: str) -> list[str]:
+    """Return what looks measured and stands outside of blocks and of code."""
+    prose = re.sub(r"<!-- \$ .*?<!-- end -->|```.*?```", "", page, flags=re.DOTALL)
+    return [found for found in FIGURE.findall(prose) if found not in TYPED]
+
+
+def test_no_measured_figure_is_typed(figures: ModuleType) -> None:
+    typed = {page.name: found for page in figures.pages() if (found := typed_figures(page.read_text(encoding="utf-8")))}
+    assert not typed, f"put these into a block that a command writes: {typed}"
+
+
+@pytest.mark.parametrize("figure", ["+15.7%", "84.72%", "[+0.0, +1.6]", "1.026x [1.012, 1.040]", "1.58 倍 [1.54, 1.63]"])
+def test_a_typed_figure_is_found_in_prose_and_not_in_blocks(figure: str) -> None:
+    assert typed_figures(f"it came to {figure} here")
+    assert not typed_figures(f"<!-- $ oelm x -->\n\n{figure}\n\n<!-- end -->\n\nand\n```\n{figure}\n```\n")
+
+
+def test_the_demo_is_shown_as_it_prints_its_recorded_runs(figures: ModuleType) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (ROOT / "results" / "demo").rglob("*")}
+    table, picture = figures.demo()
+    lines = table.splitlines()
+    assert lines[0] == "one seed: no verdict" and len(lines) == 9 and lines[-1].startswith("└")
+    perplexities = [line.split("│")[2].strip() for line in lines if line.startswith("│")]
+    recorded = [
+        json.loads((ROOT / "results" / "demo" / "800-steps" / arm / "seed-0" / "timing_stats.json").read_text())["best_ppl"]
+        for arm in ("baseline", "oelm_freeze", "gaussian_matched", "oelm_lowrank")
+    ]
+    assert perplexities == [f"{ppl:.2f}" for ppl in recorded]
+    assert picture.startswith("<svg") and "oelm_lowrank" in picture
+    # It was let loose on a copy.
+    assert {path: path.stat().st_mtime_ns for path in (ROOT / "results" / "demo").rglob("*")} == before
+
+
+def test_what_is_no_table_is_fenced(figures: ModuleType) -> None:
+    assert figures.body("| a |\n|---|") == "| a |\n|---|"
+    assert figures.body("plain") == "```\nplain\n```"
+    assert "```\nsoak: " in figures.renewed("<!-- $ make soak -->\n<!-- end -->")
 
 
 def test_a_figure_that_was_changed_by_hand_is_found(figures: ModuleType, tmp_path: Path) -> None:

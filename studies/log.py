@@ -155,6 +155,22 @@ def early() -> list[list[str]]:
     return rows
 
 
+def spikes() -> list[list[str]]:
+    """Baselines on WikiText-103 by how they are kept from spikes of the gradient: loss after 200 steps, seed by seed."""
+    kept = json.loads((PROBES / "spikes.json").read_text(encoding="utf-8"))
+    recipes = {json.dumps(each["recipe"]): each["recipe"] for each in kept}
+    rows = [["clip_norm", "betas", "warm-up", "lr", "loss at step 200, by seed", "largest norm"]]
+    for key, recipe in recipes.items():
+        for lr in sorted({each["lr"] for each in kept if json.dumps(each["recipe"]) == key}):
+            found = [each for each in kept if json.dumps(each["recipe"]) == key and each["lr"] == lr]
+            found.sort(key=lambda each: int(each["seed"]))
+            losses = ", ".join(f"{each['loss_at_200']:.2f} ({each['seed']})" for each in found)
+            largest = max(each["largest_grad_norm"] for each in found)
+            named = [str(recipe["clip_norm"]), str(recipe.get("betas", [0.9, 0.999])), str(recipe.get("warmup_steps", 100))]
+            rows.append([*named, str(lr), losses, f"{largest:.0f}"])
+    return rows
+
+
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "first": first,
     "ideas": ideas,
@@ -162,6 +178,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "rates": rates,
     "real": real,
     "early": early,
+    "spikes": spikes,
 }
 
 

@@ -114,6 +114,7 @@ def compare(folder: Path, tokenizer: str, options: Any) -> None:
     print(f"  ours prepares {figures['ours']} as fast as the plain script on two processes")
     for copies in (1, 10):
         size = write_documents(source, copies=copies)
+        figures[f"input_{copies}"] = size / 1e6
         peak = figures[f"memory_{copies}"] = peak_of(source, tokenizer_json, folder / f"peak-{copies}") / 2**20
         print(f"  peak memory with {size / 1e6:5.0f} MB of input: {peak:.0f} MiB")
     if options.record:

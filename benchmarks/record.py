@@ -26,7 +26,7 @@ CONDITIONS = "conditions"
 # Every row of the table: what was compared, and what came of it, from the figures of one benchmark.
 ROWS: dict[str, list[tuple[str, str]]] = {
     "en": [
-        ("`make bench`, Medium-512 (44.9M parameters, batch 8 x 512), 2 CPU cores, interleaved", "ratio [95%]"),
+        ("`make bench`, Medium-512 (44.9M parameters, batch 8 x 512), {cores} CPU cores, interleaved", "ratio [95%]"),
         (
             "training step, ours against `transformers`' GPT-2, dropout 0",
             "{step[ours_0.0]} as fast, {step[memory_0.0]:.2f}x the peak memory",
@@ -43,16 +43,16 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         ("greedy text, ours against `transformers` on the export", "{generation[Medium-512]} as fast, the same tokens"),
         (
             "text to token files ({preparation[input]:.0f} MB), ours against a plain `tiktoken` script on two processes",
-            "{preparation[ours]} as fast; for one and ten times the input"
-            " {preparation[memory_1]:.0f} and {preparation[memory_10]:.0f} MiB",
+            "{preparation[ours]} as fast; peak memory {preparation[memory_1]:.0f} MiB at {preparation[input_1]:.0f} MB of input"
+            " and {preparation[memory_10]:.0f} MiB at {preparation[input_10]:.0f} MB",
         ),
         (
-            "fine-tuning a BERT of 6 x 384, batch 16, ours against `transformers.Trainer`",
+            "fine-tuning a BERT of 6 x 384, batch 16, on the standard library's packages, ours against `transformers.Trainer`",
             "{finetuning[plain]} as fast; {finetuning[grouped]} when it groups by length",
         ),
     ],
     "zh": [
-        ("`make bench`，Medium-512（44.9M 参数，批大小 8 x 512），2 个 CPU 核，交替执行", "比值 [95%]"),
+        ("`make bench`，Medium-512（44.9M 参数，批大小 8 x 512），{cores} 个 CPU 核，交替执行", "比值 [95%]"),
         (
             "训练步，本项目相比 `transformers` 的 GPT-2，dropout 0",
             "速度为 {step[ours_0.0]}，峰值内存为 {step[memory_0.0]:.2f} 倍",
@@ -66,11 +66,11 @@ ROWS: dict[str, list[tuple[str, str]]] = {
         ("贪心解码生成文本，本项目相比 `transformers`（运行导出的模型）", "速度为 {generation[Medium-512]}，词元完全相同"),
         (
             "文本转为词元文件（{preparation[input]:.0f} MB），本项目相比双进程的普通 `tiktoken` 脚本",
-            "速度为 {preparation[ours]}；输入为一份和十份时内存为"
-            " {preparation[memory_1]:.0f} 和 {preparation[memory_10]:.0f} MiB",
+            "速度为 {preparation[ours]}；峰值内存为 {preparation[memory_1]:.0f} MiB（输入 {preparation[input_1]:.0f} MB）"
+            "和 {preparation[memory_10]:.0f} MiB（输入 {preparation[input_10]:.0f} MB）",
         ),
         (
-            "微调 6 x 384 的 BERT，批大小 16，本项目相比 `transformers.Trainer`",
+            "微调 6 x 384 的 BERT，批大小 16，标准库各包的分类任务，本项目相比 `transformers.Trainer`",
             "速度为 {finetuning[plain]}；对方按长度分组时为 {finetuning[grouped]}",
         ),
     ],
@@ -109,12 +109,16 @@ def keep(benchmark: str, figures: Mapping[str, Ratio | float], *, rounds: int, t
 def table(folder: Path, language: str) -> str:
     """Return the table as Markdown, in one of the README's languages; SystemExit says what to run where a figure is missing."""
     figures: dict[str, Any] = {}
+    cores: dict[int, str] = {}
     for path in sorted(folder.glob("*.json")):
         kept = json.loads(path.read_text(encoding="utf-8"))
-        kept.pop(CONDITIONS, None)
+        cores.setdefault(kept.pop(CONDITIONS)["cpu_cores"], path.name)
         figures[path.stem] = {
             name: _RATIO[language].format_map(figure) if isinstance(figure, dict) else figure for name, figure in kept.items()
         }
+    if len(cores) > 1:
+        raise SystemExit(f"{folder}: measured on machines of {cores} cores; measure them all on one with: make bench")
+    figures["cores"] = next(iter(cores), None)
     try:
         lines = [f"| {what.format_map(figures)} | {came.format_map(figures)} |" for what, came in ROWS[language]]
     except KeyError as missing:

@@ -135,8 +135,9 @@ def find(options: argparse.Namespace) -> Found:
     """Return every arm's records at its best rate, by seed."""
     found: Found = {}
     for arm in ARMS:
-        paths = place(options.results, arm, best_rate(options, arm), SWEEP_SEED).parent.glob("seed-?.json")
-        found[arm] = {row["seed"]: row for row in (read_record(options, path) for path in sorted(paths))}
+        paths = place(options.results, arm, best_rate(options, arm), SWEEP_SEED).parent.glob("seed-*.json")
+        rows = [read_record(options, path) for path in sorted(paths)]
+        found[arm] = {row["seed"]: row for row in rows if row["seed"] != SWEEP_SEED}
     return found
 
 

@@ -29,7 +29,7 @@ _SECONDS = 300
 # By their path in the project.
 PICTURES = {
     "docs/images/demo.svg": "make demo",
-    "docs/images/study.svg": "oelm report --out results/variants --picture classes",
+    "docs/images/study.svg": "oelm report GPT-02 GPT-02-matched GPT-02-lowrank GPT-01-thin --out results/clip-1 --picture classes",
 }
 _SCRIPTS = ("benchmarks/record.py", "studies/bert.py", "studies/draws.py", "studies/log.py")
 DEMO = "make demo"
@@ -81,7 +81,9 @@ def demo() -> tuple[str, str]:
 
 
 def renewed(text: str) -> str:
-    """Return a page with every block as its command prints it now."""
+    """Return a page with every block as its command prints it now; stop where one has no end of its own."""
+    if torn := next((found["command"] for found in _BLOCK.finditer(text) if "<!-- $ " in found["body"]), None):
+        raise SystemExit(f"the block of {torn} has no end: write <!-- end --> behind it")
     return _BLOCK.sub(lambda found: f"{found['head']}\n{body(output(found['command']).strip())}\n\n{found['end']}", text)
 
 

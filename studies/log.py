@@ -16,25 +16,25 @@ from oelm.intervals import mean_ratio
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 PROBES = RESULTS / "probes"
 FIRST = RESULTS / "tinystories-laptop" / "runs.json"
-SHORT, LONG = "lr-0.004-steps-1000-1fa197cd", "default"
+SWEPT_BEST, PLAIN = "lr-0.004-steps-1000-1fa197cd", "default"
 RATES = {
     0.001: "lr-0.001-steps-1000-70c301f1",
     0.002: "lr-0.002-steps-1000-968511de",
-    0.004: SHORT,
+    0.004: SWEPT_BEST,
     0.008: "lr-0.008-steps-1000-da27c709",
 }
 # What each run of the ideas is of, by where it lies.
 IDEAS = {
-    ("GPT-01", SHORT): "baseline",
-    ("GPT-02", SHORT): "frames, frozen (`oelm_freeze`)",
-    ("GPT-02-matched", SHORT): "Gaussian of the same scale, frozen (`gaussian_matched`)",
-    ("GPT-02-scaled", SHORT): "frames, logits twice as large (`oelm_scaled`)",
+    ("GPT-01", SWEPT_BEST): "baseline",
+    ("GPT-02", SWEPT_BEST): "frames, frozen (`oelm_freeze`)",
+    ("GPT-02-matched", SWEPT_BEST): "Gaussian of the same scale, frozen (`gaussian_matched`)",
+    ("GPT-02-scaled", SWEPT_BEST): "frames, logits twice as large (`oelm_scaled`)",
     ("GPT-02", "scale-2.0-lr-0.004-steps-1000-a5f7741a"): "frames, logits four times as large",
     ("GPT-02", "scale-2.83-lr-0.004-steps-1000-0ee07cb1"): "frames, logits eight times as large",
-    ("GPT-02-matrix", SHORT): "frames, a learnt matrix per head (`oelm_matrix`), 1/8 of Q/K's parameters",
-    ("GPT-02-lowrank", SHORT): "frames, a learnt low-rank correction (`oelm_lowrank`), 1/8",
-    ("GPT-01-thin", SHORT): "nothing frozen, Q and K an eighth as wide (thin control), 1/8",
-    ("GPT-02-last-half", SHORT): "frames frozen in the last half of the layers (`oelm_last_half`)",
+    ("GPT-02-matrix", SWEPT_BEST): "frames, a learnt matrix per head (`oelm_matrix`), 1/8 of Q/K's parameters",
+    ("GPT-02-lowrank", SWEPT_BEST): "frames, a learnt low-rank correction (`oelm_lowrank`), 1/8",
+    ("GPT-01-thin", SWEPT_BEST): "nothing frozen, Q and K an eighth as wide (thin control), 1/8",
+    ("GPT-02-last-half", SWEPT_BEST): "frames frozen in the last half of the layers (`oelm_last_half`)",
 }
 SWEPT = {
     "baseline": "GPT-01",
@@ -44,7 +44,7 @@ SWEPT = {
     "thin control": "GPT-01-thin",
 }
 CORPORA = {"TinyStories": "GPT-01", "OpenWebText": "GPT-04", "WikiText-103": "GPT-06", "standard library": "GPT-08"}
-WINDOWS = {("16 x 128", "2,048"): (LONG, 2), ("32 x 64", "512"): ("batch-size-32-tokenizer-bpe-512-eval-eve-768ea824", 100)}
+WINDOWS = {("16 x 128", "2,048"): (PLAIN, 2), ("32 x 64", "512"): ("batch-size-32-tokenizer-bpe-512-eval-eve-768ea824", 100)}
 
 
 def run(experiment: str, variant: str, seed: int = 100) -> Path:
@@ -82,7 +82,8 @@ def first() -> list[list[str]]:
     """The runs of 2,000 steps at one rate."""
     names = {"GPT-01": "baseline", "GPT-02": "`oelm_freeze`", "GPT-02-matched": "`gaussian_matched`", "GPT-03": "`oelm_random`"}
     runs = json.loads(FIRST.read_text(encoding="utf-8"))
-    found = {name: [row["best_ppl"] for row in runs if row["experiment"] == name] for name in names}
+    by_seed = {name: {row["seed"]: row["best_ppl"] for row in runs if row["experiment"] == name} for name in names}
+    found = {name: [by_seed[name][seed] for seed in sorted(by_seed["GPT-01"])] for name in names}
     rows = [["arm", "seeds", "PPL, geometric mean", "against the baseline [95%]"]]
     for name, text in names.items():
         ratio = mean_ratio(found[name], found["GPT-01"])
@@ -94,7 +95,7 @@ def first() -> list[list[str]]:
 
 def ideas() -> list[list[str]]:
     """The ideas that were trained to their end."""
-    baseline = ppl("GPT-01", SHORT)
+    baseline = ppl("GPT-01", SWEPT_BEST)
     found = [(text, ppl(*place)) for place, text in IDEAS.items()]
     found += [(f"frames, of which {each['idea']}, 1/8", ppl_at(1000, each["evaluations"])) for each in others(is_whole=True)]
     gaps = [[text, f"{value:.2f}", percent(value / baseline) if text != "baseline" else ""] for text, value in found]
@@ -110,7 +111,7 @@ def others(*, is_whole: bool) -> list[dict[str, Any]]:
 def given_up() -> list[list[str]]:
     """The ideas that were stopped at half their length, beside what they were held against."""
     known = {"baseline": "GPT-01", "`oelm_freeze`": "GPT-02", "`oelm_scaled`": "GPT-02-scaled"}
-    rows = [[name, f"{ppl_at(500, evaluations(place, SHORT)):.2f}"] for name, place in known.items()]
+    rows = [[name, f"{ppl_at(500, evaluations(place, SWEPT_BEST)):.2f}"] for name, place in known.items()]
     return [
         ["", "PPL at step 500"],
         *rows,
@@ -146,10 +147,10 @@ def early() -> list[list[str]]:
     seeds = (2, 3)
     rows = [["arm", *(f"seed {seed}" for seed in seeds)]]
     for arm, experiment in SWEPT.items():
-        there = [run(experiment, LONG, seed).is_dir() for seed in seeds]
+        there = [run(experiment, PLAIN, seed).is_dir() for seed in seeds]
         if any(there):
             cells = (
-                f"{ppl(experiment, LONG, seed):.2f}" if is_there else "" for seed, is_there in zip(seeds, there, strict=True)
+                f"{ppl(experiment, PLAIN, seed):.2f}" if is_there else "" for seed, is_there in zip(seeds, there, strict=True)
             )
             rows.append([arm, *cells])
     return rows

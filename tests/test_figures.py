@@ -7,7 +7,6 @@ import importlib.util
 import json
 import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from string import Formatter
 from types import ModuleType
@@ -45,9 +44,12 @@ def test_every_table_and_picture_is_what_its_command_gives(figures: ModuleType) 
 
 
 # What is measured is written so: a share or change with a decimal, an interval, a ratio with its interval.
-FIGURE = re.compile(r"[+-]?\d+\.\d+%|\[[+-]?\d+\.\d+, [+-]?\d+\.\d+\]|\d\.\d+(?:x| 倍) \[")
-# A rule of the plan, and figures of the earlier study, which src/oelm/report/reported.yaml has with their source.
-TYPED = {"0.3%", "93.12%", "91.28%", "82.11%"}
+FIGURE = re.compile(
+    r"[+-]?\d+\.\d+%|\[[+-]?\d+\.\d+, [+-]?\d+\.\d+\]|\d\.\d+(?:x| 倍)|PPL \d+"
+    r"|\d+\.\d+ (?:s|ms|minutes|hours|days|points)\b"
+)
+# Rules of the plan, the target, and figures of the earlier study, which src/oelm/report/reported.yaml has with their source.
+TYPED = {"0.3%", "1.05x", "1.05 倍", "93.12%", "91.28%", "82.11%"}
 
 
 def typed_figures(page: str) -> list[str]:
@@ -106,6 +108,12 @@ def test_no_command_but_ours_is_run(figures: ModuleType, command: str) -> None:
         figures.renewed(f"<!-- $ {command} -->\n<!-- end -->")
 
 
+def test_a_block_without_an_end_swallows_nothing(figures: ModuleType) -> None:
+    page = "<!-- $ make soak -->\n\nprose\n\n<!-- $ make demo -->\n<!-- end -->\n"
+    with pytest.raises(SystemExit, match="the block of make soak has no end"):
+        figures.renewed(page)
+
+
 def test_a_command_that_fails_says_so(figures: ModuleType) -> None:
     with pytest.raises(SystemExit, match="no such folder"):
         figures.renewed("<!-- $ oelm report --out results/nowhere --table classes -->\n<!-- end -->")
@@ -117,7 +125,14 @@ BENCHMARKS: dict[str, dict[str, Ratio | float]] = {
     | {"memory_0.0": 0.456, "memory_0.1": 0.6, "bound": 1.0234},
     "ranks": {"two": RATIO, "saved": 0.0701},
     "generation": {"Medium-512": RATIO},
-    "preparation": {"ours": RATIO, "input": 177.4, "memory_1": 190.6, "memory_10": 191.2},
+    "preparation": {
+        "ours": RATIO,
+        "input": 177.4,
+        "input_1": 11.1,
+        "input_10": 110.9,
+        "memory_1": 190.6,
+        "memory_10": 191.2,
+    },
     "finetuning": {"plain": RATIO, "grouped": RATIO},
 }
 
@@ -142,7 +157,7 @@ def test_the_tables_of_both_languages_have_the_same_rows_and_figures(record: Mod
         [sorted(field for _, field, _, _ in Formatter().parse(" ".join(row)) if field) for row in record.ROWS[language]]
         for language in ("en", "zh")
     )
-    assert english == chinese and sum(map(len, english)) == 15
+    assert english == chinese and sum(map(len, english)) == 18
 
 
 def test_figures_are_kept_with_what_they_were_measured_on(
@@ -156,11 +171,18 @@ def test_figures_are_kept_with_what_they_were_measured_on(
     assert (kept["conditions"]["rounds"], kept["conditions"]["threads"]) == (8, 2)
 
 
-def test_figures_kept_without_conditions_still_make_the_table(record: ModuleType, tmp_path: Path) -> None:
+def test_figures_of_different_machines_make_no_table(
+    record: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
     for name, kept in BENCHMARKS.items():
-        plain = {key: asdict(figure) if isinstance(figure, Ratio) else figure for key, figure in kept.items()}
-        (tmp_path / f"{name}.json").write_text(json.dumps(plain))
-    assert len(record.table(tmp_path, "en").splitlines()) == 9
+        record.keep(name, kept, rounds=3, threads=2)
+    kept = json.loads((tmp_path / "ranks.json").read_text())
+    assert f", {kept['conditions']['cpu_cores']} CPU cores," in record.table(tmp_path, "en").splitlines()[0]
+    kept["conditions"]["cpu_cores"] += 1
+    (tmp_path / "ranks.json").write_text(json.dumps(kept))
+    with pytest.raises(SystemExit, match="measure them all on one with: make bench"):
+        record.table(tmp_path, "en")
 
 
 @pytest.mark.parametrize("missing", [tuple(BENCHMARKS), ("ranks",), ("finetuning",)])

@@ -125,6 +125,9 @@ def test_folder_that_cannot_be_written_to_starts_nothing(place: Path) -> None:
         (("--like", "mine-99"), "mine-99"),
         (("--like", "mine-01", "--grid", "optim.lr=1e-3,1e-2"), "leave --grid out"),
         (("--like", "mine-01", "--set", "steps=9"), "leave --set out"),
+        (("--like", "mine-01", "--seeds", "2"), "leave --seeds out"),
+        (("--like", "mine-01", "--jobs", "2"), "leave --jobs out"),
+        (("--like", "mine-01", "--retry"), "leave --retry out"),
     ],
 )
 def test_mistake_in_a_sweep_starts_nothing_and_leaves_nothing(arguments: tuple[str, ...], words: str, place: Path) -> None:
@@ -225,6 +228,8 @@ def test_sweep_of_another_is_taken_over_and_used(queue: Queue) -> None:
     queue.add("mine-03", "{extends: mine-02, title: elsewhere}")
     queue.finish(*SWEEP, "optim.lr=0.001,0.01,0.1")
     assert "has a sweep of its own" in queue.finish("sweep", "mine-01", *SMOKE, "--like", "mine-02", code=2)
+    printed = queue.finish("sweep", "mine-03", *SMOKE, "--like", "mine-02", "--dry-run")
+    assert "nothing was written" in printed and not (queue.outputs / "mine-03").exists()
     printed = queue.finish("sweep", "mine-03", *SMOKE, "--like", "mine-02")
     assert printed.strip() == "mine-03 at smoke: optim.lr 0.01, the best of mine-02"
     queue.finish("run", "mine-03", *SMOKE, "--tuned")

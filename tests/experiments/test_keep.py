@@ -113,7 +113,9 @@ Scores = dict[float, float | None]
 SWEPT: Scores = {0.001: 3.2, 0.002: 3.0, 0.004: 3.1}
 
 
-def write_scores(root: Path, scores: Scores, *, seeds: tuple[int, ...] = (100,), written: str = "2026-01-02") -> Path:
+def write_scores(
+    root: Path, scores: Scores, *, seeds: tuple[int, ...] = (100,), written: str = "2026-01-02", like: str | None = None
+) -> Path:
     """Write the sweep of GPT-02 with the best chosen as the product does it; return its file."""
     points = tuple(
         SweepPoint(values={"optim.lr": rate}, variant=f"lr-{rate}", seeds=seeds, score=score) for rate, score in scores.items()
@@ -129,6 +131,7 @@ def write_scores(root: Path, scores: Scores, *, seeds: tuple[int, ...] = (100,),
         best=best,
         at_edge=(),
         written=written,
+        like=like,
     )
     path = root / "GPT-02" / "smoke" / SWEEP
     write_json(path, sweep.model_dump(mode="json"), durable=False)
@@ -186,6 +189,21 @@ def test_a_sweep_without_a_kept_point_is_refused_and_nothing_is_written(swept: P
         keep_records(swept, target, runs=find_runs(swept, []))
     assert (target / "GPT-02" / "smoke" / SWEEP).read_bytes() == before
     assert not (target / "GPT-02" / "smoke" / "default" / "seed-1").exists()
+
+
+def test_a_sweep_that_was_taken_over_replaces_none_of_its_own(swept: Path) -> None:
+    before, _, there, result = kept_sweep(swept, SWEPT | {0.004: None}, SWEPT, like="GPT-05")
+    assert there.read_bytes() == before
+    assert result.remarks == ("GPT-02/smoke/sweep.json: left as it was kept, for here it is only taken over from GPT-05",)
+
+
+def test_a_sweep_of_its_own_replaces_one_that_was_taken_over(swept: Path) -> None:
+    target = swept.parent / "results"
+    write_scores(swept, SWEPT, like="GPT-05")
+    keep_records(swept, target, runs=find_runs(swept, []))
+    ours = write_scores(swept, {0.001: 2.2, 0.002: 2.1, 0.003: 2.3})
+    keep_records(swept, target, runs=find_runs(swept, []))
+    assert (target / "GPT-02" / "smoke" / SWEEP).read_bytes() == ours.read_bytes()
 
 
 def test_a_sweep_that_was_only_concluded_again_leaves_the_file_alone(swept: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from oelm.errors import ConfigError, DataError
 from oelm.experiments.plan import variant_name
+from oelm.experiments.registry import Experiment
 from oelm.experiments.study import Study
 from oelm.experiments.sweep import (
     FIRST_SEED,
@@ -31,7 +33,8 @@ from oelm.files import read_json, write_json
 from tests.experiments.planned import PAIR, catalog_of, finish
 from tests.experiments.recorded import record
 
-CATALOG = catalog_of(PAIR + "other: {extends: arm, title: elsewhere}\nthird: {extends: arm, title: elsewhere again}\n")
+TASK = "task: {kind: classifier, title: another kind, data: stdlib-packages}\n"
+CATALOG = catalog_of(PAIR + "other: {extends: arm, title: elsewhere}\nthird: {extends: arm, title: elsewhere again}\n" + TASK)
 ARMS = [CATALOG.get("base"), CATALOG.get("arm")]
 LRS = [1e-3, 2e-3, 4e-3]
 GRID: Grid = {"optim.lr": LRS}
@@ -202,9 +205,11 @@ def test_a_best_number_at_the_edge_of_its_grid_is_told(grid: Grid, values: dict[
 
 def test_tuned_arms_have_each_its_own_best_and_one_variant(tmp_path: Path) -> None:
     swept(tmp_path, {"base": 1e-3, "arm": 4e-3})
-    chosen, variant = tuned_changes(ARMS, "smoke", tmp_path, changes={"steps": 9})
+    chosen, variant, _ = tuned_changes(ARMS, "smoke", tmp_path, changes={"steps": 9})
     assert chosen == {"base": {"steps": 9, "optim.lr": 1e-3}, "arm": {"steps": 9, "optim.lr": 4e-3}}
-    assert variant.startswith("tuned-") and variant != tuned_changes(ARMS, "smoke", tmp_path, changes={})[1]
+    assert (
+        re.fullmatch("tuned-steps-9-[0-9a-f]{8}", variant) and variant != tuned_changes(ARMS, "smoke", tmp_path, changes={})[1]
+    )
 
 
 def test_tuned_arms_are_planned_in_one_place_and_are_not_confounded_by_what_was_tuned(tmp_path: Path) -> None:
@@ -275,7 +280,8 @@ def test_a_sweep_that_is_taken_over_is_used_and_names_whose_it_is(tmp_path: Path
     (taken,) = take_over([CATALOG.get("other")], ARMS[1], budget="smoke", root=tmp_path)
     assert taken == read_sweep("other", "smoke", tmp_path)
     assert (taken.experiment, taken.like, read_sweep("arm", "smoke", tmp_path).like) == ("other", "arm", None)
-    changes, variant = tuned_changes([ARMS[0], CATALOG.get("other")], "smoke", tmp_path, changes={})
+    changes, variant, like = tuned_changes([ARMS[0], CATALOG.get("other")], "smoke", tmp_path, changes={})
+    assert like == {"base": None, "other": "arm"}
     assert changes == {"base": {"optim.lr": 2e-3}, "other": {"optim.lr": 1e-3}}
     assert variant == tuned_changes(ARMS, "smoke", tmp_path, changes={})[1]
 
@@ -289,9 +295,59 @@ def test_a_sweep_taken_over_twice_names_the_one_that_was_swept_and_may_be_replac
     assert read_sweep("third", "smoke", tmp_path).like == "arm"
 
 
+def test_a_dry_take_over_writes_nothing(tmp_path: Path) -> None:
+    swept(tmp_path, {"base": 2e-3, "arm": 1e-3})
+    (taken,) = take_over([CATALOG.get("other")], ARMS[1], budget="smoke", root=tmp_path, dry_run=True)
+    assert taken.like == "arm" and not (tmp_path / "other").exists()
+
+
+def test_no_other_best_is_tried_where_runs_have_one(tmp_path: Path) -> None:
+    swept(tmp_path, {"base": 2e-3, "arm": 1e-3})
+    other = CATALOG.get("other")
+    take_over([other], ARMS[0], budget="smoke", root=tmp_path)
+    (tmp_path / "other" / "smoke" / "tuned-01234567").mkdir()
+    with pytest.raises(ConfigError, match="^other has runs with the best of base; for another's give another --out$"):
+        take_over([other], ARMS[1], budget="smoke", root=tmp_path)
+    assert take_over([other], ARMS[0], budget="smoke", root=tmp_path)[0].like == "base"
+
+
+def test_a_stale_copy_is_told_with_the_command_that_renews_it(tmp_path: Path) -> None:
+    swept(tmp_path, {"base": 2e-3, "arm": 1e-3})
+    take_over([CATALOG.get("other")], ARMS[1], budget="smoke", root=tmp_path)
+    swept(tmp_path, {"base": 2e-3, "arm": 1e-3}, num_seeds=3)
+    with pytest.raises(ConfigError, match="repeat oelm sweep other --like arm$"):
+        tuned_changes([ARMS[0], CATALOG.get("other")], "smoke", tmp_path, changes={})
+
+
+@pytest.mark.parametrize(("base", "is_fair"), [(None, False), ("first", True), ("second", False)])
+def test_runs_know_whether_they_were_tuned_as_their_baseline(base: str | None, is_fair: bool, tmp_path: Path) -> None:
+    """Of a pair whose arm has the best of `arm`, on whose baseline's sweep does the baseline stand?"""
+    text = "{0}base: {{extends: base, title: b}}\n{0}arm: {{extends: arm, title: a, baseline: {0}base}}\n"
+    catalog = catalog_of(PAIR + text.format("first") + text.format("second"))
+    arms = [catalog.get(name) for name in ("firstbase", "firstarm", "secondbase", "secondarm")]
+    made = plan_sweep(arms, GRID, budget="smoke", num_seeds=1, root=tmp_path, changes={})
+    for run in made.runs:
+        finish(run, 3.0 + abs(math.log(run.config.optim.lr / (1e-3 if run.experiment.id.endswith("arm") else 2e-3))))
+    conclude_sweep(made)
+    if base is None:
+        conclude_sweep(plan_sweep_of(catalog.get("base"), tmp_path))
+    else:
+        take_over([catalog.get("base")], catalog.get(f"{base}base"), budget="smoke", root=tmp_path)
+    take_over([catalog.get("arm")], catalog.get("firstarm"), budget="smoke", root=tmp_path)
+    runs = Study(names=("arm",), budget="smoke", root=tmp_path, seeds=[0], tuned=True).plan(catalog)
+    assert {run.experiment.id: run.tuned for run in runs}["arm"] == (("optim.lr",) if is_fair else ())
+
+
+def plan_sweep_of(experiment: Experiment, root: Path) -> SweepPlan:
+    made = plan_sweep([experiment], GRID, budget="smoke", num_seeds=1, root=root, changes={})
+    for run in made.runs:
+        finish(run, 3.0 + abs(math.log(run.config.optim.lr / 2e-3)))
+    return made
+
+
 def test_nothing_is_taken_over_where_it_would_lie(tmp_path: Path) -> None:
     other = CATALOG.get("other")
-    with pytest.raises(ConfigError, match="arm was not swept at smoke"):
+    with pytest.raises(ConfigError, match="^--like: arm was not swept at smoke"):
         take_over([other], ARMS[1], budget="smoke", root=tmp_path)
     conclude_sweep(plan(tmp_path))
     with pytest.raises(ConfigError, match="^--like arm: its sweep is not finished"):
@@ -300,6 +356,7 @@ def test_nothing_is_taken_over_where_it_would_lie(tmp_path: Path) -> None:
     for experiments, message in (
         ([other, ARMS[0]], "^base has a sweep of its own at smoke"),
         ([other, ARMS[1]], "^--like arm: it is among the experiments"),
+        ([other, CATALOG.get("task")], "^--like arm: it is a language model, and task is not$"),
     ):
         with pytest.raises(ConfigError, match=message):
             take_over(experiments, ARMS[1], budget="smoke", root=tmp_path)

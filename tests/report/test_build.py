@@ -375,6 +375,7 @@ def test_a_report_takes_a_study_of_every_kind_at_once(tmp_path: Path) -> None:
         "reach",
         "why",
         "reported",
+        "repeat",
         "totals",
     ]
     assert names(english(tmp_path)) == expected

@@ -221,9 +221,16 @@ def test_tuned_arms_without_a_readable_sweep_are_confounded(tmp_path: Path, cont
 
 
 @pytest.mark.parametrize(
-    ("arm", "baseline", "is_fair"), [("GPT-05", "GPT-04", True), ("GPT-05", None, True), (None, "GPT-04", False)]
+    ("arm", "baseline", "is_fair"),
+    [
+        ("GPT-05", "GPT-04", True),
+        ("GPT-05", None, False),
+        (None, "GPT-04", False),
+        ("GPT-05", "GPT-08", False),
+        ("GPT-05", "GPT-05-matched", False),
+    ],
 )
-def test_an_arm_may_not_be_tuned_better_than_its_baseline(
+def test_an_arm_and_its_baseline_are_tuned_alike_or_confounded(
     tmp_path: Path, arm: str | None, baseline: str | None, is_fair: bool
 ) -> None:
     for experiment, best, rate, like in (("GPT-01", 0, 3e-4, baseline), ("GPT-02", 1, 1e-3, arm)):

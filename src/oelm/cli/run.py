@@ -265,7 +265,9 @@ def sweep(
         str | None,
         typer.Option(metavar="ID", help="Train nothing: take over the sweep of this experiment."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each point, apart from those of `oelm run`.")] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds of each point, apart from those of `oelm run`; default: 1.")
+    ] = None,
     budget: Budget = "laptop",
     gpus: Gpus = None,
     jobs: Jobs = None,
@@ -283,7 +285,9 @@ def sweep(
 
     refuse_worker("sweep")
     if like is not None:
-        _take_over(ids, like, grid, overrides, budget=budget, catalog=load(catalog), root=root)
+        given = {"--grid": grid, "--seeds": seeds, "--set": overrides, "--from": folder, "--model": model}
+        _refuse_beside_like(like, given | {"--gpus": gpus, "--jobs": jobs, "--retry": retry, "--no-preflight": no_preflight})
+        _take_over(ids, like, budget=budget, catalog=load(catalog), root=root, dry_run=dry_run)
         return
 
     with StopFlag() as stop, shown_warnings():
@@ -293,7 +297,7 @@ def sweep(
 
         changes = dict(map(parse_override, overrides or []))
         study = Study(names=tuple(ids or ()), budget=budget, root=root, changes=changes, model=model, copies=folder)
-        plan = study.plan_sweep(load(catalog), parse_grid(grid or []), num_seeds=seeds)
+        plan = study.plan_sweep(load(catalog), parse_grid(grid or []), num_seeds=seeds or 1)
         slots = _slots(gpus, jobs, budget)
         if dry_run:
             _print_plan(plan.runs, slots, root)
@@ -304,26 +308,23 @@ def sweep(
     _leave(ended)
 
 
-def _take_over(
-    ids: list[str] | None,
-    like: str,
-    grid: list[str] | None,
-    overrides: list[str] | None,
-    *,
-    budget: str,
-    catalog: Catalog,
-    root: Path,
-) -> None:
+def _refuse_beside_like(like: str, given: dict[str, Any]) -> None:
+    for option, value in given.items():
+        if value:
+            raise ConfigError(f"--like {like}: nothing is trained, its sweep says what was tried; leave {option} out")
+
+
+def _take_over(ids: list[str] | None, like: str, *, budget: str, catalog: Catalog, root: Path, dry_run: bool) -> None:
     from oelm.experiments.sweep import take_over
 
-    if grid or overrides:
-        raise ConfigError(f"--like {like}: its sweep says what was tried; leave {'--grid' if grid else '--set'} out")
     if not ids:
         raise ConfigError(f"--like {like}: say which experiments take over its sweep")
-    for record in take_over(catalog.select(ids), catalog.get(like), budget=budget, root=root):
+    for record in take_over(catalog.select(ids), catalog.get(like), budget=budget, root=root, dry_run=dry_run):
         assert record.best is not None
         best = ", ".join(f"{key} {value}" for key, value in record.points[record.best].values.items())
         out.print(f"{record.experiment} at {budget}: {best}, the best of {record.like}", soft_wrap=True)
+    if dry_run:
+        out.print("nothing was written")
 
 
 def _print_sweep(record: SweepRecord) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 # How the variant of runs begins that have the best of their sweep.
 TUNED = "tuned-"
@@ -25,3 +25,13 @@ def confounding(differing: Collection[str], *, tuned: Collection[str] = (), is_l
     may_be_smaller = bool(shape) and not method and not is_larger()
     allowed = (method - _PACE) | (set(tuned) - _SHAPE) | (shape if may_be_smaller else set())
     return [key for key in differing if key not in allowed]
+
+
+def tuned_alike(arm: str | None, baseline: str | None, baseline_of: Mapping[str, str]) -> bool:
+    """Whether an arm and its baseline were given the same chance to be tuned, from whose sweeps they took over, if any.
+
+    Both were swept themselves, or both have the best of such a pair elsewhere: else one would win by its tuning.
+    """
+    if arm is None or baseline is None:
+        return arm == baseline
+    return baseline_of.get(arm) == baseline

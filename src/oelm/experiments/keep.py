@@ -75,7 +75,12 @@ def _new_sweeps(root: Path, target: Path, places: Sequence[str], remarks: list[s
             found[theirs] = ours.read_bytes()
         elif ours.read_bytes() != theirs.read_bytes():
             new, kept = _read_sweep(ours), _read_sweep(theirs)
-            _refuse_fewer(kept, theirs, new, ours)
+            if kept.like is None and new.like is not None:
+                remarks.append(f"{folder / SWEEP}: left as it was kept, for here it is only taken over from {new.like}")
+                continue
+            # One that was taken over gives way to any: nothing of it was measured there.
+            if kept.like is None:
+                _refuse_fewer(kept, theirs, new, ours)
             if kept.best is not None and new.best is None:
                 remarks.append(f"{folder / SWEEP}: left as it was kept, for the sweep has new points that are not done")
             elif new != kept.model_copy(update={"written": new.written}):

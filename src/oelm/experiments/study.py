@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.errors import ConfigError, DiskFullError
+from oelm.experiments.fair import tuned_alike
 from oelm.experiments.plan import PlannedRun, check_same_recipe, plan_runs, variant_name, with_baselines
 from oelm.experiments.ready import make_ready
 from oelm.experiments.registry import Catalog
@@ -40,16 +41,17 @@ class Study:
         self._check_folders()
         if not self.names:
             raise ConfigError("say what to run: ids or groups of `oelm list`, for example `oelm run GPT-02 --budget smoke`")
-        chosen = catalog.select(self.names)
+        chosen, baselines = catalog.select(self.names), catalog.baselines()
         experiments = with_baselines(catalog, chosen) if self.baselines else chosen
         changes = {experiment.id: dict(self.changes) for experiment in experiments}
-        variant = variant_name(self.changes)
+        variant, like = variant_name(self.changes), dict[str, str | None]()
         if self.tuned:
-            changes, variant = tuned_changes(experiments, self.budget, self.root, changes=self.changes)
+            changes, variant, like = tuned_changes(experiments, self.budget, self.root, changes=self.changes)
         runs = plan_runs(experiments, budget=self.budget, seeds=self.seeds, root=self.root, changes=changes, variant=variant)
         _check_one_model(runs, self.model)
         tuned = tuple(sorted({key for chosen in changes.values() for key in chosen} - self.changes.keys()))
-        runs = [replace(_placed(run, self.model), tuned=tuned) for run in runs]
+        fair = {name for name in like if tuned_alike(like[name], like.get(baselines.get(name, "")), baselines)}
+        runs = [replace(_placed(run, self.model), tuned=tuned if run.experiment.id in fair else ()) for run in runs]
         for run in runs:
             check_same_recipe(run)
         return runs

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import ValidationError, model_validator
 
@@ -194,29 +194,45 @@ def edges(grid: Grid, values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(key for key, tried in numeric.items() if values[key] in (tried[0], tried[-1]))
 
 
-def take_over(experiments: Sequence[Experiment], like: Experiment, *, budget: str, root: Path) -> list[SweepRecord]:
+def take_over(
+    experiments: Sequence[Experiment], like: Experiment, *, budget: str, root: Path, dry_run: bool = False
+) -> list[SweepRecord]:
     """Give experiments the finished sweep of another, and write it as theirs; one that was swept itself is refused."""
-    source = read_sweep(like.id, budget, root)
+    source = read_sweep(like.id, budget, root, asked="--like")
     if source.best is None:
         raise ConfigError(f"--like {like.id}: its sweep is not finished; repeat its command")
-    for experiment in experiments:
-        if experiment.id == like.id:
-            raise ConfigError(f"--like {like.id}: it is among the experiments that would take over its sweep; leave it out")
-        if (root / experiment.id / budget / SWEEP).exists() and read_sweep(experiment.id, budget, root).like is None:
-            raise ConfigError(f"{experiment.id} has a sweep of its own at {budget}; leave it out")
     told = {"like": source.like or like.id, "written": now_text()}
     records = [source.model_copy(update={"experiment": experiment.id, **told}) for experiment in experiments]
-    for record in records:
+    for experiment, record in zip(experiments, records, strict=True):
+        _check_taker(experiment, like, record, root / experiment.id / budget)
+    for record in [] if dry_run else records:
         write_json(root / record.experiment / budget / SWEEP, record.model_dump(mode="json"))
     return records
 
 
-def read_sweep(experiment: str, budget: str, root: Path) -> SweepRecord:
-    """Return an arm's sweep; ConfigError says how to make one."""
+def _check_taker(experiment: Experiment, like: Experiment, record: SweepRecord, folder: Path) -> None:
+    """Raise ConfigError where an experiment must not have this sweep."""
+    if experiment.id == like.id:
+        raise ConfigError(f"--like {like.id}: it is among the experiments that would take over its sweep; leave it out")
+    if experiment.kind != like.kind:
+        raise ConfigError(f"--like {like.id}: it is a {like.kind.replace('_', ' ')}, and {experiment.id} is not")
+    if not (folder / SWEEP).exists():
+        return
+    present = read_sweep(experiment.id, record.budget, folder.parent.parent, asked="--like")
+    if present.like is None:
+        raise ConfigError(f"{experiment.id} has a sweep of its own at {record.budget}; name the others without it")
+    # Else one could try the bests of several until one wins.
+    is_same = (present.like, present.best, present.points) == (record.like, record.best, record.points)
+    if not is_same and any(folder.glob(f"{TUNED}*")):
+        raise ConfigError(f"{experiment.id} has runs with the best of {present.like}; for another's give another --out")
+
+
+def read_sweep(experiment: str, budget: str, root: Path, *, asked: str = "--tuned") -> SweepRecord:
+    """Return an arm's sweep; ConfigError says how to make one. `asked` is the option that needs it."""
     path = root / experiment / budget / SWEEP
     if not path.is_file():
         raise ConfigError(
-            f"--tuned: {experiment} was not swept at {budget} (no {path}); "
+            f"{asked}: {experiment} was not swept at {budget} (no {path}); "
             f"do it first: oelm sweep {experiment} --budget {budget} --grid optim.lr=..."
         )
     try:
@@ -225,23 +241,33 @@ def read_sweep(experiment: str, budget: str, root: Path) -> SweepRecord:
         raise ConfigError(f"{path}: damaged ({problem.errors()[0]['msg']}); repeat the sweep") from None
 
 
-def tuned_changes(
-    experiments: Sequence[Experiment], budget: str, root: Path, *, changes: Mapping[str, Any]
-) -> tuple[dict[str, dict[str, Any]], str]:
-    """Return each arm's changes with the best of its sweep, and the variant they share; all must be of one sweep."""
+class Tuned(NamedTuple):
+    """Each arm's changes with the best of its sweep, the variant they share, and whose sweep it is where it was taken over."""
+
+    changes: dict[str, dict[str, Any]]
+    variant: str
+    like: dict[str, str | None]
+
+
+def tuned_changes(experiments: Sequence[Experiment], budget: str, root: Path, *, changes: Mapping[str, Any]) -> Tuned:
+    """Return what arms have from their sweeps; all must be of one grid, and the changes of the user apart from it."""
     records = [read_sweep(experiment.id, budget, root) for experiment in experiments]
     for record in records:
         if record.best is None:
             raise ConfigError(f"--tuned: the sweep of {record.experiment} is not finished; repeat its command")
         if _terms(record) != _terms(records[0]):
+            stale = next((each for each in (record, records[0]) if each.like), None)
+            how = f"repeat oelm sweep {stale.experiment} --like {stale.like}" if stale else "sweep them together"
             raise ConfigError(
                 f"--tuned: {record.experiment} and {records[0].experiment} were swept over different grids or seeds or with "
-                "different --set, so their best are not comparable; sweep them together"
+                f"different --set, so their best are not comparable; {how}"
             )
     _check_apart(changes, records[0].grid)
     chosen = {record.experiment: {**changes, **record.points[record.best or 0].values} for record in records}
     digest = variant_name({"grid": records[0].grid, **changes}).rsplit("-", 1)[-1]
-    return chosen, f"{TUNED}{digest}"
+    # What was changed besides is told in the name, as for runs that were not tuned.
+    told = f"{variant_name(changes).rsplit('-', 1)[0]}-" if changes else ""
+    return Tuned(chosen, f"{TUNED}{told}{digest}", {record.experiment: record.like for record in records})
 
 
 def _terms(record: SweepRecord) -> tuple[object, ...]:

@@ -18,6 +18,7 @@ from oelm.report.earlier import reported_section
 from oelm.report.findings import Findings, find, swept_remarks
 from oelm.report.ladder import across_section, ladder_section
 from oelm.report.learning import learning_section, reach_section
+from oelm.report.repeat import repeat_section
 from oelm.report.verdicts import Judged, judge_all, verdict_section
 from oelm.report.why import tuning_section, why_section
 from oelm.report.words import Words
@@ -48,6 +49,7 @@ class Report:
             draws_section(findings, words),
             why_section(findings, words),
             reported_section(findings, words),
+            repeat_section(findings, words),
             totals_section(findings, words),
         )
         return Document(

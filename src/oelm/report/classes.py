@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,8 +17,11 @@ from oelm.report.verdicts import BOUNDS, Judged
 from oelm.report.words import Words
 from oelm.train.records import Split
 
-# The controls last: what as few trainable parameters give without any frame.
-CLASSES = ("pure", "little", "partial", "control")
+# Beyond `LITTLE` of the baseline's Q and K what learns on top is no little any more. The controls last: what as few trainable
+# parameters give without any frame.
+CLASSES = ("pure", "little", "partial", "much", "control")
+LITTLE = 1 / 8
+_TUNED_ALONE = re.compile(rf"{TUNED}[0-9a-f]{{8}}")
 _QK_ROLES = ("query", "key", "query_key_value", "gain", "correction")
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "UNFIT_BASELINE": "warn"}
 
@@ -82,7 +86,9 @@ def _by_line(findings: Findings, rows: Sequence[Judged], words: Words) -> _Found
     for row in rows:
         arm, baseline = row.pair.arm, row.pair.baseline
         counts = (learning_in_qk(arm) or 0, learning_in_qk(baseline) or 0)
-        line = found.setdefault(Line(CLASSES.index(class_of(arm)), _name(findings, row.pair, words), *counts), {})
+        kind = class_of(arm)
+        kind = "much" if kind == "little" and counts[0] > LITTLE * counts[1] else kind
+        line = found.setdefault(Line(CLASSES.index(kind), _name(findings, row.pair, words), *counts), {})
         name = _data(row.pair, with_budget=len(budgets) > 1)
         # Two arms of one method on one data set: told apart by their own names, never one over the other.
         line[f"{name} ({label(arm)})" if name in line else name] = row
@@ -123,7 +129,7 @@ def _beside_controls(found: _Found, words: Words) -> list[Block]:
     controls = {line: by_set for line, by_set in found.items() if CLASSES[line.place] == "control"}
     sets, rows = _sets(controls), []
     for line, by_set in found.items():
-        if CLASSES[line.place] != "little":
+        if CLASSES[line.place] not in ("little", "much"):
             continue
         for control, theirs in controls.items():
             cells = [_against(by_set.get(name), theirs.get(name), words) for name in sets]
@@ -164,7 +170,8 @@ def _data(pair: Pair, *, with_budget: bool) -> str:
     manifest = pair.arm.runs[0].manifest
     assert manifest is not None
     variant = pair.arm.variant
-    is_plain = variant == "default" or variant.startswith(TUNED) or pair.arm.experiment == DEMO
+    # A tuned variant of nothing but its digest has the budget's own settings.
+    is_plain = variant == "default" or _TUNED_ALONE.fullmatch(variant) or pair.arm.experiment == DEMO
     more = [pair.arm.budget] * with_budget + [variant] * (not is_plain)
     return f"{manifest.data.name} ({', '.join(more)})" if more else manifest.data.name
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oelm.errors import ConfigError
-from oelm.experiments.fair import TUNED, confounding
+from oelm.experiments.fair import TUNED, confounding, tuned_alike
 from oelm.experiments.registry import Catalog, Experiment, dotted
 from oelm.report.collect import Arm, ArmKey, Run, common_split, difference_text, differing_settings
 from oelm.report.computed import known_differences
@@ -89,7 +89,7 @@ def find(arms: Sequence[Arm], catalog: Catalog, roots: Sequence[Path]) -> Findin
             if left_out := tuple(sorted(whole.best.keys() - rest.best.keys())):
                 swept[whole.key] = left_out
         if theirs.runs:
-            pairs.append(Pair(ours, theirs, experiment, confounds(ours, theirs, roots)))
+            pairs.append(Pair(ours, theirs, experiment, confounds(ours, theirs, catalog, roots)))
     return Findings(catalog, tuple(roots), tuple(arms), tuple(pairs), swept)
 
 
@@ -119,12 +119,12 @@ def baseline_key(arm: Arm, catalog: Catalog) -> ArmKey | None:
     return (experiment.baseline, arm.budget, arm.variant) if experiment is not None and experiment.baseline else None
 
 
-def confounds(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> tuple[str, ...]:
+def confounds(arm: Arm, baseline: Arm, catalog: Catalog, roots: Sequence[Path]) -> tuple[str, ...]:
     """Return what besides the method, or a control's shape, two arms differ in, but for settings both were tuned in alike."""
     ours, theirs = arm.runs[0], baseline.runs[0]
     settings = differing_settings(ours.recipe, theirs.recipe)
     differing = {**settings, **known_differences(arm.computed_with, baseline.computed_with)}
-    tuned = _tuned_alike(arm, baseline, roots)
+    tuned = _tuned_alike(arm, baseline, catalog, roots)
     unfair = confounding(differing, tuned=tuned, is_larger=lambda: _parameters(ours) > _parameters(theirs))
     changes = [difference_text(key, differing[key]) for key in unfair]
     if ours.fingerprint != theirs.fingerprint:
@@ -137,17 +137,17 @@ def _parameters(run: Run) -> int:
     return run.audit.total
 
 
-def _tuned_alike(arm: Arm, baseline: Arm, roots: Sequence[Path]) -> set[str]:
+def _tuned_alike(arm: Arm, baseline: Arm, catalog: Catalog, roots: Sequence[Path]) -> set[str]:
     """Return the settings that both arms have from the best point of the same sweep.
 
-    An arm that was swept itself is not compared with a baseline that has another's best: it would win by its tuning.
+    Of sweeps that were taken over, both must be, from an arm and its baseline elsewhere.
     """
     if not arm.variant.startswith(TUNED):
         return set()
     ours, theirs = (_at_its_best(each, roots) for each in (arm, baseline))
-    if ours is None or theirs is None or _terms(ours) != _terms(theirs) or (theirs.like and not ours.like):
+    if ours is None or theirs is None or _terms(ours) != _terms(theirs):
         return set()
-    return set(ours.grid)
+    return set(ours.grid) if tuned_alike(ours.like, theirs.like, catalog.baselines()) else set()
 
 
 def _at_its_best(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:

@@ -15,8 +15,9 @@ import oelm
 from oelm.cli.app import app
 from oelm.errors import ArchiveError
 from oelm.experiments.collect import find_runs
+from oelm.experiments.inventory import SWEEP
 from oelm.experiments.keep import METRICS, Kept, keep_records
-from oelm.experiments.sweep import SWEEP, SweepPoint, SweepRecord
+from oelm.experiments.sweep import SweepPoint, SweepRecord
 from oelm.files import write_json
 from oelm.train.metrics import read_metrics
 from oelm.train.records import PREDICTIONS

@@ -10,8 +10,9 @@ from typing import Any
 
 from oelm.bench.record import TimingRecord, write_timing
 from oelm.experiments.earlier import Evaluation, Reported, write_reported
+from oelm.experiments.inventory import SWEEP
 from oelm.experiments.registry import Catalog, load_catalog
-from oelm.experiments.sweep import SWEEP, SweepPoint, SweepRecord
+from oelm.experiments.sweep import SweepPoint, SweepRecord
 from oelm.files import dump_json, write_json, write_text
 from oelm.report.verdict import Looks, comparison_key
 from oelm.train.records import AttentionRecord, AuditRecord, DataRecord, Figures, HeadRecord, Manifest, StepTimes

@@ -16,8 +16,18 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from oelm.errors import ArchiveError
-from oelm.experiments.collect import CONFIG, STATS, file_entry, is_plain, look_at_run, run_place
-from oelm.experiments.inventory import FORMAT, INVENTORY, FileEntry, Inventory, RunEntry, case_problem, name_problem
+from oelm.experiments.collect import CONFIG, STATS, file_entry, is_plain, look_at_run, look_at_sweeps, run_place
+from oelm.experiments.inventory import (
+    FORMAT,
+    INVENTORY,
+    SWEEP,
+    FileEntry,
+    Inventory,
+    RunEntry,
+    SweepEntry,
+    case_problem,
+    name_problem,
+)
 from oelm.experiments.portable import Machine, portable_chunks, this_machine
 from oelm.experiments.tarball import Member, TarReader, TarWriter, opened
 from oelm.files import (
@@ -29,6 +39,7 @@ from oelm.files import (
     room_checked,
     sha256_file,
     sweep_staging,
+    write_bytes,
 )
 
 MAX_ARCHIVE_BYTES = 64 * 2**30
@@ -57,20 +68,23 @@ def make_archive(root: Path, target: Path, *, runs: Sequence[Path], weights: boo
     entries = [entry for path, run in places if (entry := look_at_run(path, run, machine, remarks, weights=weights))]
     if not entries:
         raise ArchiveError(f"{root}: no run to archive" + "".join(f"; {remark}" for remark in remarks))
-    inventory = _inventory(entries, remarks)
+    sweeps = look_at_sweeps(root, [entry.path for entry in entries], machine, remarks)
+    inventory = _inventory(entries, sweeps, remarks)
     with _published_file(target) as file:
         writer = TarWriter(file)
         text = _inventory_bytes(inventory)
         writer.add(Member(INVENTORY, len(text)), [text])
         for name, listed in inventory.members():
-            chunks = portable_chunks(root / name.removesuffix(f"/{listed.path}"), listed.path, machine)
+            # Of a run the place of a file below it is listed, of a sweep the whole.
+            below = SWEEP if listed.path == name else listed.path
+            chunks = portable_chunks(root / name.removesuffix(f"/{below}"), below, machine)
             writer.add(Member(name, listed.size_bytes), _checked(chunks, listed, where=str(root / name)))
         writer.close()
     return inventory
 
 
-def _inventory(entries: list[RunEntry], remarks: list[str]) -> Inventory:
-    inventory = Inventory(format=FORMAT, oelm=version("oelm"), runs=tuple(entries), remarks=tuple(remarks))
+def _inventory(entries: list[RunEntry], sweeps: tuple[SweepEntry, ...], remarks: list[str]) -> Inventory:
+    inventory = Inventory(format=FORMAT, oelm=version("oelm"), runs=tuple(entries), sweeps=sweeps, remarks=tuple(remarks))
     if inventory.size_bytes > MAX_ARCHIVE_BYTES:
         raise ArchiveError(
             f"{inventory.size_bytes:,} bytes are more than the {MAX_ARCHIVE_BYTES:,} that an archive may hold: "
@@ -83,7 +97,7 @@ def _inventory_bytes(inventory: Inventory) -> bytes:
     return (dump_json(inventory.model_dump(mode="json")) + "\n").encode()
 
 
-def _checked(chunks: Iterable[bytes], listed: FileEntry, *, where: str) -> Iterator[bytes]:
+def _checked(chunks: Iterable[bytes], listed: FileEntry | SweepEntry, *, where: str) -> Iterator[bytes]:
     """Pass chunks on; raise ArchiveError after the last unless together they are the file that was listed."""
     digest = hashlib.sha256()
     for chunk in chunks:
@@ -151,7 +165,7 @@ def _read_inventory(reader: TarReader, *, max_bytes: int) -> Inventory:
     return inventory
 
 
-def _verified(reader: TarReader, inventory: Inventory) -> Iterator[tuple[FileEntry, Iterator[bytes]]]:
+def _verified(reader: TarReader, inventory: Inventory) -> Iterator[tuple[FileEntry | SweepEntry, Iterator[bytes]]]:
     """Yield entry and content of every member, which must be the listed ones in their order and nothing else.
 
     The content is checked as it is read, and must be read to its end before the next member is asked for.
@@ -170,7 +184,7 @@ def _verified(reader: TarReader, inventory: Inventory) -> Iterator[tuple[FileEnt
         raise ArchiveError(f"{reader.where}: {_misplaced(member.name, None, listed)}")
 
 
-def _misplaced(found: str, expected: str | None, listed: Mapping[str, FileEntry]) -> str:
+def _misplaced(found: str, expected: str | None, listed: Mapping[str, FileEntry | SweepEntry]) -> str:
     if problem := name_problem(found):
         return problem
     if found not in listed:
@@ -181,14 +195,14 @@ def _misplaced(found: str, expected: str | None, listed: Mapping[str, FileEntry]
 def import_archive(path: Path, root: Path, *, max_bytes: int = MAX_ARCHIVE_BYTES) -> Imported:
     """Check an archive, then unpack its runs below a root, each whole or not at all; killed, it can be repeated.
 
-    A run that is there with the same config and figures is left alone. Raises ArchiveError, before anything is written,
-    where another run, a link or a file is in the way.
+    A run that is there with the same config and figures is left alone, and so is a sweep, whatever it holds. Raises
+    ArchiveError, before anything is written, where another run, a link or a file is in the way.
     """
     inventory = check_archive(path, max_bytes=max_bytes)
     machine = this_machine()
     there = {run.path for run in inventory.runs if _is_there(root, run, machine)}
     new = tuple(run.path for run in inventory.runs if run.path not in there)
-    if new:
+    if new or any(not os.path.lexists(root / sweep.path) for sweep in inventory.sweeps):
         with _sole_importer(root), opened(path) as reader:
             # The file may have been replaced since it was checked: it is checked again as it is unpacked.
             if _read_inventory(reader, max_bytes=max_bytes) != inventory:
@@ -212,6 +226,10 @@ def _unpack(reader: TarReader, inventory: Inventory, root: Path, new: set[str]) 
                 _write_file(staging / entry.path, chunks)
             if os.path.lexists(target):
                 raise ArchiveError(f"{target}: came to be while it was imported; repeat the same command")
+    for sweep in inventory.sweeps:
+        content = b"".join(next(members)[1])
+        if not os.path.lexists(root / sweep.path):
+            write_bytes(root / sweep.path, content)
     assert next(members, None) is None
 
 

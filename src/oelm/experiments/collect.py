@@ -14,9 +14,12 @@ from oelm.experiments.inventory import (
     CHECKPOINT_FILES,
     POINTERS,
     RECORDS,
+    SWEEP,
     ArchivedStatus,
     FileEntry,
     RunEntry,
+    SweepEntry,
+    budgets_of,
     final_figures,
     is_run_file,
     run_path_problem,
@@ -119,10 +122,29 @@ def _file_names(run: Path, *, weights: bool) -> list[str]:
     return sorted(name for name in names if is_plain(run, name))
 
 
+def look_at_sweeps(root: Path, runs: Iterable[str], machine: Machine, remarks: list[str]) -> tuple[SweepEntry, ...]:
+    """Return the sweeps of the experiments and budgets that runs are of; leave out, with a remark, what cannot be read."""
+    found = []
+    for folder in sorted(budgets_of(runs)):
+        if not is_plain(root / folder, SWEEP):
+            continue
+        try:
+            size, digest = _measured(portable_chunks(root / folder, SWEEP, machine))
+            found.append(SweepEntry(path=f"{folder}/{SWEEP}", size_bytes=size, sha256=digest))
+        except ArchiveError:
+            remarks.append(f"{folder}/{SWEEP}: left out, for it is damaged or too large")
+    return tuple(found)
+
+
 def file_entry(name: str, chunks: Iterable[bytes]) -> FileEntry:
     """Return the inventory's line on a file of this content."""
+    size, digest = _measured(chunks)
+    return FileEntry(path=name, size_bytes=size, sha256=digest)
+
+
+def _measured(chunks: Iterable[bytes]) -> tuple[int, str]:
     size, digest = 0, hashlib.sha256()
     for chunk in chunks:
         size += len(chunk)
         digest.update(chunk)
-    return FileEntry(path=name, size_bytes=size, sha256=digest.hexdigest())
+    return size, digest.hexdigest()

@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from oelm.files import MAX_JSON_BYTES
 from oelm.names import is_device, is_safe
 from oelm.strict import Strict
 
 FORMAT: Literal["oelm-archive-1"] = "oelm-archive-1"
 INVENTORY = "inventory.json"
+SWEEP = "sweep.json"
 # What a run leaves beside its weights; where the design lists another file, it belongs here.
 RECORDS = (
     "attention.json",
@@ -83,12 +85,29 @@ class RunEntry(Strict):
         return sum(file.size_bytes for file in self.files)
 
 
+class SweepEntry(Strict):
+    """What a sweep found for an experiment at a budget, without which tuned runs cannot be told to be tuned alike."""
+
+    path: str
+    size_bytes: Annotated[int, Field(ge=0, le=MAX_JSON_BYTES)]
+    sha256: Digest
+
+    @field_validator("path")
+    @classmethod
+    def _in_its_place(cls, path: str) -> str:
+        parts = path.split("/")
+        if name_problem(path) or len(parts) != 3 or parts[2] != SWEEP:
+            raise ValueError(name_problem(path) or f"{_shown(path)} is not <experiment>/<budget>/{SWEEP}")
+        return path
+
+
 class Inventory(Strict):
     """`inventory.json`: the first member of an archive, and everything that may follow it, in order."""
 
     format: Literal["oelm-archive-1"]
     oelm: str = Field(pattern=r"^[0-9A-Za-z.+!-]{1,64}$")
     runs: tuple[RunEntry, ...] = Field(min_length=1)
+    sweeps: tuple[SweepEntry, ...] = ()
     # Of what was left out and why. Printable ASCII: they reach terminals and reports.
     remarks: tuple[Annotated[str, Field(pattern=r"^[ -~]{1,1000}$")], ...] = ()
 
@@ -99,21 +118,31 @@ class Inventory(Strict):
             raise ValueError(problem)
         if paths != sorted(set(paths)):
             raise ValueError("a run is listed twice or out of order")
+        sweeps = [sweep.path for sweep in self.sweeps]
+        if sweeps != sorted(set(sweeps)) or not {path.rsplit("/", 1)[0] for path in sweeps} <= budgets_of(paths):
+            raise ValueError("a sweep is listed twice, out of order or without a run beside it")
         return self
 
     @property
     def size_bytes(self) -> int:
-        return sum(run.size_bytes for run in self.runs)
+        return sum(run.size_bytes for run in self.runs) + sum(sweep.size_bytes for sweep in self.sweeps)
 
     @property
     def num_files(self) -> int:
-        return sum(len(run.files) for run in self.runs)
+        return sum(len(run.files) for run in self.runs) + len(self.sweeps)
 
-    def members(self) -> Iterator[tuple[str, FileEntry]]:
+    def members(self) -> Iterator[tuple[str, FileEntry | SweepEntry]]:
         """Yield the name of every member after the inventory, in the order in which they must come."""
         for run in self.runs:
             for file in run.files:
                 yield f"{run.path}/{file.path}", file
+        for sweep in self.sweeps:
+            yield sweep.path, sweep
+
+
+def budgets_of(runs: Iterable[str]) -> set[str]:
+    """Return the folders of experiments at budgets that runs lie in, by the runs' places."""
+    return {"/".join(run.split("/")[:2]) for run in runs}
 
 
 def is_run_file(path: str) -> bool:

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from oelm.errors import ArchiveError
 from oelm.experiments.collect import CONFIG, STATS, is_plain, run_place
+from oelm.experiments.inventory import SWEEP
 from oelm.experiments.portable import Machine, portable_chunks, this_machine
-from oelm.experiments.sweep import SWEEP, SweepPoint, SweepRecord
+from oelm.experiments.sweep import SweepPoint, SweepRecord
 from oelm.files import dump_json, publish_dir, write_bytes
 from oelm.train.metrics import read_metrics
 from oelm.train.records import PREDICTIONS
@@ -48,7 +49,7 @@ def keep_records(root: Path, target: Path, *, runs: Sequence[Path]) -> Kept:
         else:
             remarks.append(f"{place}: left out, for it is not done ({status.status if status else 'no status'})")
     # Before the first run is written: a sweep that is refused leaves everything as it was.
-    sweeps = _new_sweeps(root, target, finished, remarks)
+    sweeps = _new_sweeps(root, target, finished, machine, remarks)
     for place in finished:
         content = _content(root / place, machine)
         if (target / place).exists():
@@ -64,16 +65,17 @@ def keep_records(root: Path, target: Path, *, runs: Sequence[Path]) -> Kept:
     return Kept(tuple(added), tuple(already), tuple(remarks))
 
 
-def _new_sweeps(root: Path, target: Path, places: Sequence[str], remarks: list[str]) -> dict[Path, bytes]:
+def _new_sweeps(root: Path, target: Path, places: Sequence[str], machine: Machine, remarks: list[str]) -> dict[Path, bytes]:
     """Return the sweeps of these runs that are not kept yet, or say more than what is kept, by where they go."""
     found: dict[Path, bytes] = {}
     for folder in sorted({Path(*Path(place).parts[:2]) for place in places}):
         ours, theirs = root / folder / SWEEP, target / folder / SWEEP
         if not is_plain(ours.parent, SWEEP):
             continue
+        content = b"".join(portable_chunks(ours.parent, SWEEP, machine))
         if not theirs.exists():
-            found[theirs] = ours.read_bytes()
-        elif ours.read_bytes() != theirs.read_bytes():
+            found[theirs] = content
+        elif content != theirs.read_bytes():
             new, kept = _read_sweep(ours), _read_sweep(theirs)
             if kept.like is None and new.like is not None:
                 remarks.append(f"{folder / SWEEP}: left as it was kept, for here it is only taken over from {new.like}")
@@ -84,7 +86,7 @@ def _new_sweeps(root: Path, target: Path, places: Sequence[str], remarks: list[s
             if kept.best is not None and new.best is None:
                 remarks.append(f"{folder / SWEEP}: left as it was kept, for the sweep has new points that are not done")
             elif new != kept.model_copy(update={"written": new.written}):
-                found[theirs] = ours.read_bytes()
+                found[theirs] = content
     return found
 
 

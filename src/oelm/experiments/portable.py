@@ -15,7 +15,7 @@ from oelm.files import MAX_JSON_BYTES, dump_json, read_json
 from oelm.train.status import STATUS, read_status
 
 # Settings, where a word that happens to be the host's name (a host called 'cpu') is still a setting.
-_SETTINGS = ("config.json", "model/config.json", "audit.json", "attention.json", "timing_stats.json")
+_SETTINGS = ("config.json", "model/config.json", "audit.json", "attention.json", "timing_stats.json", "sweep.json")
 _STRIPPED = (*_SETTINGS, "manifest.json", STATUS, "training.log")
 _CHUNK_BYTES = 2**20
 # A line end or tab as a quoted text shows it: its letter is no part of the word that follows.

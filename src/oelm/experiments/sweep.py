@@ -14,6 +14,7 @@ from pydantic import ValidationError, model_validator
 
 from oelm.errors import ConfigError, DataError
 from oelm.experiments.fair import TUNED
+from oelm.experiments.inventory import SWEEP
 from oelm.experiments.plan import PlannedRun, plan_runs, variant_name
 from oelm.experiments.registry import Experiment
 from oelm.files import read_json, write_json
@@ -23,7 +24,6 @@ from oelm.train.status import now_text, read_status
 
 # Not among the seeds of any comparison: what was chosen by the luck of a seed must not be judged on that seed.
 FIRST_SEED = 100
-SWEEP = "sweep.json"
 Grid = dict[str, list[Any]]
 
 

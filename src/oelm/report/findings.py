@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from oelm.errors import ConfigError
 from oelm.experiments.fair import TUNED, confounding, tuned_alike
+from oelm.experiments.inventory import SWEEP
 from oelm.experiments.registry import Catalog, Experiment, dotted
 from oelm.report.collect import Arm, ArmKey, Run, common_split, difference_text, differing_settings
 from oelm.report.computed import known_differences
@@ -174,7 +175,7 @@ def _sweeps_of(arm: Arm, roots: Sequence[Path]) -> list[SweepRecord]:
     """Return the readable sweeps of an arm's experiment at its budget, one of each root at most."""
     found = []
     for root in roots:
-        if not (root / arm.experiment / arm.budget / "sweep.json").is_file():
+        if not (root / arm.experiment / arm.budget / SWEEP).is_file():
             continue
         # Not above: it plans runs, and so waits for torch.
         from oelm.experiments.sweep import read_sweep

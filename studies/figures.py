@@ -4,8 +4,9 @@ A block begins with a comment that holds a command and ends with `<!-- end -->`:
 
     <!-- $ oelm report --out results/variants --table classes -->
 
-What is no table of Markdown's is fenced. `make demo` in a block is the end of what the demo prints, of the runs recorded under
-results/demo (to renew them: `make demo`, then `oelm archive demo --records results`); `make soak` what it last recorded.
+What is no table of Markdown's is fenced, with its command. `make demo` in a block is the end of what the demo prints, of the
+runs recorded under results/demo (to renew them: `make demo`, then `oelm archive demo --records results`); `make soak` what it
+last recorded.
 
 `make figures` writes all of them, and the pictures; `--check` writes nothing and fails if one is not what its command gives.
 """
@@ -85,12 +86,14 @@ def renewed(text: str) -> str:
     """Return a page with every block as its command prints it now; stop where one has no end of its own."""
     if torn := next((found["command"] for found in _BLOCK.finditer(text) if "<!-- $ " in found["body"]), None):
         raise SystemExit(f"the block of {torn} has no end: write <!-- end --> behind it")
-    return _BLOCK.sub(lambda found: f"{found['head']}\n{body(output(found['command']).strip())}\n\n{found['end']}", text)
+    return _BLOCK.sub(
+        lambda found: f"{found['head']}\n{body(found['command'], output(found['command']).strip())}\n\n{found['end']}", text
+    )
 
 
-def body(shown: str) -> str:
-    """Return what a page shows of an output: a table as it is, anything else between fences."""
-    return shown if shown.startswith("|") else f"```\n{shown}\n```"
+def body(command: str, shown: str) -> str:
+    """Return what a page shows of an output: a table as it is, anything else between fences, below what was typed."""
+    return shown if shown.startswith("|") else f"```\n$ {command}\n{shown}\n```"
 
 
 def wanted() -> dict[Path, str]:

@@ -86,9 +86,9 @@ def test_the_demo_is_shown_as_it_prints_its_recorded_runs(figures: ModuleType) -
 
 
 def test_what_is_no_table_is_fenced(figures: ModuleType) -> None:
-    assert figures.body("| a |\n|---|") == "| a |\n|---|"
-    assert figures.body("plain") == "```\nplain\n```"
-    assert "```\nsoak: " in figures.renewed("<!-- $ make soak -->\n<!-- end -->")
+    assert figures.body("oelm x", "| a |\n|---|") == "| a |\n|---|"
+    assert figures.body("oelm x", "plain") == "```\n$ oelm x\nplain\n```"
+    assert "```\n$ make soak\nsoak: " in figures.renewed("<!-- $ make soak -->\n<!-- end -->")
 
 
 def test_a_figure_that_was_changed_by_hand_is_found(figures: ModuleType, tmp_path: Path) -> None:

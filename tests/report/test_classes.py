@@ -249,3 +249,23 @@ def test_one_seed_has_no_interval_to_draw(tmp_path: Path) -> None:
     for experiment in ("GPT-01", "GPT-02"):
         write_arm(tmp_path, experiment, [20.0 * RATIOS[experiment]], seeds=[0])
     assert "classes" not in [block.name for block in blocks(english(tmp_path)) if isinstance(block, Chart)]
+
+
+@pytest.mark.parametrize(("learns", "named"), [(QK // 8, "a little"), (QK // 8 + 1, "over 1/8")])
+def test_what_learns_over_an_eighth_is_no_little(study: Path, learns: int, named: str) -> None:
+    for path in study.glob("GPT-02-lowrank/*/*/*/audit.json"):
+        audit = read_json(path)
+        audit["by_role"]["query"]["trainable"] = learns
+        write_json(path, audit, durable=False)
+    found = {row["method"]: row["class"] for row in rows(english(study), "classes")}
+    assert found["oelm_lowrank"] == named
+    # It is still held against the control.
+    assert [row["method"] for row in rows(english(study), "controls")] == ["oelm_lowrank"]
+
+
+def test_tuned_arms_of_other_settings_stand_in_columns_of_their_own(tmp_path: Path) -> None:
+    for variant, more in (("tuned-01234567", {}), ("tuned-steps-2000-89abcdef", {"steps": 2000})):
+        for experiment in ("GPT-01", "GPT-02"):
+            write_class(tmp_path, experiment, variant=variant, more=more)
+    (row,) = rows(english(tmp_path), "classes")
+    assert list(row)[4:] == ["tinystories", "tinystories (tuned-steps-2000-89abcdef)"]

@@ -1,0 +1,57 @@
+"""What README and docs say in words is what their tables say: where a test fails, write its sentence anew in both languages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+STUDY = "oelm report GPT-02 GPT-02-matched GPT-02-lowrank GPT-01-thin --out results/clip-1 --table classes"
+
+
+def gaps(page: str, command: str, *, on: str = "") -> dict[str, str]:
+    """Return the gaps of the table that a command wrote into a page, on one data set or in the only such column, by arm."""
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\", "").replace("`", "")
+    block = re.search(rf"<!-- \$ {re.escape(command)} -->(.*?)<!-- end -->", text, re.DOTALL)
+    assert block is not None, f"{page} has no block of {command}"
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block[1].strip().splitlines()]
+    where = head.index(on) if on else next(n for n, name in enumerate(head) if "[95%]" in name)
+    names = [next(cell for cell in row if "_" in cell or cell in ("thin", "baseline")) for row in rows]
+    return {name: row[where] for name, row in zip(names, rows, strict=True)}
+
+
+def ends(gap: str) -> tuple[float, float]:
+    """Return the two ends of a gap's interval."""
+    found = re.search(r"\[([+-][\d.]+), ([+-][\d.]+)\]", gap)
+    assert found is not None, gap
+    return float(found[1]), float(found[2])
+
+
+@pytest.mark.parametrize(("page", "command"), [("README.md", STUDY), ("README.zh-CN.md", f"{STUDY} --lang zh")])
+def test_pure_freezing_misses_the_target_and_a_little_learning_meets_it(page: str, command: str) -> None:
+    found = gaps(page, command, on="tinystories")
+    assert {arm: found[arm][0] for arm in ("oelm_freeze", "gaussian_matched", "oelm_lowrank")} == {
+        "oelm_freeze": "✗",
+        "gaussian_matched": "✗",
+        "oelm_lowrank": "✓",
+    }
+
+
+def test_a_little_learning_loses_less_than_the_thin_control() -> None:
+    found = gaps("docs/study.md", "oelm report --out results/clip-1 --table controls", on="tinystories")
+    assert ends(found["oelm_lowrank"])[1] < 0
+
+
+def test_freezing_what_was_pretrained_costs_nothing_that_shows_and_replacing_it_does() -> None:
+    found = gaps("docs/bert-study.md", "python studies/bert.py table")
+    low, high = ends(found["pretrained_freeze"])
+    assert low < 0 < high
+    assert all(ends(found[arm])[1] < 0 for arm in ("oelm_freeze_pretrained", "oelm_freeze", "gaussian_matched", "oelm_random"))
+
+
+def test_keeping_the_row_space_helps_and_orthogonality_does_not() -> None:
+    found = gaps("docs/bert-study.md", "python studies/bert.py pairs")
+    assert ends(found["oelm_freeze_pretrained"])[0] > 0
+    assert all(low < 0 < high for low, high in (ends(found[arm]) for arm in ("gaussian_matched", "oelm_random")))

@@ -24,7 +24,9 @@ for command in (status, logs, stop, clean):
     app.command()(command)
 # The same four in a process of their own.
 PROGRAM = """
-import typer
+import signal, typer
+# A shell that runs these tests in the background has its children ignore interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from oelm.cli.clean import clean
 from oelm.cli.logs import logs
 from oelm.cli.status import status

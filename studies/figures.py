@@ -30,8 +30,7 @@ _SECONDS = 300
 # By their path in the project.
 PICTURES = {
     "docs/images/demo.svg": "make demo",
-    "docs/images/study.svg": "oelm report GPT-02 GPT-02-matched GPT-02-lowrank GPT-01-thin"
-    " --out results/clip-1 --picture classes",
+    "docs/images/study.svg": "oelm report --out results/variants --picture classes",
 }
 _SCRIPTS = ("benchmarks/record.py", "studies/bert.py", "studies/draws.py", "studies/log.py")
 DEMO = "make demo"

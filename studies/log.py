@@ -67,7 +67,7 @@ def ppl_at(step: int, rows: Iterable[dict[str, Any]]) -> float:
     return next(float(row["val_ppl"]) for row in rows if row.get("step") == step and "val_ppl" in row)
 
 
-def evaluations(experiment: str, variant: str) -> list[dict[str, Any]]:
+def metrics(experiment: str, variant: str) -> list[dict[str, Any]]:
     """Return all rows of a run's metrics."""
     lines = (run(experiment, variant) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
@@ -111,7 +111,7 @@ def others(*, is_whole: bool) -> list[dict[str, Any]]:
 def given_up() -> list[list[str]]:
     """The ideas that were stopped at half their length, beside what they were held against."""
     known = {"baseline": "GPT-01", "`oelm_freeze`": "GPT-02", "`oelm_scaled`": "GPT-02-scaled"}
-    rows = [[name, f"{ppl_at(500, evaluations(place, SWEPT_BEST)):.2f}"] for name, place in known.items()]
+    rows = [[name, f"{ppl_at(500, metrics(place, SWEPT_BEST)):.2f}"] for name, place in known.items()]
     return [
         ["", "PPL at step 500"],
         *rows,

@@ -62,6 +62,11 @@ class SweepRecord(Strict):
             raise ValueError(f"best is {self.best}, of {len(self.points)} points")
         return self
 
+    @property
+    def terms(self) -> tuple[object, ...]:
+        """What the sweeps of two arms must share for their best to be comparable."""
+        return self.grid, self.changes, [(point.values, point.seeds) for point in self.points]
+
 
 @dataclass(frozen=True)
 class SweepPlan:
@@ -255,7 +260,7 @@ def tuned_changes(experiments: Sequence[Experiment], budget: str, root: Path, *,
     for record in records:
         if record.best is None:
             raise ConfigError(f"--tuned: the sweep of {record.experiment} is not finished; repeat its command")
-        if _terms(record) != _terms(records[0]):
+        if record.terms != records[0].terms:
             stale = next((each for each in (record, records[0]) if each.like), None)
             how = f"repeat oelm sweep {stale.experiment} --like {stale.like}" if stale else "sweep them together"
             raise ConfigError(
@@ -268,8 +273,3 @@ def tuned_changes(experiments: Sequence[Experiment], budget: str, root: Path, *,
     # What was changed besides is told in the name, as for runs that were not tuned.
     told = f"{variant_name(changes).rsplit('-', 1)[0]}-" if changes else ""
     return Tuned(chosen, f"{TUNED}{told}{digest}", {record.experiment: record.like for record in records})
-
-
-def _terms(record: SweepRecord) -> tuple[object, ...]:
-    """Return what two sweeps must share to be one."""
-    return record.grid, record.changes, [(point.values, point.seeds) for point in record.points]

@@ -146,7 +146,7 @@ def _tuned_alike(arm: Arm, baseline: Arm, catalog: Catalog, roots: Sequence[Path
     if not arm.variant.startswith(TUNED):
         return set()
     ours, theirs = (_at_its_best(each, roots) for each in (arm, baseline))
-    if ours is None or theirs is None or _terms(ours) != _terms(theirs):
+    if ours is None or theirs is None or ours.terms != theirs.terms:
         return set()
     return set(ours.grid) if tuned_alike(ours.like, theirs.like, catalog.baselines()) else set()
 
@@ -159,11 +159,6 @@ def _at_its_best(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
     settings = dotted(arm.runs[0].config or {})
     chosen = sweep.points[sweep.best].values
     return sweep if all(settings.get(key) == value for key, value in chosen.items()) else None
-
-
-def _terms(sweep: SweepRecord) -> tuple[object, ...]:
-    """Return what the sweeps of two arms must share for their best to be comparable."""
-    return sweep.grid, sweep.changes, [(point.values, point.seeds) for point in sweep.points]
 
 
 def sweep_of(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:

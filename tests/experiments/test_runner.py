@@ -200,7 +200,8 @@ def gate(queue: Queue, name: str) -> Path:
 def test_orphan_that_has_not_yet_taken_its_folder_is_not_doubled(queue: Queue) -> None:
     both = gate(queue, "both")
     first = queue.launch(*COMMAND)
-    queue.wait_until(lambda: len(queue.workers()) == 2)
+    # A process that is there has not yet been told its run: one whose launcher is killed before that ends at once.
+    queue.wait_until(lambda: started([first]) == 2 == len(queue.workers()))
     first.send(signal.SIGKILL)
     second = queue.launch(*COMMAND)
     queue.wait_until(lambda: len(queue.workers()) == 4)
@@ -214,7 +215,7 @@ def test_launcher_asked_to_stop_while_its_run_finds_another_there_leaves_and_say
     queue.environment |= {"STAND_IN_STEP_S": "0.2", "STAND_IN_LEAVE_S": "1"}
     orphans = gate(queue, "orphans")
     first = queue.launch(*COMMAND)
-    queue.wait_until(lambda: len(queue.workers()) == 2)
+    queue.wait_until(lambda: started([first]) == 2 == len(queue.workers()))
     first.send(signal.SIGKILL)
     late = gate(queue, "late")
     second = queue.launch(*COMMAND)

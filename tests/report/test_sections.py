@@ -19,6 +19,7 @@ from tests.report.synthetic import (
     Fate,
     audit_of,
     write_arm,
+    write_plain,
     write_run,
     write_sweep,
     write_tuned,
@@ -254,6 +255,19 @@ def test_a_sweep_taken_over_shows_its_best_alone_and_whose_it_is(tmp_path: Path)
     assert row["remark"] == "the best of GPT-05, at the edge of the grid"
     # No point of a curve that another corpus gave.
     assert {point["arm"] for point in values(document, "tuning")} == {"GPT-01, laptop"}
+
+
+def test_what_a_sweep_had_changed_and_arms_have_besides_is_told(tmp_path: Path) -> None:
+    for experiment in ("GPT-01", "GPT-02"):
+        sweep = write_sweep(tmp_path, experiment, 1).model_dump(mode="json")
+        changes = {"steps": 500} if experiment == "GPT-02" else {}
+        write_plain(tmp_path / experiment / "laptop" / "sweep.json", sweep | {"changes": changes})
+        write_tuned(tmp_path, experiment, 1e-3)
+    assert texts(english(tmp_path), "tuning", "note") == ["GPT-02, laptop: swept with steps 500."]
+    wider = {"optim.lr": 1e-3, "model.model_dim": 256}
+    write_arm(tmp_path, "GPT-01", [30.0, 31.0], seeds=[0, 1], variant="tuned-model-dim-256-0123abcd", settings=wider)
+    (_, told) = texts(english(tmp_path), "tuning", "note")
+    assert told.startswith("GPT-01 (tuned-model-dim-256-0123abcd), laptop: has the best of a sweep that was made without")
 
 
 def test_classifiers_have_an_interval_over_examples(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 
 # How the variant of runs begins that have the best of their sweep.
 TUNED = "tuned-"
+_TUNED_ALONE = re.compile(rf"{TUNED}[0-9a-f]{{8}}")
 # What the lean and thin controls have less of. Other weights to start from, another dropout or another context are no shape.
 _SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim"}
 _METHOD = "method."
@@ -25,6 +27,11 @@ def confounding(differing: Collection[str], *, tuned: Collection[str] = (), is_l
     may_be_smaller = bool(shape) and not method and not is_larger()
     allowed = (method - _PACE) | (set(tuned) - _SHAPE) | (shape if may_be_smaller else set())
     return [key for key in differing if key not in allowed]
+
+
+def changed_besides(variant: str) -> bool:
+    """Whether a variant has more than its budget's settings and, where it was tuned, the best of its sweep."""
+    return variant != "default" and not _TUNED_ALONE.fullmatch(variant)
 
 
 def tuned_alike(arm: str | None, baseline: str | None, baseline_of: Mapping[str, str]) -> bool:

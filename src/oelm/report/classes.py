@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from oelm.experiments.fair import TUNED
+from oelm.experiments.fair import changed_besides
 from oelm.method.kind import method_kind
 from oelm.report.collect import Arm
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
@@ -21,7 +20,6 @@ from oelm.train.records import Split
 # parameters give without any frame.
 CLASSES = ("pure", "little", "partial", "much", "control")
 LITTLE = 1 / 8
-_TUNED_ALONE = re.compile(rf"{TUNED}[0-9a-f]{{8}}")
 _QK_ROLES = ("query", "key", "query_key_value", "gain", "correction")
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "UNFIT_BASELINE": "warn"}
 
@@ -170,8 +168,7 @@ def _data(pair: Pair, *, with_budget: bool) -> str:
     manifest = pair.arm.runs[0].manifest
     assert manifest is not None
     variant = pair.arm.variant
-    # A tuned variant of nothing but its digest has the budget's own settings.
-    is_plain = variant == "default" or _TUNED_ALONE.fullmatch(variant) or pair.arm.experiment == DEMO
+    is_plain = not changed_besides(variant) or pair.arm.experiment == DEMO
     more = [pair.arm.budget] * with_budget + [variant] * (not is_plain)
     return f"{manifest.data.name} ({', '.join(more)})" if more else manifest.data.name
 

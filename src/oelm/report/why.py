@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 
+from oelm.experiments.fair import TUNED, changed_besides
 from oelm.report.collect import Arm
 from oelm.report.document import Block, Cell, Chart, Section, Table, Text
 from oelm.report.findings import Findings, label, sweep_of
@@ -90,4 +91,17 @@ def tuning_section(findings: Findings, words: Words) -> Section | None:
         spec = rates(points, arms, x="optim.lr", y=words("tuning.score"))
         blocks.append(Chart("tuning", words("tuning.chart"), spec, words("tuning.alt", arms=words.listed(arms))))
     blocks.append(Table("tuning", words("tuning.caption"), columns, tuple(rows), frozenset({3, 4})))
+    blocks += [Text(text, "note") for text in _swept_otherwise(findings, words)]
     return Section("tuning", words("tuning.title"), tuple(blocks))
+
+
+def _swept_otherwise(findings: Findings, words: Words) -> list[str]:
+    """Say which sweeps had settings of their own, and which arms have some that the sweep of theirs had not."""
+    arms = [(arm, sweep) for arm in findings.arms if (sweep := sweep_of(arm, findings.roots)) is not None]
+    settings = {f"{sweep.experiment}, {sweep.budget}": sweep.changes for _, sweep in arms if sweep.changes}
+    told = [
+        words("tuning.settings", arm=name, settings=words.listed(f"{key} {value}" for key, value in changes.items()))
+        for name, changes in settings.items()
+    ]
+    beside = [arm for arm, _ in arms if arm.variant.startswith(TUNED) and changed_besides(arm.variant)]
+    return told + [words("tuning.elsewhere", arm=label(arm), budget=arm.budget) for arm in beside]

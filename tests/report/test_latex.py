@@ -68,6 +68,12 @@ def test_a_text_is_written_so_that_it_shows_as_it_is(text: str, latex: str) -> N
     assert row(text) == f"{latex} \\\\"
 
 
+def test_a_command_is_set_as_code() -> None:
+    cells = (Cell("a_b \\c", is_code=True), Cell("", is_code=True))
+    document = Document("en", "", "", "", "", (Section("s", "s", (Table("t", "caption", ("a", "b"), (cells,)),)),))
+    assert "\\texttt{a\\_b \\textbackslash{}c} &  \\\\" in render_latex(document)
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_no_text_holds_a_command_or_a_special_character(attack: str) -> None:
     latex = body(render_latex(hostile_document(ATTACKS[attack])))

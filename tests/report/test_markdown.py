@@ -82,6 +82,24 @@ def test_a_cell_stays_in_its_column(text: str) -> None:
     assert texts(markdown)[-3:-1] == [one_line(text), "last"]
 
 
+COMMANDS = ["OMP_NUM_THREADS=1 oelm train --config 'a b/c_d/*.json'", "a\\_b", "$HOME <x> &amp; [y](z) ~~w~~ https://a.example"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_can_be_typed_as_it_stands_in_the_file(command: str) -> None:
+    row = (Cell(command, is_code=True), Cell("last"))
+    markdown, _ = render_markdown(only(Table("t", "c", ("a", "b"), (row,))), "charts")
+    assert f"| `{command}` | last |" in markdown
+    assert texts(markdown)[-3:-1] == [command, "last"] and structure(markdown).count("code_inline") == 1
+
+
+@pytest.mark.parametrize("text", [*ATTACKS.values(), "a | b", "a`b", "a\\|b", "``", "\\"])
+def test_no_command_breaks_its_row(text: str) -> None:
+    row = (Cell(text, is_code=True), Cell("last"))
+    markdown, _ = render_markdown(only(Table("t", "c", ("a", "b"), (row,))), "charts")
+    assert texts(markdown)[-3:-1] == [one_line(text), "last"]
+
+
 def test_no_html_comes_from_a_text() -> None:
     markdown, _ = render_markdown(hostile_document(ATTACKS["html"] + ATTACKS["script"]), "charts")
     assert not re.search(r"(?m)(?<!^)<|^[^>]*<", markdown)

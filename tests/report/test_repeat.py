@@ -14,7 +14,7 @@ import torch
 from oelm.train.metrics import read_metrics
 from tests.conftest import run_here, tiny_config
 from tests.report.reading import english, names, rows
-from tests.report.synthetic import write_arm
+from tests.report.synthetic import write_arm, write_sweep, write_tuned
 
 
 def losses(run: Path) -> dict[int, tuple[float | None, float | None]]:
@@ -65,3 +65,13 @@ def test_an_absolute_place_is_told_by_its_last_part(tmp_path: Path) -> None:
 
 def test_without_a_usable_arm_there_is_nothing_to_repeat(tmp_path: Path) -> None:
     assert "repeat" not in names(english(tmp_path))
+
+
+def test_the_points_of_a_sweep_are_left_out_and_the_arm_that_came_of_them_is_not(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, "GPT-01", 1)
+    for point in sweep.points:
+        write_arm(tmp_path, "GPT-01", [20.0] * len(point.seeds), seeds=point.seeds, variant=point.variant)
+    assert "repeat" not in names(english(tmp_path))
+    write_tuned(tmp_path, "GPT-01", 1e-3)
+    (row,) = rows(english(tmp_path), "repeat")
+    assert row["arm"] == "GPT-01 (tuned-0123abcd)"

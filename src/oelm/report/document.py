@@ -10,11 +10,12 @@ Mark = Literal["", "good", "bad", "warn", "muted"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table. `sort` orders its column where the text would not; `mark` says how it is meant."""
+    """A cell of a table. `sort` orders where the text would not, `mark` says how it is meant, code is to be typed."""
 
     text: str
     sort: float | str | None = None
     mark: Mark = ""
+    is_code: bool = False
 
 
 @dataclass(frozen=True)

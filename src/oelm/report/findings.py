@@ -83,7 +83,7 @@ def find(arms: Sequence[Arm], catalog: Catalog, roots: Sequence[Path]) -> Findin
         experiment = catalog.experiments.get(arm.experiment)
         if other is None or not _comparable(arm, other, experiment):
             continue
-        ours, theirs = _without_swept(arm, roots), _without_swept(other, roots)
+        ours, theirs = without_swept(arm, roots), without_swept(other, roots)
         if not ours.runs:
             continue
         for whole, rest in ((arm, ours), (other, theirs)):
@@ -103,7 +103,7 @@ def _comparable(arm: Arm, baseline: Arm, experiment: Experiment | None) -> bool:
     return len({arm.metric, baseline.metric} | named) == 1
 
 
-def _without_swept(arm: Arm, roots: Sequence[Path]) -> Arm:
+def without_swept(arm: Arm, roots: Sequence[Path]) -> Arm:
     """Return an arm without the seeds that its setting was chosen on: what won by their luck must not be judged on them."""
     # What came out of a sweep best has a folder of its own, and may be given its seeds again.
     is_tuned = arm.variant.startswith(TUNED)

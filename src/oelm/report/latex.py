@@ -72,7 +72,8 @@ def _row(cells: list[str]) -> str:
 
 
 def _cell(cell: Cell) -> str:
-    return _SIGNS.get(cell.mark, "") + _escaped(cell.text)
+    text = _escaped(cell.text)
+    return _SIGNS.get(cell.mark, "") + (f"\\texttt{{{text}}}" if cell.is_code and text else text)
 
 
 def _escaped(text: str) -> str:

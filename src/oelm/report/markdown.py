@@ -77,7 +77,14 @@ def table_text(table: Table) -> str:
 
 
 def _cell(cell: Cell) -> str:
-    return _SIGNS.get(cell.mark, "") + _escaped(cell.text)
+    return _SIGNS.get(cell.mark, "") + (_code(cell.text) if cell.is_code else _escaped(cell.text))
+
+
+def _code(text: str) -> str:
+    """Return what is to be typed with nothing in it changed, also to who reads the Markdown itself."""
+    plain = one_line(text)
+    # Tables cut at a bar even inside of code.
+    return f"`{plain}`" if plain and not set("`|").intersection(plain) else _escaped(text)
 
 
 def _caption(text: str) -> str:

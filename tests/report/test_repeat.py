@@ -74,4 +74,4 @@ def test_the_points_of_a_sweep_are_left_out_and_the_arm_that_came_of_them_is_not
     assert "repeat" not in names(english(tmp_path))
     write_tuned(tmp_path, "GPT-01", 1e-3)
     (row,) = rows(english(tmp_path), "repeat")
-    assert row["arm"] == "GPT-01 (tuned-0123abcd)"
+    assert row["arm"] == "GPT-01 (tuned)"

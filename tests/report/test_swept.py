@@ -122,3 +122,23 @@ def test_a_sweep_counts_in_whichever_folder_it_was_made(tmp_path: Path) -> None:
 def test_figures_that_were_measured_are_still_shown(tmp_path: Path) -> None:
     write_both(tmp_path)
     assert all("100: 11.00" in row["by seed"] for row in rows(english(tmp_path), "figures"))
+
+
+def test_points_of_a_sweep_stand_in_its_table_and_not_among_the_figures(tmp_path: Path) -> None:
+    for point in write_sweep(tmp_path, "GPT-01", 1).points:
+        write_arm(tmp_path, "GPT-01", [20.0] * len(point.seeds), seeds=point.seeds, variant=point.variant)
+    # All there is, as long as nothing else is.
+    assert len(rows(english(tmp_path), "figures")) == 3
+    write_tuned(tmp_path, "GPT-01", 1e-3)
+    document = english(tmp_path)
+    assert [row["arm"] for row in rows(document, "figures")] == ["GPT-01 (tuned)"]
+    assert len(rows(document, "tuning")) == 3
+
+
+def test_a_tuned_arm_has_its_digest_where_another_is_to_be_told_from_it(tmp_path: Path) -> None:
+    write_tuned(tmp_path, "GPT-01", 1e-3)
+    write_arm(tmp_path, "GPT-01", [30.0, 31.0], seeds=[0, 1], variant="tuned-steps-9-89abcdef", settings={"steps": 9})
+    assert {row["arm"] for row in rows(english(tmp_path), "figures")} == {"GPT-01 (tuned)", "GPT-01 (tuned-steps-9-89abcdef)"}
+    write_arm(tmp_path, "GPT-01", [30.0, 31.0], seeds=[0, 1], variant="tuned-89abcdef", settings={"optim.lr": 3e-3})
+    names = {row["arm"] for row in rows(english(tmp_path), "figures")}
+    assert names == {"GPT-01 (tuned-0123abcd)", "GPT-01 (tuned-89abcdef)", "GPT-01 (tuned-steps-9-89abcdef)"}

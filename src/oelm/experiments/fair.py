@@ -29,9 +29,9 @@ def confounding(differing: Collection[str], *, tuned: Collection[str] = (), is_l
     return [key for key in differing if key not in allowed]
 
 
-def changed_besides(variant: str) -> bool:
-    """Whether a variant has more than its budget's settings and, where it was tuned, the best of its sweep."""
-    return variant != "default" and not _TUNED_ALONE.fullmatch(variant)
+def is_tuned_alone(variant: str) -> bool:
+    """Whether a variant has the best of its sweep, and else its budget's own settings."""
+    return _TUNED_ALONE.fullmatch(variant) is not None
 
 
 def tuned_alike(arm: str | None, baseline: str | None, baseline_of: Mapping[str, str]) -> bool:

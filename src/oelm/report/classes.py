@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from oelm.experiments.fair import changed_besides
+from oelm.experiments.fair import is_tuned_alone
 from oelm.method.kind import method_kind
 from oelm.report.collect import Arm
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
@@ -168,7 +168,7 @@ def _data(pair: Pair, *, with_budget: bool) -> str:
     manifest = pair.arm.runs[0].manifest
     assert manifest is not None
     variant = pair.arm.variant
-    is_plain = not changed_besides(variant) or pair.arm.experiment == DEMO
+    is_plain = variant == "default" or is_tuned_alone(variant) or pair.arm.experiment == DEMO
     more = [pair.arm.budget] * with_budget + [variant] * (not is_plain)
     return f"{manifest.data.name} ({', '.join(more)})" if more else manifest.data.name
 

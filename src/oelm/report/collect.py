@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection as Some
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +15,7 @@ from typing import Any, Literal
 from oelm.dotted import flatten
 from oelm.errors import ConfigError, DataError
 from oelm.experiments.budget import BUDGETS
+from oelm.experiments.fair import is_tuned_alone
 from oelm.experiments.monitor import RunView, scan
 from oelm.files import read_json
 from oelm.report.computed import COMPUTED_WITH, computed_with, known_differences
@@ -112,7 +113,10 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Arm:
-    """The finished runs of one experiment at one budget and variant, by seed; `refused` says why they give no figure."""
+    """The finished runs of one experiment at one budget and variant, by seed; `refused` says why they give no figure.
+
+    `shown` is what readers are told of the variant.
+    """
 
     experiment: str
     budget: str
@@ -120,6 +124,7 @@ class Arm:
     runs: tuple[Run, ...]
     unfinished: tuple[Run, ...]
     refused: Mixture | None = None
+    shown: str = ""
 
     @property
     def key(self) -> ArmKey:
@@ -179,7 +184,10 @@ def collect(roots: Sequence[Path], *, only: Some[str] = (), budgets: Some[str] =
             continue
         run = _in_its_place(read_run(view))
         groups.setdefault((run.experiment, run.budget, run.variant), []).append(run)
-    return [_arm(key, runs) for key, runs in sorted(groups.items())]
+    tuned = Counter(key[:2] for key in groups if is_tuned_alone(key[2]))
+    # Digests tell nobody anything, as long as there is nothing to tell apart.
+    shown = {key: "tuned" for key in groups if is_tuned_alone(key[2]) and tuned[key[:2]] == 1}
+    return [replace(_arm(key, runs), shown=shown.get(key, key[2])) for key, runs in sorted(groups.items())]
 
 
 def _check_budgets(wanted: Some[str], found: set[str]) -> None:

@@ -202,7 +202,7 @@ def label(arm: Arm) -> str:
     """Return how an arm is called in tables and pictures."""
     if arm.experiment == DEMO:
         return arm.variant
-    return arm.experiment if arm.variant == "default" else f"{arm.experiment} ({arm.variant})"
+    return arm.experiment if arm.variant == "default" else f"{arm.experiment} ({arm.shown})"
 
 
 def method_of(arm: Arm, catalog: Catalog) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 
-from oelm.experiments.fair import TUNED, changed_besides
+from oelm.experiments.fair import TUNED, is_tuned_alone
 from oelm.report.collect import Arm
 from oelm.report.document import Block, Cell, Chart, Section, Table, Text
 from oelm.report.findings import Findings, label, sweep_of
@@ -103,5 +103,5 @@ def _swept_otherwise(findings: Findings, words: Words) -> list[str]:
         words("tuning.settings", arm=name, settings=words.listed(f"{key} {value}" for key, value in changes.items()))
         for name, changes in settings.items()
     ]
-    beside = [arm for arm, _ in arms if arm.variant.startswith(TUNED) and changed_besides(arm.variant)]
+    beside = [arm for arm, _ in arms if arm.variant.startswith(TUNED) and not is_tuned_alone(arm.variant)]
     return told + [words("tuning.elsewhere", arm=label(arm), budget=arm.budget) for arm in beside]

@@ -125,6 +125,27 @@ def test_each_of_several_comparisons_is_judged_at_a_corrected_level(tmp_path: Pa
     assert [row.judgement.level for row in built(tmp_path).judged] == pytest.approx([1 - 0.05 / 3] * 3)
 
 
+def test_arms_of_another_baseline_do_not_widen_the_others(tmp_path: Path) -> None:
+    write_study(tmp_path, 1.02)
+    write_study(tmp_path, 1.10, arm="GPT-03")
+    write_arm(tmp_path, "GPT-04", BASE[:5])
+    write_arm(tmp_path, "GPT-05", arm_figures(1.02)[:5])
+    found = {row.pair.arm.experiment: row.judgement.level for row in built(tmp_path).judged}
+    assert found == pytest.approx({"GPT-02": 0.975, "GPT-03": 0.975, "GPT-05": 0.95})
+
+
+def test_naming_experiments_changes_no_verdict(tmp_path: Path) -> None:
+    for arm, ratio in (("GPT-02", 1.02), ("GPT-03", 1.10), ("GPT-02-matched", 1.05)):
+        write_study(tmp_path, ratio, arm=arm)
+    whole = {row.pair.arm.experiment: row.judgement for row in built(tmp_path).judged}
+    assert len(whole) == 3
+    for arm, judgement in whole.items():
+        (row,) = build_report([tmp_path], package_catalog(), only=[arm]).judged
+        assert (row.pair.arm.experiment, row.judgement) == (arm, judgement)
+        report = build_report([tmp_path], package_catalog(), only=[arm])
+        assert {found.experiment for found in report.findings.arms} == {arm, "GPT-01"}
+
+
 def test_what_cannot_be_judged_does_not_widen_the_others(tmp_path: Path) -> None:
     write_study(tmp_path, 1.02)
     write_study(tmp_path, 1.10, arm="GPT-03", seeds=3)

@@ -7,7 +7,7 @@ of 0.49 points, so the band 93-97 is four of them either way.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from oelm.report.stats import (
     paired_log_ratio,
     pooled_log_ratio,
 )
-from oelm.report.verdict import Judgement, judge
+from oelm.report.verdict import Judgement, judge, judge_together
 
 STUDIES = 2000
 BOUND = 1.05
@@ -49,7 +49,9 @@ def coverage(intervals: Iterable[Interval | None], truth: float) -> float:
     return sum(interval.low <= truth <= interval.high for interval in found) / STUDIES
 
 
-def judged(ours: dict[int, float], theirs: dict[int, float], *, planned: int, look: int, comparisons: int = 1) -> Judgement:
+def judged(
+    ours: dict[int, float], theirs: dict[int, float], *, planned: int, look: int, comparisons: int = 1, share: int | None = None
+) -> Judgement:
     return judge(
         ours,
         theirs,
@@ -58,6 +60,7 @@ def judged(ours: dict[int, float], theirs: dict[int, float], *, planned: int, lo
         planned=planned,
         look=look,
         comparisons=comparisons,
+        share=share,
         confounded_by=(),
     )
 
@@ -157,6 +160,24 @@ def share_with(verdict: str, *, comparisons: int) -> float:
 @pytest.mark.parametrize("verdict", ["PASS", "FAIL"])
 def test_of_eight_comparisons_any_errs_in_at_most_a_twentieth(verdict: str) -> None:
     assert 0.01 < share_with(verdict, comparisons=8) <= 0.05
+
+
+def judge_of(ours: dict[int, float], theirs: dict[int, float]) -> Callable[[int], Judgement]:
+    return lambda share: judged(ours, theirs, planned=5, look=1, comparisons=8, share=share)
+
+
+@pytest.mark.parametrize("verdict", ["PASS", "FAIL"])
+@pytest.mark.parametrize("sure", [2, 7])
+def test_of_arms_at_the_bound_any_errs_in_at_most_a_twentieth_however_many_others_are_sure(verdict: str, sure: int) -> None:
+    studies = 0
+    for arms in arm_studies(5, 8, 0.005, seed=52):
+        theirs = arms.pop("base")
+        # The first are far from the bound, on both sides of it.
+        moved = {n: {seed: ppl * (1.3, 0.7)[n % 2] for seed, ppl in ours.items()} for n, ours in enumerate(arms.values())}
+        shown = [moved[n] if n < sure else ours for n, ours in enumerate(arms.values())]
+        found = judge_together([judge_of(ours, theirs) for ours in shown])
+        studies += any(one.verdict == verdict for one in found[sure:])
+    assert 0.005 < studies / STUDIES <= 0.05
 
 
 def test_intervals_of_eight_comparisons_hold_together_as_often_as_they_say() -> None:

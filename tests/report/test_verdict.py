@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from oelm.errors import DataError, OelmError
 from oelm.experiments.registry import Criterion
 from oelm.report.stats import paired_difference, paired_log_ratio
-from oelm.report.verdict import Judgement, Looks, comparison_key, judge
+from oelm.report.verdict import Judgement, Looks, comparison_key, judge, judge_together
 
 RATIO = Criterion(ppl_ratio_at_most=1.05)
 LOSS = Criterion(accuracy_loss_at_most=0.05)
@@ -169,6 +170,38 @@ def test_many_comparisons_use_a_higher_level_and_say_so() -> None:
     # 5% shared by eight, halved at the second look.
     assert found.level == pytest.approx(1 - 0.05 / 16, rel=1e-15)
     assert codes(found) == ["interval_inside", "later_look", "many_comparisons"]
+
+
+def together(*ratios: float) -> list[Judgement]:
+    def judge_of(ratio: float) -> Callable[[int], Judgement]:
+        return lambda share: judged(scaled(ratio), comparisons=len(ratios), share=share)
+
+    return judge_together([judge_of(ratio) for ratio in ratios])
+
+
+def test_what_is_sure_leaves_more_room_to_the_rest() -> None:
+    # At its own 95% the arm passes, at a third of the error it does not; the two others do either way.
+    close = 1.0435
+    assert judged(scaled(close)).verdict == "PASS" and judged(scaled(close), comparisons=3).verdict == "INCONCLUSIVE"
+    found = together(0.9, close, 1.2)
+    assert [one.verdict for one in found] == ["PASS", "PASS", "FAIL"]
+    assert [one.level for one in found] == pytest.approx([1 - 0.05 / 3, 0.95, 1 - 0.05 / 3])
+    assert [one.comparisons for one in found] == [3, 3, 3]
+
+
+def test_what_is_not_sure_leaves_none() -> None:
+    found = together(1.0435, 1.05, 1.0435)
+    assert [one.verdict for one in found] == ["INCONCLUSIVE"] * 3
+    assert [one.level for one in found] == pytest.approx([1 - 0.05 / 3] * 3)
+    assert together() == []
+
+
+@given(st.lists(st.sampled_from([0.9, 1.03, 1.04, 1.0435, 1.046, 1.05, 1.054, 1.06, 1.2]), min_size=1, max_size=6))
+def test_together_decides_all_that_a_division_by_all_would_and_nothing_that_no_division_would(ratios: list[float]) -> None:
+    for ratio, found in zip(ratios, together(*ratios), strict=True):
+        alone, strict = judged(scaled(ratio)), judged(scaled(ratio), comparisons=len(ratios))
+        assert found.verdict in (alone.verdict, "INCONCLUSIVE")
+        assert strict.verdict in (found.verdict, "INCONCLUSIVE")
 
 
 def test_more_seeds_than_planned_at_a_first_look_are_told() -> None:

@@ -60,6 +60,7 @@ NAMES = {
     "TinyStories",
     "Transformer",
     "torch",
+    "Holm",
     "Kneser",
     "Ney",
 }

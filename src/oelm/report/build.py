@@ -73,7 +73,17 @@ def _warned(section: Section, remarks: Sequence[str]) -> Section:
 def build_report(
     roots: Sequence[Path], catalog: Catalog, *, only: Collection[str] = (), budgets: Collection[str] = ()
 ) -> Report:
-    """Collect and judge the runs under the roots; of the experiments named, with their baselines, where any are."""
-    wanted = set(only) | {catalog.baselines()[name] for name in only if name in catalog.baselines()}
-    findings = find(collect(roots, only=wanted, budgets=budgets), catalog, roots)
-    return Report(findings, judge_all(findings))
+    """Collect and judge the runs under the roots; tell of the experiments named, with their baselines, where any are.
+
+    A verdict is the same whatever is told beside it: arms of the same baselines are judged together, named or not.
+    """
+    baseline_of = catalog.baselines()
+    wanted = set(only) | {baseline_of[name] for name in only if name in baseline_of}
+    together = wanted | {name for name, baseline in baseline_of.items() if baseline in wanted}
+    arms = collect(roots, only=together, budgets=budgets)
+    findings = find(arms, catalog, roots)
+    judged = judge_all(findings)
+    if only:
+        findings = find([arm for arm in arms if arm.experiment in wanted], catalog, roots)
+        judged = [row for row in judged if row.pair.arm.experiment in wanted]
+    return Report(findings, judged)

@@ -12,6 +12,7 @@ from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
 from oelm.report.findings import DEMO, Findings, Pair, label, method_of, method_text
 from oelm.report.ladder import compared
 from oelm.report.plots import forest_by_set
+from oelm.report.stats import LEVEL
 from oelm.report.verdicts import BOUNDS, Judged
 from oelm.report.words import Words
 from oelm.train.records import Split
@@ -50,10 +51,8 @@ def classes_section(findings: Findings, judged: Sequence[Judged], words: Words) 
 
 def _together(rows: Sequence[Judged], words: Words) -> list[Block]:
     """Say that verdicts of several comparisons are stricter than the intervals that are shown."""
-    judged = [row.judgement for row in rows if row.judgement.is_look and row.judgement.comparisons > 1]
-    if not judged:
-        return []
-    return [Text(words("classes.together", comparisons=judged[0].comparisons, level=100 * judged[0].level), "note")]
+    levels = {row.judgement.level for row in rows if row.judgement.is_look and row.judgement.level > LEVEL}
+    return [Text(words("classes.together", level=100 * max(levels)), "note")] if levels else []
 
 
 def _belongs(pair: Pair) -> bool:

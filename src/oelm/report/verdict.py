@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -104,6 +104,7 @@ def judge(
     planned: int,
     look: int,
     comparisons: int,
+    share: int | None = None,
     confounded_by: tuple[str, ...],
     unfit: Reason | None = None,
     dropped: tuple[int, ...] = (),
@@ -111,12 +112,12 @@ def judge(
 ) -> Judgement:
     """Judge an arm's finished runs against its baseline's: PPLs or accuracies by seed; None where no baseline is named.
 
-    `look` and `dropped` are what `Looks` says of the common seeds, `comparisons` how many stand in the same table, and
-    `confounded_by` the settings that differ beside the method; `unfit` is what makes the baseline no real one. PASS, FAIL and
-    INCONCLUSIVE need the planned number of seeds.
+    `look` and `dropped` are what `Looks` says of the common seeds, `comparisons` how many are judged together, `share` how many
+    of them the error is divided by, all if it is None, and `confounded_by` the settings that differ beside the method; `unfit`
+    is what makes the baseline no real one. PASS, FAIL and INCONCLUSIVE need the planned number of seeds.
     """
     seeds = common_seeds(ours, theirs or {})
-    used = look_level(corrected_level(level, comparisons), look)
+    used = look_level(corrected_level(level, share or comparisons), look)
     interval = None if theirs is None else _interval(ours, theirs, kind=kind, level=used)
     decided = (
         _without_pairs(ours, theirs, seeds)
@@ -130,6 +131,22 @@ def judge(
     notes = _notes(ours, theirs or {}, seeds, planned=planned, look=look, comparisons=comparisons, level=used)
     verdict, reason = decided
     return Judgement(verdict, interval, used, look, len(seeds), planned, comparisons, (reason, *notes))
+
+
+def judge_together(judges: Sequence[Callable[[int], Judgement]]) -> list[Judgement]:
+    """Judge comparisons so that all verdicts hold together; each judge is told by how many the error is divided.
+
+    Holm's way: by all at first; what passes or fails so is decided, and the error of the others is divided by as many as they
+    are, until no more is decided. It holds however the comparisons depend on each other, and decides whatever a division by all
+    alone would.
+    """
+    found = [judge_at(len(judges)) for judge_at in judges]
+    left = list(range(len(judges)))
+    while (still := [number for number in left if found[number].verdict not in ("PASS", "FAIL")]) and len(still) < len(left):
+        left = still
+        for number in left:
+            found[number] = judges[number](len(left))
+    return found
 
 
 Decision = tuple[Verdict, Reason]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from oelm.report.findings import Findings, Pair, label, method_text, split_text,
 from oelm.report.ladder import compared, points_text, ratio_text
 from oelm.report.plots import forest
 from oelm.report.stats import Interval, example_difference, pooled_log_ratio
-from oelm.report.verdict import Judgement, Look, Looks, Reason, comparison_key, judge
+from oelm.report.verdict import Judgement, Look, Looks, Reason, comparison_key, judge, judge_together
 from oelm.report.words import Words
 from oelm.train.records import Split
 
@@ -44,28 +45,34 @@ class Judged:
 
 
 def judge_all(findings: Findings) -> list[Judged]:
-    """Judge every pair at its planned seeds, corrected for how many are judged together and how often before."""
+    """Judge every pair at its planned seeds, corrected for how many share its baseline and how often it was judged before."""
     looks = _all_looks(findings.roots)
     unfit = unfit_baselines(findings)
-    comparisons = sum(_can_be_judged(pair, unfit) for pair in findings.pairs)
-    judged = []
-    for pair in findings.pairs:
-        key = comparison_key(*pair.arm.key)
-        experiment = pair.experiment
-        judgement = judge(
-            pair.arm.on(pair.split),
-            pair.baseline.on(pair.split),
-            kind="language_model" if pair.arm.metric == "ppl" else "classifier",
-            criterion=experiment.criterion if experiment is not None and pair.arm.budget != _SMOKE else None,
-            planned=_planned(pair),
-            look=looks.look_number(key, pair.seeds),
-            comparisons=comparisons if _can_be_judged(pair, unfit) else 1,
-            confounded_by=pair.confounded,
-            unfit=unfit.get(pair.baseline.key),
-            dropped=looks.dropped(key, pair.seeds),
-        )
-        judged.append(Judged(pair, judgement, _pooled(findings, pair), _examples(pair)))
-    return judged
+    judgements: dict[ArmKey, Judgement] = {}
+    for _, family in findings.families():
+        counted = [pair for pair in family if _can_be_judged(pair, unfit)]
+        judges = [partial(_judge, pair, looks, unfit, len(counted)) for pair in counted]
+        judgements |= {pair.arm.key: found for pair, found in zip(counted, judge_together(judges), strict=True)}
+        judgements |= {pair.arm.key: _judge(pair, looks, unfit, 1, 1) for pair in family if pair.arm.key not in judgements}
+    return [Judged(pair, judgements[pair.arm.key], _pooled(findings, pair), _examples(pair)) for pair in findings.pairs]
+
+
+def _judge(pair: Pair, looks: Looks, unfit: Mapping[ArmKey, Reason], comparisons: int, share: int) -> Judgement:
+    key = comparison_key(*pair.arm.key)
+    experiment = pair.experiment
+    return judge(
+        pair.arm.on(pair.split),
+        pair.baseline.on(pair.split),
+        kind="language_model" if pair.arm.metric == "ppl" else "classifier",
+        criterion=experiment.criterion if experiment is not None and pair.arm.budget != _SMOKE else None,
+        planned=_planned(pair),
+        look=looks.look_number(key, pair.seeds),
+        comparisons=comparisons,
+        share=share,
+        confounded_by=pair.confounded,
+        unfit=unfit.get(pair.baseline.key),
+        dropped=looks.dropped(key, pair.seeds),
+    )
 
 
 def _all_looks(roots: Sequence[Path]) -> Looks:

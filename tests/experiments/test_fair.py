@@ -57,6 +57,11 @@ def test_what_each_has_from_the_same_sweep_may_differ_but_for_the_shape() -> Non
     assert smaller(["optim.lr", "model.ff_dim"], tuned=["optim.lr", "model.ff_dim"]) == []
 
 
+@pytest.mark.parametrize("key", ["steps", "batch_size", "model.seq_len", "data.tokenizer", "data.max_tokens", "init_from"])
+def test_no_sweep_gives_an_arm_more_text_or_another_text(key: str) -> None:
+    assert confounding([key, "schedule.warmup_steps"], tuned=[key, "schedule.warmup_steps"], is_larger=never_asked) == [key]
+
+
 def test_every_setting_named_here_is_one_of_a_run() -> None:
     config = make_config(load_catalog(None).get("GPT-02"), "laptop", seed=0)
     known = set(flatten(config.as_dict()))

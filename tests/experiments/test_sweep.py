@@ -34,7 +34,8 @@ from tests.experiments.planned import PAIR, catalog_of, finish
 from tests.experiments.recorded import record
 
 TASK = "task: {kind: classifier, title: another kind, data: stdlib-packages}\n"
-CATALOG = catalog_of(PAIR + "other: {extends: arm, title: elsewhere}\nthird: {extends: arm, title: elsewhere again}\n" + TASK)
+MORE = "".join(f"{name}: {{extends: arm, title: elsewhere}}\n" for name in ("other", "third", "fourth"))
+CATALOG = catalog_of(PAIR + MORE + TASK)
 ARMS = [CATALOG.get("base"), CATALOG.get("arm")]
 LRS = [1e-3, 2e-3, 4e-3]
 GRID: Grid = {"optim.lr": LRS}
@@ -288,11 +289,12 @@ def test_a_sweep_that_is_taken_over_is_used_and_names_whose_it_is(tmp_path: Path
 
 def test_a_sweep_taken_over_twice_names_the_one_that_was_swept_and_may_be_replaced(tmp_path: Path) -> None:
     swept(tmp_path, {"base": 2e-3, "arm": 1e-3})
-    take_over([CATALOG.get("other")], ARMS[0], budget="smoke", root=tmp_path)
+    conclude_sweep(plan_sweep_of(CATALOG.get("fourth"), tmp_path))
+    take_over([CATALOG.get("other")], ARMS[1], budget="smoke", root=tmp_path)
     (taken,) = take_over([CATALOG.get("third")], CATALOG.get("other"), budget="smoke", root=tmp_path)
-    assert taken.like == "base"
-    take_over([CATALOG.get("third")], ARMS[1], budget="smoke", root=tmp_path)
-    assert read_sweep("third", "smoke", tmp_path).like == "arm"
+    assert taken.like == "arm"
+    take_over([CATALOG.get("third")], CATALOG.get("fourth"), budget="smoke", root=tmp_path)
+    assert read_sweep("third", "smoke", tmp_path).like == "fourth"
 
 
 def test_a_dry_take_over_writes_nothing(tmp_path: Path) -> None:
@@ -303,12 +305,13 @@ def test_a_dry_take_over_writes_nothing(tmp_path: Path) -> None:
 
 def test_no_other_best_is_tried_where_runs_have_one(tmp_path: Path) -> None:
     swept(tmp_path, {"base": 2e-3, "arm": 1e-3})
-    other = CATALOG.get("other")
-    take_over([other], ARMS[0], budget="smoke", root=tmp_path)
+    other, fourth = CATALOG.get("other"), CATALOG.get("fourth")
+    conclude_sweep(plan_sweep_of(fourth, tmp_path))
+    take_over([other], ARMS[1], budget="smoke", root=tmp_path)
     (tmp_path / "other" / "smoke" / "tuned-01234567").mkdir()
-    with pytest.raises(ConfigError, match="^other has runs with the best of base; for another's give another --out$"):
-        take_over([other], ARMS[1], budget="smoke", root=tmp_path)
-    assert take_over([other], ARMS[0], budget="smoke", root=tmp_path)[0].like == "base"
+    with pytest.raises(ConfigError, match="^other has runs with the best of arm; for another's give another --out$"):
+        take_over([other], fourth, budget="smoke", root=tmp_path)
+    assert take_over([other], ARMS[1], budget="smoke", root=tmp_path)[0].like == "arm"
 
 
 def test_a_stale_copy_is_told_with_the_command_that_renews_it(tmp_path: Path) -> None:
@@ -353,8 +356,13 @@ def test_nothing_is_taken_over_where_it_would_lie(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="^--like arm: its sweep is not finished"):
         take_over([other], ARMS[1], budget="smoke", root=tmp_path)
     swept(tmp_path, {"base": 2e-3, "arm": 1e-3})
+    conclude_sweep(plan_sweep_of(CATALOG.get("fourth"), tmp_path))
     for experiments, message in (
-        ([other, ARMS[0]], "^base has a sweep of its own at smoke"),
+        ([other, CATALOG.get("fourth")], "^fourth has a sweep of its own at smoke"),
+        (
+            [other, ARMS[0]],
+            "^--like arm: its method is not that of base, so its best is another arm's; name such an arm$",
+        ),
         ([other, ARMS[1]], "^--like arm: it is among the experiments"),
         ([other, CATALOG.get("task")], "^--like arm: it is a language model, and task is not$"),
     ):

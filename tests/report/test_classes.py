@@ -220,6 +220,22 @@ def test_what_learns_at_another_time_is_told(study: Path, settings: dict[str, An
     assert told in [row["learns in Q/K"] for row in rows(english(study), "classes")]
 
 
+def test_tuned_arms_and_others_have_a_column_each(study: Path) -> None:
+    for experiment in ("GPT-01", "GPT-02-lowrank", "GPT-01-thin"):
+        write_class(study, experiment, variant="tuned-1a2b3c4d")
+    document = english(study)
+    (freeze,) = [row for row in rows(document, "classes") if row["method"] == "oelm_freeze"]
+    assert freeze["tinystories (default)"] and not freeze["tinystories (tuned-1a2b3c4d)"] and "tinystories" not in freeze
+    (against,) = rows(document, "controls")
+    assert against["tinystories (default)"] == against["tinystories (tuned-1a2b3c4d)"] != ""
+
+
+def test_a_control_in_which_more_learns_is_not_held_against_a_little(study: Path) -> None:
+    before = rows(english(study), "controls")
+    write_class(study, "GPT-01", name="GPT-01-lean")
+    assert rows(english(study), "controls") == before != []
+
+
 def test_verdicts_that_are_stricter_than_the_intervals_shown_say_so(study: Path) -> None:
     (note,) = texts(english(study), "classes", "note")
     assert "hold together (Holm)" in note and "98.75%" in note

@@ -123,6 +123,12 @@ def test_draws_at_a_rate_each_are_no_design(tmp_path: Path) -> None:
     assert "draws" not in names(english(tmp_path))
 
 
+def test_a_stray_draw_takes_none_of_the_others_away(tmp_path: Path) -> None:
+    write_draws(tmp_path, FAR_APART | {13: (22.0, 22.0)})
+    write_arm(tmp_path, "GPT-02", (25.0, 25.5), seeds=(3, 9), variant="seed-14", settings={"method.seed": 14})
+    assert [row["draws x seeds"] for row in rows(english(tmp_path), "draws")] == ["3 x 2"]
+
+
 def test_a_run_under_two_names_counts_once(tmp_path: Path) -> None:
     write_draws(tmp_path, FAR_APART)
     write_draws(tmp_path, FAR_APART, name="again-")

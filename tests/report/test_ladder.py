@@ -105,6 +105,16 @@ def test_the_same_method_across_data_sets(tmp_path: Path) -> None:
     assert row["openwebtext, laptop"] == ratio_by_hand(second, {0: 50.0, 1: 50.5, 2: 49.5})
 
 
+def test_across_data_sets_a_method_stands_for_its_arm_of_most_seeds(tmp_path: Path) -> None:
+    write_by_seed(tmp_path, "GPT-01", BASE)
+    write_by_seed(tmp_path, "GPT-02", LADDER["GPT-02"])
+    write_by_seed(tmp_path, "GPT-02-lr3e-4", {0: 77.0, 1: 78.0})
+    write_by_seed(tmp_path, "GPT-04", BASE, data="openwebtext")
+    write_by_seed(tmp_path, "GPT-05", LADDER["GPT-02"], data="openwebtext")
+    found = {row["method"]: row["tinystories, laptop"] for row in rows(english(tmp_path), "across-ppl")}
+    assert found["oelm_freeze"] == ratio_by_hand(LADDER["GPT-02"], BASE)
+
+
 def test_controls_and_variants_never_take_a_methods_place_across_data_sets(tmp_path: Path) -> None:
     write_by_seed(tmp_path, "GPT-01", BASE)
     write_by_seed(tmp_path, "GPT-02", LADDER["GPT-02"])

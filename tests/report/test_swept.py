@@ -119,9 +119,32 @@ def test_a_sweep_counts_in_whichever_folder_it_was_made(tmp_path: Path) -> None:
     assert pair.seeds == [0, 1]
 
 
-def test_figures_that_were_measured_are_still_shown(tmp_path: Path) -> None:
+def test_figures_are_of_the_seeds_that_are_compared(tmp_path: Path) -> None:
     write_both(tmp_path)
-    assert all("100: 11.00" in row["by seed"] for row in rows(english(tmp_path), "figures"))
+    document = english(tmp_path)
+    first = next(row for row in rows(document, "figures") if row["arm"].startswith("GPT-01 "))
+    assert first["by seed"] == "0: 20.00, 1: 20.21, 2: 19.92, 3: 20.13, 4: 20.34" and first["mean"] == "20.12"
+    told = next(row["measured"] for row in rows(document, "reported") if row["experiment"] == "GPT-01")
+    assert told == f"20.12 (laptop, {VARIANT}, n=5)"
+
+
+def test_tries_are_no_measurements_beside_what_was_reported(tmp_path: Path) -> None:
+    for point in write_sweep(tmp_path, "GPT-01", 1).points:
+        write_arm(tmp_path, "GPT-01", [20.0] * len(point.seeds), seeds=point.seeds, variant=point.variant)
+    write_tuned(tmp_path, "GPT-01", 1e-3)
+    told = next(row["measured"] for row in rows(english(tmp_path), "reported") if row["experiment"] == "GPT-01")
+    assert told == "30.50 (laptop, tuned, n=2)"
+
+
+def test_each_folders_runs_have_the_sweep_that_lies_beside_them(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    for experiment, best, rate in (("GPT-01", 1, 1e-3), ("GPT-02", 2, 3e-3)):
+        write_sweep(first, experiment, best)
+        write_sweep(second, experiment, 0)
+        write_tuned(first, experiment, rate)
+    for roots in ((first, second), (second, first)):
+        (pair,) = found(*roots).pairs
+        assert pair.confounded == ()
 
 
 def test_points_of_a_sweep_stand_in_its_table_and_not_among_the_figures(tmp_path: Path) -> None:

@@ -14,18 +14,21 @@ _METHOD = "method."
 # Fields of a method that say how fast an arm learns: a gain by these is none of freezing.
 _PACE = {"method.layer_lr_decay", "method.warmup_steps"}
 
+# What each arm may have its own best of: how it learns, not how much, from what, or with how large a model.
+_TUNABLE = ("optim.", "schedule.", "model.dropout", "precision")
+
 
 def confounding(differing: Collection[str], *, tuned: Collection[str] = (), is_larger: Callable[[], bool]) -> list[str]:
     """Return which of the settings that an arm and its baseline differ in, by dotted path, make their gap prove nothing.
 
     The method is the question, its pace is not. An arm of its baseline's method is a control, and its shape may differ as long
     as it has no more parameters than the baseline; only then `is_larger` is asked. Settings in `tuned`, which each has from the
-    same sweep, may differ too, but for the shape: a larger model would win by its size.
+    same sweep, may differ too, as far as they say how a model learns: by its size or by more text one would win unfairly.
     """
     method = {key for key in differing if key.startswith(_METHOD)}
     shape = _SHAPE.intersection(differing)
     may_be_smaller = bool(shape) and not method and not is_larger()
-    allowed = (method - _PACE) | (set(tuned) - _SHAPE) | (shape if may_be_smaller else set())
+    allowed = (method - _PACE) | {key for key in tuned if key.startswith(_TUNABLE)} | (shape if may_be_smaller else set())
     return [key for key in differing if key not in allowed]
 
 

@@ -221,6 +221,10 @@ def _check_taker(experiment: Experiment, like: Experiment, record: SweepRecord, 
         raise ConfigError(f"--like {like.id}: it is among the experiments that would take over its sweep; leave it out")
     if experiment.kind != like.kind:
         raise ConfigError(f"--like {like.id}: it is a {like.kind.replace('_', ' ')}, and {experiment.id} is not")
+    if (experiment.method, bool(experiment.baseline)) != (like.method, bool(like.baseline)):
+        raise ConfigError(
+            f"--like {like.id}: its method is not that of {experiment.id}, so its best is another arm's; name such an arm"
+        )
     if not (folder / SWEEP).exists():
         return
     present = read_sweep(experiment.id, record.budget, folder.parent.parent, asked="--like")

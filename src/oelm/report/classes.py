@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from oelm.experiments.fair import is_tuned_alone
 from oelm.method.kind import method_kind
-from oelm.report.collect import Arm
+from oelm.report.collect import Arm, ArmKey
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
-from oelm.report.findings import DEMO, Findings, Pair, label, method_of, method_text
+from oelm.report.findings import Findings, Pair, label, method_of, method_text
 from oelm.report.ladder import compared
 from oelm.report.plots import forest_by_set
 from oelm.report.stats import LEVEL
@@ -78,7 +78,7 @@ def learning_in_qk(arm: Arm) -> int | None:
 
 def _by_line(findings: Findings, rows: Sequence[Judged], words: Words) -> _Found:
     """Return the comparisons of each class, method and size, in the classes' order."""
-    budgets = {row.pair.arm.budget for row in rows}
+    names = _names([row.pair for row in rows])
     found: _Found = {}
     for row in rows:
         arm, baseline = row.pair.arm, row.pair.baseline
@@ -86,7 +86,7 @@ def _by_line(findings: Findings, rows: Sequence[Judged], words: Words) -> _Found
         kind = class_of(arm)
         kind = "much" if kind == "little" and counts[0] > LITTLE * counts[1] else kind
         line = found.setdefault(Line(CLASSES.index(kind), _name(findings, row.pair, words), *counts), {})
-        name = _data(row.pair, with_budget=len(budgets) > 1)
+        name = names[row.pair.arm.key]
         # Two arms of one method on one data set: told apart by their own names, never one over the other.
         line[f"{name} ({label(arm)})" if name in line else name] = row
     return {line: found[line] for line in sorted(found)}
@@ -130,7 +130,7 @@ def _beside_controls(found: _Found, words: Words) -> list[Block]:
             continue
         for control, theirs in controls.items():
             cells = [_against(by_set.get(name), theirs.get(name), words) for name in sets]
-            if control.whole == line.whole and any(cell.text for cell in cells):
+            if control.whole == line.whole and control.learns <= line.learns and any(cell.text for cell in cells):
                 names = (Cell(line.name), Cell(f"{line.learns:,}", line.learns))
                 rows.append((*names, Cell(control.name), Cell(f"{control.learns:,}", control.learns), *cells))
     if not rows:
@@ -163,13 +163,32 @@ def _name(findings: Findings, pair: Pair, words: Words) -> str:
     return suffix or method_of(pair.arm, findings.catalog) or pair.arm.experiment
 
 
-def _data(pair: Pair, *, with_budget: bool) -> str:
+def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:
+    """Return the column that each arm stands in: its data set, and as much besides as tells it from others on the same one."""
+    has_budgets = len({pair.arm.budget for pair in pairs}) > 1
+    plain: dict[tuple[str, str], set[str]] = {}
+    for pair in pairs:
+        if _is_plain(pair.arm):
+            plain.setdefault((_data(pair), pair.arm.budget), set()).add(pair.arm.variant)
+    names: dict[ArmKey, str] = {}
+    for pair in pairs:
+        arm = pair.arm
+        # What was tuned and what was not have baselines of their own: in one column they would look alike.
+        is_alone = _is_plain(arm) and len(plain[_data(pair), arm.budget]) == 1
+        more = [arm.budget] * has_budgets + [arm.variant] * (not is_alone)
+        names[arm.key] = f"{_data(pair)} ({', '.join(more)})" if more else _data(pair)
+    return names
+
+
+def _data(pair: Pair) -> str:
     manifest = pair.arm.runs[0].manifest
     assert manifest is not None
-    variant = pair.arm.variant
-    is_plain = variant == "default" or is_tuned_alone(variant) or pair.arm.experiment == DEMO
-    more = [pair.arm.budget] * with_budget + [variant] * (not is_plain)
-    return f"{manifest.data.name} ({', '.join(more)})" if more else manifest.data.name
+    return manifest.data.name
+
+
+def _is_plain(arm: Arm) -> bool:
+    """Whether an arm's variant says nothing of its settings; the demo's are its methods."""
+    return arm.variant == "default" or is_tuned_alone(arm.variant)
 
 
 def _row(line: Line, by_set: Mapping[str, Judged], sets: Sequence[str], words: Words) -> tuple[Cell, ...]:

@@ -28,22 +28,21 @@ def costs_section(findings: Findings, words: Words) -> Section | None:
     """Return parameters, bytes and step times of every arm beside its baseline's, and interleaved timings where there are."""
     rows: list[tuple[Cell, ...]] = []
     for baseline, pairs in findings.families():
-        rows += [_row(arm, baseline) for arm in (baseline, *(pair.arm for pair in pairs))]
+        rows += [_row(arm) for arm in (baseline, *(pair.arm for pair in pairs))]
     if not rows:
         return None
-    names = ("arm", "budget", "trainable", "frozen", "share", "state", "checkpoint", "step", "ratio")
+    names = ("arm", "budget", "trainable", "frozen", "share", "state", "checkpoint", "step")
     columns = tuple(words(f"costs.{name}") for name in names)
-    table = Table("costs", words("costs.caption"), columns, tuple(rows), frozenset(range(2, 9)))
+    table = Table("costs", words("costs.caption"), columns, tuple(rows), frozenset(range(2, 8)))
     blocks: list[Block] = [Text(words("costs.text")), table, *_speed(findings, words)]
     return Section("costs", words("costs.title"), tuple(blocks))
 
 
-def _row(arm: Arm, baseline: Arm) -> tuple[Cell, ...]:
+def _row(arm: Arm) -> tuple[Cell, ...]:
     audit = arm.runs[0].audit
     assert audit is not None
     state, checkpoint = 8 * audit.trainable, 4 * audit.total + 8 * audit.trainable
-    step, other = _median_step(arm), _median_step(baseline)
-    ratio = step / other if arm is not baseline and step is not None and other else None
+    step = _median_step(arm)
     return (
         Cell(label(arm)),
         Cell(arm.budget),
@@ -53,7 +52,6 @@ def _row(arm: Arm, baseline: Arm) -> tuple[Cell, ...]:
         Cell(f"{state / _MIB:,.1f} MiB", state),
         Cell(f"{checkpoint / _MIB:,.1f} MiB", checkpoint),
         Cell("" if step is None else f"{1000 * step:,.1f} ms", step),
-        Cell("" if ratio is None else f"{ratio:.3f}x", ratio),
     )
 
 

@@ -134,10 +134,14 @@ def _draw(arm: Arm) -> int | None:
 
 
 def _largest(values: Crossed) -> Spread | None:
-    """Return the spread over the seeds that every draw has."""
-    draws = {draw for draw, _ in values}
-    seeds = [seed for seed in {seed for _, seed in values} if all((draw, seed) in values for draw in draws)]
-    return spread({(draw, seed): values[draw, seed] for draw in draws for seed in seeds})
+    """Return the spread over the most runs that are crossed: all seeds of some draw, and the draws that have these too."""
+    seeds_of: dict[int, set[int]] = {}
+    for draw, seed in values:
+        seeds_of.setdefault(draw, set()).add(seed)
+    sets = [*seeds_of.values(), set.intersection(*seeds_of.values())]
+    crossed = [[(draw, seed) for draw, own in seeds_of.items() if own >= seeds for seed in seeds] for seeds in sets]
+    found = [spread({run: values[run] for run in runs}) for runs in crossed]
+    return max((one for one in found if one is not None), key=lambda one: one.draws * one.seeds, default=None)
 
 
 def _row(design: _Design, estimate: Spread, apart: str) -> tuple[Cell, ...]:

@@ -8,7 +8,7 @@ from oelm.experiments.earlier import inconsistencies, load_reported
 from oelm.report.collect import Arm
 from oelm.report.contradictions import contradictions
 from oelm.report.document import Block, Cell, Section, Table, Text
-from oelm.report.findings import Findings, Pair
+from oelm.report.findings import Findings, Pair, unswept
 from oelm.report.ladder import compared
 from oelm.report.verdicts import best_text
 from oelm.report.words import Words, templates
@@ -24,7 +24,8 @@ def reported_section(findings: Findings, words: Words) -> Section:
         if experiment.reported is None:
             continue
         figures = experiment.reported.figures
-        measured = [arm for arm in findings.arms if arm.experiment == experiment.id and arm.is_usable and arm.budget != "smoke"]
+        usable = [arm for arm in findings.arms if arm.experiment == experiment.id and arm.is_usable and arm.budget != "smoke"]
+        measured = unswept(usable, findings.roots)
         pairs = [pair for pair in findings.pairs if pair.arm.experiment == experiment.id and pair.arm.budget != "smoke"]
         rows.append(
             (
@@ -79,7 +80,8 @@ def _reported_gap(findings: Findings, name: str) -> str:
 
 
 def _measured(arm: Arm) -> str:
-    return f"{best_text(arm, 'val')} ({arm.budget}, n={len(arm.runs)})"
+    which = arm.budget if arm.variant == "default" else f"{arm.budget}, {arm.shown}"
+    return f"{best_text(arm, 'val')} ({which}, n={len(arm.runs)})"
 
 
 def _gap(pair: Pair, words: Words) -> str:

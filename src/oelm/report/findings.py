@@ -83,7 +83,7 @@ def find(arms: Sequence[Arm], catalog: Catalog, roots: Sequence[Path]) -> Findin
         experiment = catalog.experiments.get(arm.experiment)
         if other is None or not _comparable(arm, other, experiment):
             continue
-        ours, theirs = without_swept(arm, roots), without_swept(other, roots)
+        ours, theirs = _without_swept(arm, roots), _without_swept(other, roots)
         if not ours.runs:
             continue
         for whole, rest in ((arm, ours), (other, theirs)):
@@ -103,13 +103,18 @@ def _comparable(arm: Arm, baseline: Arm, experiment: Experiment | None) -> bool:
     return len({arm.metric, baseline.metric} | named) == 1
 
 
-def without_swept(arm: Arm, roots: Sequence[Path]) -> Arm:
+def _without_swept(arm: Arm, roots: Sequence[Path]) -> Arm:
     """Return an arm without the seeds that its setting was chosen on: what won by their luck must not be judged on them."""
     # What came out of a sweep best has a folder of its own, and may be given its seeds again.
     is_tuned = arm.variant.startswith(TUNED)
     points = [point for sweep in _sweeps_of(arm, roots) for point in sweep.points if is_tuned or point.variant == arm.variant]
     swept = {seed for point in points for seed in point.seeds}
     return replace(arm, runs=tuple(run for run in arm.runs if run.seed not in swept))
+
+
+def unswept(arms: Sequence[Arm], roots: Sequence[Path]) -> list[Arm]:
+    """Return what is left of arms without the seeds that their setting was chosen on; none of those that were tries alone."""
+    return [left for arm in arms if (left := _without_swept(arm, roots)).runs]
 
 
 def baseline_key(arm: Arm, catalog: Catalog) -> ArmKey | None:
@@ -162,14 +167,14 @@ def _at_its_best(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
 
 
 def sweep_of(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
-    """Return the sweep of an arm's experiment at its budget, where there is a readable one."""
+    """Return the sweep of an arm's experiment at its budget, where there is a readable one: that beside its runs first."""
     return next(iter(_sweeps_of(arm, roots)), None)
 
 
 def _sweeps_of(arm: Arm, roots: Sequence[Path]) -> list[SweepRecord]:
-    """Return the readable sweeps of an arm's experiment at its budget, one of each root at most."""
+    """Return the readable sweeps of an arm's experiment at its budget, one of each root: those beside its runs first."""
     found = []
-    for root in roots:
+    for root in sorted(roots, key=lambda root: not any(run.path.is_relative_to(root) for run in arm.runs)):
         if not (root / arm.experiment / arm.budget / SWEEP).is_file():
             continue
         # Not above: it plans runs, and so waits for torch.

@@ -106,13 +106,13 @@ def _data(pair: Pair) -> str:
     manifest = pair.arm.runs[0].manifest
     assert manifest is not None
     is_plain = pair.arm.variant == "default" or pair.arm.experiment == DEMO
-    return ", ".join((manifest.data.name, pair.arm.budget) if is_plain else (manifest.data.name, *pair.arm.key[1:]))
+    return ", ".join([manifest.data.name, pair.arm.budget] + [pair.arm.shown] * (not is_plain))
 
 
 def _matrix(findings: Findings, pairs: list[Pair], metric: str, words: Words) -> Table:
     sets = sorted({_data(pair) for pair in pairs})
     cells: dict[tuple[str, str], Cell] = {}
-    for pair in sorted(pairs, key=lambda pair: len(pair.seeds)):
+    for pair in sorted(pairs, key=lambda pair: -len(pair.seeds)):
         gap, text = compared(pair.arm, pair.baseline, pair.split)
         text = words("across.on_test", gap=text) if pair.split == "test" and text else text
         method = method_text(pair.arm, findings.catalog, words)

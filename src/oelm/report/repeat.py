@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oelm.report.collect import Run
 from oelm.report.document import Cell, Section, Table, Text
-from oelm.report.findings import Findings, label, without_swept
+from oelm.report.findings import Findings, label, unswept
 from oelm.report.words import Words
 
 # A name of `oelm data list`, and no place.
@@ -18,7 +18,6 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 def repeat_section(findings: Findings, words: Words) -> Section | None:
     """Return for every usable arm that is more than a sweep's point the commands that prepare its data and repeat a seed."""
-    arms = [without_swept(arm, findings.roots) for arm in findings.arms if arm.is_usable]
     rows = tuple(
         (
             Cell(label(arm)),
@@ -27,8 +26,7 @@ def repeat_section(findings: Findings, words: Words) -> Section | None:
             Cell(data_command(arm.runs[0]), is_code=True),
             Cell(run_command(arm.runs[0], findings.roots), is_code=True),
         )
-        for arm in arms
-        if arm.runs
+        for arm in unswept([arm for arm in findings.arms if arm.is_usable], findings.roots)
     )
     if not rows:
         return None

@@ -14,7 +14,7 @@ from oelm.experiments.portable import this_machine
 from oelm.report.baselines import baseline_remarks, unfit_baselines
 from oelm.report.collect import Arm, ArmKey, Mixture
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
-from oelm.report.findings import Findings, Pair, label, method_text, split_text, without_swept
+from oelm.report.findings import Findings, Pair, label, method_text, split_text, unswept
 from oelm.report.ladder import compared, points_text, ratio_text
 from oelm.report.plots import forest
 from oelm.report.stats import Interval, example_difference, pooled_log_ratio
@@ -242,7 +242,7 @@ def _point(row: Judged, words: Words) -> dict[str, Any] | None:
 def _figures(findings: Findings, words: Words) -> Table:
     """Return every arm's figures by seed, as far as they are no points of sweeps: nothing that was not measured stands here."""
     usable = [arm for arm in findings.arms if arm.is_usable]
-    arms = [arm for arm in usable if without_swept(arm, findings.roots).runs] or usable
+    arms = unswept(usable, findings.roots) or usable
     columns = tuple(words(f"figures.{name}") for name in ("arm", "budget", "best", "seeds"))
     if any(arm.on("test") for arm in arms):
         columns += tuple(words(f"figures.{name}") for name in ("test", "test_seeds"))

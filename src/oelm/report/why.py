@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from typing import TYPE_CHECKING
 
+from oelm.dotted import flatten
 from oelm.experiments.fair import TUNED, is_tuned_alone
 from oelm.report.collect import Arm
 from oelm.report.document import Block, Cell, Chart, Section, Table, Text
 from oelm.report.findings import Findings, label, sweep_of
 from oelm.report.plots import grouped, rates
 from oelm.report.words import Words
+
+if TYPE_CHECKING:
+    from oelm.experiments.sweep import SweepRecord
 
 # Five pictures each.
 _MOST_FAMILIES = 4
@@ -52,12 +57,12 @@ def tuning_section(findings: Findings, words: Words) -> Section | None:
     """Return the sweeps behind the arms: the same grid for all, the best of each, and whether it lies at the edge."""
     rows: list[tuple[Cell, ...]] = []
     points: list[dict[str, object]] = []
-    seen: set[tuple[str, str]] = set()
+    seen: list[SweepRecord] = []
     for arm in findings.arms:
         sweep = sweep_of(arm, findings.roots)
-        if sweep is None or (sweep.experiment, sweep.budget) in seen:
+        if sweep is None or sweep in seen:
             continue
-        seen.add((sweep.experiment, sweep.budget))
+        seen.append(sweep)
         for number, point in enumerate(sweep.points):
             is_best = number == sweep.best
             if sweep.like is not None and not is_best:
@@ -98,10 +103,23 @@ def tuning_section(findings: Findings, words: Words) -> Section | None:
 def _swept_otherwise(findings: Findings, words: Words) -> list[str]:
     """Say which sweeps had settings of their own, and which arms have some that the sweep of theirs had not."""
     arms = [(arm, sweep) for arm in findings.arms if (sweep := sweep_of(arm, findings.roots)) is not None]
-    settings = {f"{sweep.experiment}, {sweep.budget}": sweep.changes for _, sweep in arms if sweep.changes}
+    own = {f"{sweep.experiment}, {sweep.budget}": sweep.changes for _, sweep in arms if sweep.changes and sweep.like is None}
     told = [
         words("tuning.settings", arm=name, settings=words.listed(f"{key} {value}" for key, value in changes.items()))
-        for name, changes in settings.items()
+        for name, changes in own.items()
     ]
-    beside = [arm for arm, _ in arms if arm.variant.startswith(TUNED) and not is_tuned_alone(arm.variant)]
+    beside = [arm for arm, sweep in arms if arm.variant.startswith(TUNED) and _has_more(arm, sweep)]
     return told + [words("tuning.elsewhere", arm=label(arm), budget=arm.budget) for arm in beside]
+
+
+def _has_more(arm: Arm, sweep: SweepRecord) -> bool:
+    """Whether a tuned arm's name tells of changes that its sweep was made without."""
+    if is_tuned_alone(arm.variant) or not arm.is_usable:
+        return False
+    # Not above: it plans runs, and so waits for torch.
+    from oelm.experiments.plan import variant_name
+
+    settings = flatten(arm.runs[0].config or {})
+    shared = {key: value for key, value in sweep.changes.items() if settings.get(key) == value}
+    # Names end in a digest, which is of the sweep's grid too.
+    return not shared or arm.variant.rsplit("-", 1)[0] != TUNED + variant_name(shared).rsplit("-", 1)[0]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-STUDY = "oelm report --out results/variants --table classes"
+STUDY, PAGE = "oelm report --out results/variants --table classes", "docs/study.md"
+CORPORA = ["tinystories", "wikitext103"]
 
 
 def gaps(page: str, command: str, *, on: str = "") -> dict[str, str]:
@@ -29,15 +30,32 @@ def ends(gap: str) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
-@pytest.mark.parametrize(("page", "command"), [("README.md", STUDY), ("README.zh-CN.md", f"{STUDY} --lang zh")])
-def test_pure_freezing_misses_the_target_and_a_little_learning_meets_it(page: str, command: str) -> None:
-    found = gaps(page, command, on="tinystories")
+@pytest.mark.parametrize("corpus", CORPORA)
+@pytest.mark.parametrize(("page", "command"), [("README.md", STUDY), ("README.zh-CN.md", f"{STUDY} --lang zh"), (PAGE, STUDY)])
+def test_pure_freezing_misses_the_target_and_a_little_learning_meets_it(page: str, command: str, corpus: str) -> None:
+    found = gaps(page, command, on=corpus)
     assert {arm: found[arm][0] for arm in ("oelm_freeze", "oelm_lowrank")} == {"oelm_freeze": "✗", "oelm_lowrank": "✓"}
 
 
-def test_a_little_learning_loses_less_than_the_thin_control() -> None:
-    found = gaps("docs/study.md", "oelm report --out results/variants --table controls", on="tinystories")
-    assert ends(found["oelm_lowrank"])[1] < 0
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_what_a_little_learning_costs_does_not_show(corpus: str) -> None:
+    low, high = ends(gaps(PAGE, STUDY, on=corpus)["oelm_lowrank"])
+    assert low < 0 < high
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_a_little_learning_loses_less_than_the_thin_control(corpus: str) -> None:
+    assert ends(gaps(PAGE, "oelm report --out results/variants --table controls", on=corpus)["oelm_lowrank"])[1] < 0
+
+
+def test_the_thin_control_meets_the_target_on_tinystories_and_may_or_may_not_on_wikitext() -> None:
+    assert [gaps(PAGE, STUDY, on=corpus)["thin"][0] for corpus in CORPORA] == ["✓", "△"]
+
+
+def test_the_pages_name_every_corpus_that_the_table_has() -> None:
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    head = next(line for line in text.splitlines() if line.startswith("| class | method |"))
+    assert [cell.strip() for cell in head.strip("|").split("|")][4:] == CORPORA
 
 
 def test_freezing_what_was_pretrained_costs_nothing_that_shows_and_replacing_it_does() -> None:

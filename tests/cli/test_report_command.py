@@ -135,6 +135,25 @@ def test_a_file_that_cannot_be_written_is_refused_and_the_look_still_counts(root
     assert (root / "looks.json").is_file()
 
 
+@pytest.mark.parametrize("option", ["--html", "--markdown", "--latex"])
+def test_a_folder_in_a_files_place_is_refused_before_anything_is_shown(root: Path, tmp_path: Path, option: str) -> None:
+    assert f"{option} {tmp_path}: this is a folder; name a file in it" in oelm("report", option, tmp_path, code=2).output
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert "this is a file; name a folder" in oelm("report", "--csv", tmp_path / "file", code=2).output
+    assert not (root / "looks.json").exists()
+
+
+@pytest.mark.parametrize("one", [("--table", "verdicts"), ("--picture", "forest-ppl")])
+def test_one_table_or_picture_goes_into_no_file(root: Path, tmp_path: Path, one: tuple[str, str]) -> None:
+    found = oelm("report", *one, "--html", tmp_path / "a.html", code=2).output
+    assert "--html: --table and --picture print one thing and write no file" in found and not (tmp_path / "a.html").exists()
+
+
+def test_a_table_of_runs_that_are_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
+    found = oelm("report", "--out", tmp_path, "--table", "classes", code=2).output
+    assert "this report has reported, totals; no arm in it has finished runs beside its baseline's" in " ".join(found.split())
+
+
 def test_looks_are_counted(root: Path) -> None:
     oelm("report")
     again = oelm("report").output

@@ -81,6 +81,16 @@ def oelm(*arguments: str, code: int = 0) -> str:
         (("mine-02", "--out", "notes.txt"), "--out notes.txt: notes.txt is a file"),
         (("mine-02", "--out", "notes.txt/deeper"), "notes.txt is a file"),
         (("mine-02", "--tuned"), "oelm sweep mine-01"),
+        (
+            ("mine-02", "--set", "method=oelm_random"),
+            "--set method: it would change the method of every arm",
+        ),
+        (("mine-02", "--set", "method.layers=first 1"), "give an experiment of your own that extends one of these"),
+        (("mine-02", "--set", "steps=9", "--set", "steps=8"), "--set steps: it is said twice; leave one of them out"),
+        (("mine-02", "--prepare-only", "--dry-run"), "give it without --dry-run and --slurm"),
+        (("mine-02", "--prepare-only", "--slurm"), "give it without --dry-run and --slurm"),
+        (("mine-02", "--nnodes", "2", "--dry-run"), "--nnodes, --rdzv-endpoint and --rdzv-id need --nproc"),
+        (("mine-02", "--nproc", "2", "--jobs", "2", "--dry-run"), "give one of the two"),
     ],
 )
 def test_mistake_starts_nothing_and_leaves_nothing(arguments: tuple[str, ...], words: str, place: Path) -> None:
@@ -120,6 +130,8 @@ def test_folder_that_cannot_be_written_to_starts_nothing(place: Path) -> None:
         (("--grid", "optim.lr=1e-3,1e-3"), "twice"),
         (("--grid", "optim.lrr=1e-3,1e-2"), "unknown key 'lrr'"),
         (("--grid", "seed=1,2"), "seed is not tuned"),
+        (("--grid", "optim.betas=[0.9,0.95],[0.9,0.999]"), "settings that are lists are not tuned; give one with --set"),
+        (("--grid", "optim.lr=1e-3,1e-2", "--set", "method.gain=head"), "it would change the method of every arm"),
         (("--grid", "optim.lr=1e-3,1e-2", "--out", "notes.txt"), "notes.txt is a file"),
         (("--like", "mine-01"), "mine-01 was not swept at smoke"),
         (("--like", "mine-99"), "mine-99"),
@@ -227,7 +239,7 @@ def test_sweep_marks_the_best_and_tuned_runs_take_it(queue: Queue) -> None:
 def test_sweep_of_another_is_taken_over_and_used(queue: Queue) -> None:
     queue.add("mine-03", "{extends: mine-02, title: elsewhere}")
     queue.finish(*SWEEP, "optim.lr=0.001,0.01,0.1")
-    assert "has a sweep of its own" in queue.finish("sweep", "mine-01", *SMOKE, "--like", "mine-02", code=2)
+    assert "its method is not that of mine-01" in queue.finish("sweep", "mine-01", *SMOKE, "--like", "mine-02", code=2)
     printed = queue.finish("sweep", "mine-03", *SMOKE, "--like", "mine-02", "--dry-run")
     assert "nothing was written" in printed and not (queue.outputs / "mine-03").exists()
     printed = queue.finish("sweep", "mine-03", *SMOKE, "--like", "mine-02")

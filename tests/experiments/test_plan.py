@@ -215,7 +215,7 @@ def test_data_of_the_other_kind_is_refused_at_every_budget(kind: str, data: str)
     ],
 )
 def test_a_setting_that_cannot_be_is_told_with_the_entry_s_line(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^0\.yaml:5 \(arm at smoke, with your options\): {message}"):
+    with pytest.raises(ConfigError, match=rf"^arm at smoke with your options \(its entry: 0\.yaml:5\): {message}"):
         make_config(CATALOG.get("arm"), "smoke", seed=0, changes=changes)
 
 
@@ -350,7 +350,9 @@ def test_a_folder_whose_config_is_damaged_is_refused_by_name(content: bytes, tmp
 def test_arms_are_confounded_by_all_that_is_not_the_method(changes: dict[str, Any], apart: list[str]) -> None:
     arm = make_config(CATALOG.get("arm"), "smoke", seed=1, changes=changes)
     assert confounds(arm, made("base")) == apart
-    assert confounds(arm, made("base"), tuned=changes) == []
+    # From a sweep each may have its own rate; more text, another text or another model it may not.
+    is_tunable = all(key.startswith(("optim.", "method.", "model.dropout")) for key in changes)
+    assert confounds(arm, made("base"), tuned=changes) == ([] if is_tunable else apart)
 
 
 # At smoke a model is 32 wide, with 2 layers of 2 heads.
@@ -376,8 +378,9 @@ def test_a_control_may_have_another_shape_but_not_more_parameters(key: str, valu
 
 
 def test_a_control_whose_parameters_nobody_can_count_here_is_confounded() -> None:
-    apart = confounds(made("bert", "laptop", model__num_layers=1), made("bert", "laptop"))
-    assert [text.split(" ")[0] for text in apart] == ["model.num_layers"]
+    # A pretrained model says its own shape, and is not on this machine.
+    apart = confounds(made("bert", "laptop", model__source=None, model__num_layers=1), made("bert", "laptop"))
+    assert "model.num_layers" in [text.split(" ")[0] for text in apart]
 
 
 def test_arms_from_other_pretrained_weights_are_confounded() -> None:

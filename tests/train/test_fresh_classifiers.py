@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, processors
 
@@ -200,6 +201,13 @@ def test_an_end_mark_that_cannot_be_found_is_refused(settings: dict[str, Any], t
 def test_an_architecture_beside_a_pretrained_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="architecture 't5' is for fresh models; the folder of source org/name says its own"):
         fresh_config("t5", model__source="org/name")
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "model_dim", "num_layers", "num_heads", "ff_dim"])
+def test_a_shape_beside_a_pretrained_model_is_refused(key: str) -> None:
+    assert getattr(ClassifierConfig.model_validate({key: 640}), key) == 640
+    with pytest.raises(ValidationError, match=f"{key} 640 is for fresh models; the folder of source org/name says its own"):
+        ClassifierConfig.model_validate({"source": "org/name", key: 640})
 
 
 def test_an_unknown_architecture_is_refused_with_those_there_are() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.shell import out, reported
+from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
     from oelm.bench.compare import Comparison
@@ -40,16 +41,18 @@ def bench(
 def _config(name: str, budget: str, overrides: list[str]) -> RunConfig:
     from oelm.data.tokenizer import vocab_size_of
     from oelm.experiments.budget import budget_settings
-    from oelm.train.config import parse_config, parse_override, read_config, with_overrides
+    from oelm.train.config import parse_config, parse_overrides, read_config, with_overrides
 
     if Path(name).is_file():
         settings = read_config(Path(name)).as_dict()
+    elif "/" in name or name.endswith(".json"):
+        raise ConfigError(f"{name}: no such file; give a method or a run's config.json")
     else:
         settings = {**budget_settings(budget), "method": name}
         # No data is read here, so the tokenizer's size stands in for what it would give.
         settings["model"]["vocab_size"] = vocab_size_of(settings["data"]["tokenizer"])
     settings = parse_config(settings, where=name).as_dict()
-    return parse_config(with_overrides(settings, dict(map(parse_override, overrides))), where=name)
+    return parse_config(with_overrides(settings, parse_overrides(overrides)), where=name)
 
 
 def _shape(config: RunConfig) -> str:

@@ -66,13 +66,14 @@ def show(
     root: Annotated[Path, typer.Option("--out", help="Where runs are, for measured times.")] = Path("outputs"),
 ) -> None:
     """Show one experiment: its whole recipe at a budget, parameters, what was reported, and what it will take here."""
-    from oelm.experiments.plan import plan_runs, variant_name
+    from oelm.experiments.plan import check_changes, plan_runs, variant_name
     from oelm.experiments.registry import dotted, load_catalog
-    from oelm.train.config import parse_override
+    from oelm.train.config import parse_overrides
 
     found = load_catalog(catalog)
     experiment = found.get(name)
-    changes = dict(map(parse_override, overrides or []))
+    changes = parse_overrides(overrides or [])
+    check_changes(changes)
     arms = [experiment] + ([found.get(experiment.baseline)] if experiment.baseline else [])
     runs = plan_runs(
         arms,

@@ -99,11 +99,11 @@ def _config(
     file: Path | None, budget: str, model: str | None, chosen: dict[str, Any], lengths: dict[str, Any], overrides: list[str]
 ) -> FinetuneConfig:
     from oelm.experiments.budget import classifier_settings
-    from oelm.train.config import FinetuneConfig, parse_as, parse_override, read_any_config, with_overrides
+    from oelm.train.config import FinetuneConfig, parse_as, parse_overrides, read_any_config, with_overrides
 
     settings = classifier_settings(budget, model=model) if file is None else read_any_config(file).as_dict()
     where = str(file) if file is not None else f"budget {budget}"
-    changes = {key: value for key, value in chosen.items() if value is not None} | dict(map(parse_override, overrides))
+    changes = parse_overrides(overrides, flags=chosen)
     return parse_as(
         FinetuneConfig, with_overrides(settings | lengths, changes), where=f"{where} with your options" if changes else where
     )

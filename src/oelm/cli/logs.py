@@ -37,7 +37,8 @@ def logs(
         path = _log_of(view)
         end = _print_tail(path, lines) if path is not None else 0
         if path is None and not follow:
-            err.print(f"{view.path}: no log yet; the run is {view.state}", soft_wrap=True)
+            missing = "its log was not kept here" if view.state == "done" else f"no log yet; the run is {view.state}"
+            err.print(f"{view.path}: {missing}", soft_wrap=True)
         if follow:
             _follow(view, path, end)
     except KeyboardInterrupt:

@@ -34,11 +34,11 @@ def project(
     from oelm.experiments.projection import project as on_paper
     from oelm.experiments.registry import load_catalog
     from oelm.experiments.study import Study
-    from oelm.train.config import parse_config, parse_override
+    from oelm.train.config import parse_config, parse_overrides
     from oelm.train.preflight import gibibytes
 
     chosen = parse_seeds(seeds) if seeds is not None else None
-    changes = dict(map(parse_override, overrides or []))
+    changes = parse_overrides(overrides or [])
     study = Study(names=tuple(ids or ("study",)), budget=budget, root=Path("outputs"), seeds=chosen, changes=changes)
     runs = study.plan(load_catalog(catalog))
     share = efficiency if efficiency is not None else reported_efficiency(parse_config(budget_settings("paper"), where="paper"))

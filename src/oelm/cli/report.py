@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,6 +45,10 @@ def report(
 
     if lang not in LANGUAGES:
         raise ConfigError(f"--lang {lang!r}: there are {', '.join(LANGUAGES)}")
+    files = {"--html": html, "--markdown": markdown, "--csv": csv, "--latex": latex}
+    if (table or picture) and (given := next((name for name, path in files.items() if path is not None), None)):
+        raise ConfigError(f"{given}: --table and --picture print one thing and write no file; leave one of the two out")
+    _check_files(files)
     places = _places(roots)
     found = load_catalog(catalog)
     only = [experiment.id for experiment in found.select(ids)] if ids else []
@@ -63,6 +68,15 @@ def report(
         out.print("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex", soft_wrap=True)
 
 
+def _check_files(files: Mapping[str, Path | None]) -> None:
+    """Raise ConfigError where a folder stands in a file's place, or the reverse: before anything is looked at."""
+    for option, path in files.items():
+        if path is not None and path.is_dir() and option != "--csv":
+            raise ConfigError(f"{option} {path}: this is a folder; name a file in it")
+        if path is not None and path.is_file() and option == "--csv":
+            raise ConfigError(f"{option} {path}: this is a file; name a folder for the tables")
+
+
 def _one(document: Document, *, table: str | None, picture: str | None) -> str:
     from oelm.report.document import Chart, Table
     from oelm.report.markdown import picture_text, table_text
@@ -72,10 +86,12 @@ def _one(document: Document, *, table: str | None, picture: str | None) -> str:
     blocks = [block for section in document.sections for block in section.blocks]
     tables = {block.name: block for block in blocks if isinstance(block, Table)}
     charts = {block.name: block for block in blocks if isinstance(block, Chart)}
+    # Most tables and all pictures are of comparisons.
+    nothing = "" if "verdicts" in tables else "; no arm in it has finished runs beside its baseline's"
     if table is not None and table not in tables:
-        raise ConfigError(f"--table {table!r}: this report has {', '.join(tables) or 'none'}")
+        raise ConfigError(f"--table {table!r}: this report has {', '.join(tables) or 'none'}{nothing}")
     if picture is not None and picture not in charts:
-        raise ConfigError(f"--picture {picture!r}: this report has {', '.join(charts) or 'none'}")
+        raise ConfigError(f"--picture {picture!r}: this report has {', '.join(charts) or 'none'}{nothing}")
     return table_text(tables[table]) if table is not None else picture_text(charts[picture or ""])
 
 

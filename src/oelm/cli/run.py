@@ -88,7 +88,11 @@ def run(
         runs = study.plan(load(catalog))
         how = How(stop, retry=retry, preflight=not no_preflight, tensorboard=tensorboard)
         wish = Wish(partition, account, gres, time, array_limit)
-        if wish.is_for_slurm(slurm):
+        is_for_slurm = wish.is_for_slurm(slurm)
+        if prepare_only and (dry_run or is_for_slurm):
+            raise ConfigError("--prepare-only prepares data here and now; give it without --dry-run and --slurm")
+        ranks = ranks_of(nproc, nnodes, rdzv_endpoint, rdzv_id, max_restarts, gpus=gpus, jobs=jobs)
+        if is_for_slurm:
             submit_study(context, study, runs, wish, how, dry_run=dry_run)
             return
         if prepare_only or dry_run:
@@ -96,7 +100,6 @@ def run(
             return
         if is_one_of_many():
             work_together(study, runs, how)
-        ranks = ranks_of(nproc, nnodes, rdzv_endpoint, rdzv_id, max_restarts, gpus=gpus, jobs=jobs)
         if ranks is not None:
             ended = run_by_ranks(context, study, runs, ranks, how)
         else:
@@ -119,14 +122,14 @@ def _study(
 ) -> Study:
     from oelm.experiments.plan import parse_seeds
     from oelm.experiments.study import Study
-    from oelm.train.config import parse_override
+    from oelm.train.config import parse_overrides
 
     return Study(
         names=tuple(ids or ()),
         budget=budget,
         root=root,
         seeds=parse_seeds(seeds) if seeds is not None else None,
-        changes=dict(map(parse_override, overrides or [])),
+        changes=parse_overrides(overrides or []),
         model=model,
         copies=folder,
         tuned=tuned,
@@ -293,9 +296,9 @@ def sweep(
     with StopFlag() as stop, shown_warnings():
         from oelm.experiments.study import Study
         from oelm.experiments.sweep import conclude_sweep, parse_grid
-        from oelm.train.config import parse_override
+        from oelm.train.config import parse_overrides
 
-        changes = dict(map(parse_override, overrides or []))
+        changes = parse_overrides(overrides or [])
         study = Study(names=tuple(ids or ()), budget=budget, root=root, changes=changes, model=model, copies=folder)
         plan = study.plan_sweep(load(catalog), parse_grid(grid or []), num_seeds=seeds or 1)
         slots = _slots(gpus, jobs, budget)

@@ -106,7 +106,7 @@ def _source(data: str | None, text: Path | None) -> str | None:
 
 def _config(file: Path | None, budget: str, chosen: dict[str, Any], overrides: list[str], init_from: Path | None) -> RunConfig:
     from oelm.experiments.budget import budget_settings
-    from oelm.train.config import parse_config, parse_override, read_config, with_overrides
+    from oelm.train.config import parse_config, parse_overrides, read_config, with_overrides
     from oelm.train.run import resolve_start
 
     settings = read_config(file).as_dict() if file is not None else budget_settings(budget)
@@ -119,6 +119,6 @@ def _config(file: Path | None, budget: str, chosen: dict[str, Any], overrides: l
         start = resolve_start(init_from)
         chosen["init_from"] = start.model_dump()
         # Those weights know their own tokens only.
-        chosen["data.tokenizer"] = chosen["data.tokenizer"] or str(Path(start.checkpoint).parents[1] / "tokenizer.json")
-    changes = {key: value for key, value in chosen.items() if value is not None} | dict(map(parse_override, overrides))
+        settings["data"]["tokenizer"] = str(Path(start.checkpoint).parents[1] / "tokenizer.json")
+    changes = parse_overrides(overrides, flags=chosen)
     return parse_config(with_overrides(settings, changes), where=f"{where} with your options" if changes else where)

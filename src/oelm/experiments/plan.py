@@ -47,12 +47,22 @@ class PlannedRun:
         return f"{self.experiment.id} {self.budget}{variant} seed {self.seed}"
 
 
+def check_changes(changes: Iterable[str]) -> None:
+    """Raise ConfigError where what the user sets for all arms would make them one: their methods are what tells them apart."""
+    if said := next((key for key in changes if key.split(".")[0] == "method" and key != "method.seed"), None):
+        raise ConfigError(
+            f"--set {said}: it would change the method of every arm, the baseline's too; give an experiment of your own that "
+            "extends one of these another method (docs/experiments.md), or use `oelm train`"
+        )
+
+
 def make_config(
     experiment: Experiment, budget: str, *, seed: int, changes: Mapping[str, Any] | None = None
 ) -> RunConfig | FinetuneConfig:
     """Return the whole config of an experiment at a budget and a seed, with the user's changes by dotted path."""
     changes = dict(changes or {})
-    where = f"{experiment.where} ({experiment.id} at {budget}{', with your options' if changes else ''})"
+    told = f"{experiment.id} at {budget}"
+    where = f"{told} with your options (its entry: {experiment.where})" if changes else f"{experiment.where} ({told})"
     if any(key.split(".")[0] == "seed" for key in changes):
         raise ConfigError("seed is not set but planned: give seeds with --seeds, for example --seeds 5-9")
     own = dotted(experiment.settings) | dotted(experiment.at.get(budget, {}))  # type: ignore[call-overload]

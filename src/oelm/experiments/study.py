@@ -11,7 +11,7 @@ from typing import Any
 
 from oelm.errors import ConfigError, DiskFullError
 from oelm.experiments.fair import tuned_alike
-from oelm.experiments.plan import PlannedRun, check_same_recipe, plan_runs, variant_name, with_baselines
+from oelm.experiments.plan import PlannedRun, check_changes, check_same_recipe, plan_runs, variant_name, with_baselines
 from oelm.experiments.ready import make_ready
 from oelm.experiments.registry import Catalog
 from oelm.experiments.sweep import Grid, SweepPlan, plan_sweep, tuned_changes
@@ -39,6 +39,7 @@ class Study:
     def plan(self, catalog: Catalog) -> list[PlannedRun]:
         """Return the study's runs; raise before anything is started when one cannot be what is asked for."""
         self._check_folders()
+        check_changes(self.changes)
         if not self.names:
             raise ConfigError("say what to run: ids or groups of `oelm list`, for example `oelm run GPT-02 --budget smoke`")
         chosen, baselines = catalog.select(self.names), catalog.baselines()
@@ -59,6 +60,7 @@ class Study:
     def plan_sweep(self, catalog: Catalog, grid: Grid, *, num_seeds: int) -> SweepPlan:
         """Return a sweep of the study's experiments and their baselines over a grid."""
         self._check_folders()
+        check_changes(self.changes)
         if not self.names:
             raise ConfigError("say what to sweep: ids or groups of `oelm list`")
         experiments = with_baselines(catalog, catalog.select(self.names))

@@ -94,6 +94,8 @@ def parse_grid(texts: Sequence[str]) -> Grid:
             raise ConfigError(f"--grid {text!r}: write it as key=value,value, for example --grid optim.lr=3e-4,1e-3")
         if key.split(".")[0] in ("seed", "method"):
             raise ConfigError(f"--grid {text!r}: {key} is not tuned; give seeds with --seeds, methods as experiments")
+        if "[" in listed:
+            raise ConfigError(f"--grid {text!r}: settings that are lists are not tuned; give one with --set")
         values = [parse_override(f"{key}={part}")[1] for part in parts]
         if any(isinstance(value, float) and not math.isfinite(value) for value in values):
             raise ConfigError(f"--grid {text!r}: every number must be finite")

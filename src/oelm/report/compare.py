@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +123,7 @@ def _row(side: Side, first: Side | None, split: Split) -> tuple[Cell, ...]:
         Cell(f"{mean:.2f}" if side.metric == "ppl" else f"{100 * mean:.2f}%"),
         Cell(_gap(side, first, split) if first is not None else ""),
         Cell(f"{audit.trainable:,}"),
-        Cell(f"{1000 * min(known):.1f} ms" if known else ""),
+        Cell(f"{1000 * statistics.median(known):.1f} ms" if known else ""),
     )
 
 

@@ -61,6 +61,9 @@ def run_command(run: Run, roots: Sequence[Path]) -> str:
 
 
 def _told(path: Path, roots: Sequence[Path]) -> Path:
-    """Return a run's place as a reader may know it: where the report was told an absolute place, only its last part."""
+    """Return a run's place as a reader may know it: seen from here, or only its last part where it lies elsewhere."""
     root = next(root for root in roots if path.is_relative_to(root))
-    return (Path(root.name) if root.is_absolute() else root) / path.relative_to(root)
+    inside, here = path.relative_to(root), Path.cwd()
+    if not root.is_absolute():
+        return root / inside
+    return (root.relative_to(here) if root.is_relative_to(here) else Path(root.name)) / inside

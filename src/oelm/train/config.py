@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
@@ -97,9 +97,11 @@ class ClassifierConfig(Strict):
 
     @model_validator(mode="after")
     def _one_thing_says_the_architecture(self) -> Self:
-        if self.source is not None and self.architecture != "bert":
+        shape = ("architecture", "vocab_size", "model_dim", "num_layers", "num_heads", "ff_dim")
+        own = {name: type(self).model_fields[name].default for name in shape}
+        if self.source is not None and (said := next((name for name in shape if getattr(self, name) != own[name]), None)):
             raise ValueError(
-                f"architecture {self.architecture!r} is for fresh models; the folder of source {self.source} says its own: "
+                f"{said} {getattr(self, said)!r} is for fresh models; the folder of source {self.source} says its own: "
                 "leave one of the two out"
             )
         return self
@@ -289,6 +291,18 @@ def parse_override(text: str) -> tuple[str, Any]:
         return key, json.loads(value, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return key, value
+
+
+def parse_overrides(texts: Sequence[str], *, flags: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Read several of them beside what flags say (None: nothing), by dotted path; one setting said twice is refused."""
+    changes = {key: value for key, value in (flags or {}).items() if value is not None}
+    given = set(changes)
+    for key, value in map(parse_override, texts):
+        if key in given:
+            raise ConfigError(f"--set {key}: it is said twice; leave one of them out")
+        given.add(key)
+        changes[key] = value
+    return changes
 
 
 def _refuse_constant(name: str) -> float:

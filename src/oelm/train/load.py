@@ -19,6 +19,7 @@ from oelm.models.hub import shaped_classifier
 from oelm.train.checkpoint import MANIFEST, MODEL, Checkpoint, load_model, open_checkpoint
 from oelm.train.config import FinetuneConfig, RunConfig, read_any_config, read_config
 from oelm.train.held import freeze_as_of
+from oelm.train.status import read_status
 
 
 @dataclass(frozen=True)
@@ -158,4 +159,9 @@ def find_checkpoint(path: Path, *, which: str) -> Path:
     for pointer in (path / f"{which}.json", path / "latest.json"):
         if pointer.is_file():
             return _own(path / _pointed(pointer))
+    if (status := read_status(path)) is not None and status.status == "done":
+        raise CheckpointError(
+            f"{path}: the run is done, and its weights were not kept here (a record, or cleaned); train it again: "
+            f"oelm train --config {path / 'config.json'} --out FOLDER"
+        )
     raise CheckpointError(f"{path}: this run has not saved a checkpoint yet; let it reach its first save or evaluation")

@@ -213,6 +213,8 @@ def main() -> None:
         # All of them before the first run: a run takes minutes.
         if path.is_file():
             read_record(options, path)
+    there = sum(place(options.results, *job).is_file() for job in jobs)
+    print(f"{there} of {len(jobs)} runs are recorded in {options.results}; --results FOLDER begins anew elsewhere")
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda job: run_one(options, *job), jobs))
 

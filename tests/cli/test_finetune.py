@@ -131,6 +131,18 @@ REFUSALS: dict[str, tuple[list[str], int, str]] = {
         2,
         "architecture 't5' is for fresh models",
     ),
+    "shape of a pretrained model": (
+        ["--model", "{model}", "--set", "model.num_layers=7"],
+        2,
+        "num_layers 7 is for fresh models",
+    ),
+    "language of the standard library": (
+        ["--budget", "smoke", "--task", "stdlib", "--language", "fr"],
+        2,
+        "--language has no meaning for stdlib; leave it out",
+    ),
+    "columns of the standard library": (["--budget", "smoke", "--columns", "text=a"], 2, "--columns has no meaning for stdlib"),
+    "a setting said twice": (["--lr", "1e-3", "--set", "optim.lr=1e-4"], 2, "--set optim.lr: it is said twice"),
     "unknown method": (["--method", "oelm_freze"], 2, "did you mean 'oelm_freeze'?"),
     "unknown budget": (["--budget", "smok"], 2, "did you mean 'smoke'?"),
     "no steps": (["--budget", "smoke", "--steps", "0"], 2, "give either steps or epochs"),

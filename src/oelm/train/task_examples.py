@@ -65,6 +65,10 @@ def open_or_prepare(
 def example_source(config: ExamplesConfig) -> ExampleSource:
     """Return the examples that a config names."""
     if config.task == "stdlib":
+        unfit = {"--dev": config.dev, "--columns": config.columns, "--labels": config.labels}
+        unfit |= {"--language": config.language} if config.language != "en" else {}
+        if given := next((option for option, value in unfit.items() if value is not None), None):
+            raise ConfigError(f"{given} has no meaning for stdlib; leave it out")
         return stdlib_examples()
     named = config.task in TASKS
     if not named and not Path(config.task).exists() and "/" not in config.task:

@@ -144,7 +144,9 @@ def find_checkpoint(path: Path, *, which: str) -> Path:
     if (path / MODEL).is_file():
         raise CheckpointError(f"{path}: weights without our manifest: an exported folder, maybe, but no checkpoint of a run")
     if not path.exists():
-        raise CheckpointError(f"{path}: no such run; `oelm train` prints where a run is")
+        raise CheckpointError(
+            f"{path}: no such run; `oelm train` says where its run is, those of `oelm run` are outputs/ID/BUDGET/VARIANT/seed-N"
+        )
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path}: neither a run directory nor a checkpoint; runs are where `oelm train` said")
     if which.isdecimal():

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDY, PAGE = "oelm report --out results/variants --table classes", "docs/study.md"
-CORPORA = ["tinystories", "wikitext103"]
+CORPORA = ["tinystories", "openwebtext", "wikitext103"]
 
 
 def gaps(page: str, command: str, *, on: str = "") -> dict[str, str]:
@@ -48,8 +48,8 @@ def test_a_little_learning_loses_less_than_the_thin_control(corpus: str) -> None
     assert ends(gaps(PAGE, "oelm report --out results/variants --table controls", on=corpus)["oelm_lowrank"])[1] < 0
 
 
-def test_the_thin_control_meets_the_target_on_tinystories_and_may_or_may_not_on_wikitext() -> None:
-    assert [gaps(PAGE, STUDY, on=corpus)["thin"][0] for corpus in CORPORA] == ["✓", "△"]
+def test_the_thin_control_meets_the_target_on_tinystories_and_may_or_may_not_elsewhere() -> None:
+    assert [gaps(PAGE, STUDY, on=corpus)["thin"][0] for corpus in CORPORA] == ["✓", "△", "△"]
 
 
 def test_the_pages_name_every_corpus_that_the_table_has() -> None:

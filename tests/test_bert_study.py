@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -40,7 +41,9 @@ def test_what_is_recorded_is_not_run_again(
     bert: ModuleType, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
     call(bert, monkeypatch, what, *RUNS)
-    assert capsys.readouterr().out == "" and not (here / "outputs").exists()
+    (told,) = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"(\d+) of \1 runs are recorded in results/bert-sst2; --results FOLDER begins anew elsewhere", told)
+    assert not (here / "outputs").exists()
 
 
 @pytest.mark.parametrize("what", ["seeds", "table"])

@@ -103,7 +103,7 @@ def _config(
 
     settings = classifier_settings(budget, model=model) if file is None else read_any_config(file).as_dict()
     where = str(file) if file is not None else f"budget {budget}"
-    changes = parse_overrides(overrides, flags=chosen)
+    changes = parse_overrides(overrides, flags=chosen | lengths)
     return parse_as(
         FinetuneConfig, with_overrides(settings | lengths, changes), where=f"{where} with your options" if changes else where
     )

@@ -13,7 +13,6 @@ _SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_di
 _METHOD = "method."
 # Fields of a method that say how fast an arm learns: a gain by these is none of freezing.
 _PACE = {"method.layer_lr_decay", "method.warmup_steps"}
-
 # What each arm may have its own best of: how it learns, not how much, from what, or with how large a model.
 _TUNABLE = ("optim.", "schedule.", "model.dropout", "precision")
 

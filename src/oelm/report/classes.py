@@ -9,7 +9,7 @@ from oelm.experiments.fair import is_tuned_alone
 from oelm.method.kind import method_kind
 from oelm.report.collect import Arm, ArmKey
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
-from oelm.report.findings import Findings, Pair, label, method_of, method_text
+from oelm.report.findings import DEMO, Findings, Pair, label, method_of, method_text
 from oelm.report.ladder import compared
 from oelm.report.plots import forest_by_set
 from oelm.report.stats import LEVEL
@@ -173,8 +173,9 @@ def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:
     names: dict[ArmKey, str] = {}
     for pair in pairs:
         arm = pair.arm
-        # What was tuned and what was not have baselines of their own: in one column they would look alike.
-        is_alone = _is_plain(arm) and len(plain[_data(pair), arm.budget]) == 1
+        # What was tuned and what was not have baselines of their own: in one column they would look alike. The demo's variants
+        # are its methods.
+        is_alone = arm.experiment == DEMO or (_is_plain(arm) and len(plain[_data(pair), arm.budget]) == 1)
         more = [arm.budget] * has_budgets + [arm.variant] * (not is_alone)
         names[arm.key] = f"{_data(pair)} ({', '.join(more)})" if more else _data(pair)
     return names
@@ -187,7 +188,7 @@ def _data(pair: Pair) -> str:
 
 
 def _is_plain(arm: Arm) -> bool:
-    """Whether an arm's variant says nothing of its settings; the demo's are its methods."""
+    """Whether an arm's variant says nothing of its settings."""
     return arm.variant == "default" or is_tuned_alone(arm.variant)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from oelm.errors import ConfigError
 from oelm.experiments.monitor import look_at
 from oelm.report.collect import Run, difference_text, mean_figure, read_run, recipe_differences
 from oelm.report.computed import known_differences
+from oelm.report.costs import median_step
 from oelm.report.document import Cell, Table
 from oelm.report.ladder import points_text, ratio_text
 from oelm.report.stats import common_seeds, paired_difference, paired_log_ratio
@@ -113,8 +113,7 @@ def _changes(first: Run, second: Run) -> list[str]:
 
 def _row(side: Side, first: Side | None, split: Split) -> tuple[Cell, ...]:
     mean = mean_figure(side.on(split).values(), side.metric)
-    medians = [run.figures.step_s.median for run in side.runs.values() if run.figures is not None]
-    known = [median for median in medians if median is not None]
+    step = median_step(side.runs.values())
     audit = side.first.audit
     assert audit is not None
     return (
@@ -123,7 +122,7 @@ def _row(side: Side, first: Side | None, split: Split) -> tuple[Cell, ...]:
         Cell(f"{mean:.2f}" if side.metric == "ppl" else f"{100 * mean:.2f}%"),
         Cell(_gap(side, first, split) if first is not None else ""),
         Cell(f"{audit.trainable:,}"),
-        Cell(f"{1000 * statistics.median(known):.1f} ms" if known else ""),
+        Cell("" if step is None else f"{1000 * step:.1f} ms"),
     )
 
 

@@ -42,7 +42,7 @@ def _row(arm: Arm) -> tuple[Cell, ...]:
     audit = arm.runs[0].audit
     assert audit is not None
     state, checkpoint = 8 * audit.trainable, 4 * audit.total + 8 * audit.trainable
-    step = _median_step(arm)
+    step = median_step(arm.runs)
     return (
         Cell(label(arm)),
         Cell(arm.budget),
@@ -55,8 +55,9 @@ def _row(arm: Arm) -> tuple[Cell, ...]:
     )
 
 
-def _median_step(arm: Arm) -> float | None:
-    medians = [run.figures.step_s.median for run in arm.runs if run.figures is not None]
+def median_step(runs: Iterable[Run]) -> float | None:
+    """Return the median over runs of their median step, in seconds; None where none was measured."""
+    medians = [run.figures.step_s.median for run in runs if run.figures is not None]
     known = [median for median in medians if median is not None]
     return statistics.median(known) if known else None
 

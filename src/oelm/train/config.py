@@ -296,11 +296,9 @@ def parse_override(text: str) -> tuple[str, Any]:
 def parse_overrides(texts: Sequence[str], *, flags: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Read several of them beside what flags say (None: nothing), by dotted path; one setting said twice is refused."""
     changes = {key: value for key, value in (flags or {}).items() if value is not None}
-    given = set(changes)
     for key, value in map(parse_override, texts):
-        if key in given:
+        if key in changes:
             raise ConfigError(f"--set {key}: it is said twice; leave one of them out")
-        given.add(key)
         changes[key] = value
     return changes
 

@@ -163,7 +163,7 @@ def find_checkpoint(path: Path, *, which: str) -> Path:
             return _own(path / _pointed(pointer))
     if (status := read_status(path)) is not None and status.status == "done":
         raise CheckpointError(
-            f"{path}: the run is done, and its weights were not kept here (a record, or cleaned); train it again: "
-            f"oelm train --config {path / 'config.json'} --out FOLDER"
+            f"{path}: the run is done, and its weights were not kept here (a record, or cleaned); train it again "
+            f"(oelm train or finetune --config {path / 'config.json'} --out FOLDER)"
         )
     raise CheckpointError(f"{path}: this run has not saved a checkpoint yet; let it reach its first save or evaluation")

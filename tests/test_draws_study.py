@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +25,7 @@ def draws() -> ModuleType:
     return script("studies/draws.py")
 
 
-# Of the 100 steps these are for warming up, and a fifth is 20.
+# Of the 100 steps these are for warming up, and a third is 33.
 WARMUP = 12
 
 
@@ -37,7 +39,7 @@ def write_run(
     data: str = "0" * 64,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the record of one run of frames with a seed of their own; `early` is its loss before a fifth is done."""
+    """Write the record of one run of frames with a seed of their own; `early` is its loss before a third is done."""
     changes = {"method": "oelm_freeze", "seed": seed, "model.vocab_size": 64, "steps": 100, "schedule.warmup_steps": WARMUP}
     config = parse_config(with_overrides(budget_settings("smoke"), changes), where="here").as_dict()
     config = with_overrides(config, {"method.seed": draw, **(settings or {})})
@@ -48,7 +50,7 @@ def write_run(
     (place / "manifest.json").write_text(json.dumps({"data": {"fingerprint": data}}))
     # Outside of the window losses differ by draw too, but say nothing.
     noise = (7 * (draw or 0)) % 5
-    rows = [{"step": step, "loss": early if WARMUP < step <= 20 else 9.0 + noise} for step in range(2, 101, 2)]
+    rows = [{"step": step, "loss": early if WARMUP < step <= 33 else 9.0 + noise} for step in range(2, 101, 2)]
     lines = [*rows, {"step": 100, "val_loss": math.log(ppl), "val_ppl": ppl}]
     (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -93,21 +95,37 @@ def test_the_table_tells_early_loss_from_what_says_nothing(
 ) -> None:
     write_all(tmp_path, lambda draw, seed: 20.0 + draw + seed, early=lambda draw: 5 + math.log(20 + draw))
     rows = table(draws, tmp_path, monkeypatch, capsys)
-    assert rows[0][1] == "draws x seeds" and len(rows) == 5 and {row[1] for row in rows[2:]} == {"5 x 2"}
-    assert float(rows[4][2]) > 0.99 and float(rows[4][3]) < 0.01
+    assert rows[0][2] == "draws x seeds" and len(rows) == 6 and {row[2] for row in rows[2:]} == {"5 x 2"}
+    assert float(rows[4][3]) > 0.99 and float(rows[4][4]) < 0.01
+    # Early loss knows the order of the draws: it gains what hindsight gains, and what knows nothing gains less.
+    assert rows[4][5] == rows[5][5] and all(float(row[5].strip("%")) > float(rows[5][5].strip("%")) for row in rows[2:4])
+    assert rows[5][3:5] == ["", ""] and rows[0][5] == "PPL, best of 4 by it"
     chinese = table(draws, tmp_path, monkeypatch, capsys, "--lang", "zh")
-    assert [row[1:] for row in chinese[2:]] == [row[1:] for row in rows[2:]] and chinese[0][1] == "抽样 x 种子"
+    assert [row[2:] for row in chinese[2:]] == [row[2:] for row in rows[2:]] and chinese[0][2] == "抽样 x 种子"
+
+
+def test_what_the_best_of_some_gains_is_the_mean_over_all_choices(draws: ModuleType, tmp_path: Path) -> None:
+    ppls = {11: 20.0, 12: 24.0, 13: 21.0, 14: 30.0, 15: 26.0}
+    write_all(tmp_path, lambda draw, seed: ppls[draw])
+    runs = draws.read(tmp_path)
+    score = {11: 3.0, 12: 5.0, 13: 1.0, 14: 2.0, 15: 4.0}
+    for choice, direction, best in [(1, "lower", min), (2, "lower", min), (4, "higher", max), (5, "higher", max)]:
+        picked = [ppls[best(some, key=score.__getitem__)] for some in itertools.combinations(DRAWS, choice)]
+        expected = math.exp(fmean(map(math.log, picked)) - fmean(map(math.log, ppls.values()))) - 1
+        found = draws.best_of([score[run.draw] for run in runs], runs, is_better=direction, choice=choice)
+        assert found == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
-    "kept", [[], [(11, 2), (12, 2)], [(11, 2), (12, 2), (13, 2), (13, 3)], [(None, 2), (None, 3), (11, 2), (12, 2)]]
+    "kept",
+    [[], [(11, 2), (12, 2), (13, 2)], [(11, 2), (12, 2), (13, 2), (14, 2), (14, 3)], [(None, 2), (None, 3), (11, 2), (12, 2)]],
 )
 def test_too_few_draws_or_gaps_are_refused(
     draws: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kept: list[Any]
 ) -> None:
     for draw, seed in kept:
         write_run(tmp_path, draw, seed, ppl=20.0)
-    with pytest.raises(SystemExit, match="not three draws or more at the same seeds"):
+    with pytest.raises(SystemExit, match="not 4 draws or more at the same seeds"):
         table(draws, tmp_path, monkeypatch, capsys)
 
 
@@ -129,11 +147,11 @@ def test_an_arms_own_warm_up_counts(draws: ModuleType, tmp_path: Path) -> None:
     assert draws.early_loss(run) == 5.0
 
 
-@pytest.mark.parametrize("warmup", [20, 40])
-def test_a_warm_up_that_lasts_a_fifth_of_the_run_leaves_no_early_loss(draws: ModuleType, tmp_path: Path, warmup: int) -> None:
+@pytest.mark.parametrize("warmup", [33, 40])
+def test_a_warm_up_that_lasts_a_third_of_the_run_leaves_no_early_loss(draws: ModuleType, tmp_path: Path, warmup: int) -> None:
     write_run(tmp_path, 11, 2, ppl=20.0, settings={"schedule.warmup_steps": warmup})
     (run,) = draws.read(tmp_path)
-    with pytest.raises(SystemExit, match=rf"after the warm-up \({warmup} steps\) and up to a fifth of the run \(step 20\)"):
+    with pytest.raises(SystemExit, match=rf"after the warm-up \({warmup} steps\) and up to a third of the run \(step 33\)"):
         draws.early_loss(run)
 
 
@@ -150,3 +168,10 @@ def test_records_of_several_recipes_are_refused(draws: ModuleType, tmp_path: Pat
     write_run(tmp_path, 12, 2, ppl=20.0, **other)
     with pytest.raises(SystemExit, match=rf"seed-11/seed-2 and .*seed-12/seed-2 are of two recipes: {said}; name a folder"):
         draws.read(tmp_path)
+
+
+def test_half_of_a_laptop_run_leaves_an_early_loss(draws: ModuleType) -> None:
+    settings = with_overrides(budget_settings("laptop"), {"method": "oelm_freeze", "model.vocab_size": 64})
+    config = parse_config(with_overrides(settings, {"steps": settings["steps"] // 2}), where="here")
+    losses = {step: 9.0 if step <= 100 else 5.0 for step in range(10, config.steps + 1, 10)}
+    assert draws.early_loss(draws.Drawn(11, 0, 3.0, config.as_dict(), losses)) == 5.0

@@ -42,6 +42,27 @@ def test_a_single_table_is_computed_as_by_hand() -> None:
     assert found.over_seeds == pytest.approx((3 / 2) ** 0.5)
 
 
+def test_a_table_of_more_draws_than_seeds_is_computed_as_by_hand() -> None:
+    found = spread({(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 6.0, (2, 0): 5.0, (2, 1): 7.0})
+    assert found is not None
+    # Means: draws 1.5, 4.5 and 6, seeds 3 and 5, all 4. Squares: draws 2 x 10.5 over 2, seeds 3 x 2 over 1; what is left is
+    # 0.5, -0.5, -0.5, 0.5, 0 and 0, squared 1 over 2. F(2, 2) is above 10.5 / 0.5 = 21 with a chance of 1 / (1 + 21).
+    expected = {"over_draws": 5.0**0.5, "over_seeds": (5.5 / 3) ** 0.5, "rest": 0.5**0.5, "p_value": 1 / 22}
+    assert {name: getattr(found, name) for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("over_draws", "draws", "seeds"), [(0.03, 12, 2), (0.01, 6, 3), (0.0, 4, 2)])
+def test_the_interval_holds_the_spread_over_draws_nineteen_times_of_twenty(over_draws: float, draws: int, seeds: int) -> None:
+    found = [
+        spread(crossed(over_draws=over_draws, over_seeds=0.02, rest=0.01, draws=draws, seeds=seeds, seed=number))
+        for number in range(1000)
+    ]
+    held = np.mean([each is not None and each.low <= over_draws <= each.high for each in found])
+    # Three standard errors of a share of 0.95 among 1000 are 0.021; at no spread at all only the lower end can miss.
+    assert 0.95 - 0.021 < held < (0.95 + 0.021 if over_draws else 1.0)
+    assert all(each is not None and each.low <= each.over_draws <= each.high for each in found)
+
+
 def test_draws_that_make_no_difference_seem_to_in_one_of_twenty_studies() -> None:
     studies = [
         spread(crossed(over_draws=0.0, over_seeds=0.02, rest=0.01, draws=4, seeds=3, seed=number)) for number in range(1000)
@@ -86,7 +107,7 @@ def write_draws(root: Path, figures: dict[int, tuple[float, float]], *, name: st
 
 def spreads(root: Path) -> dict[str, tuple[str, str]]:
     """Return the table's spread over draws and over seeds by the name of the row."""
-    return {row["arm"]: (row["over draws"], row["over seeds"]) for row in rows(english(root), "draws")}
+    return {row["arm"]: (row["over draws [95%]"].split(" ")[0], row["over seeds"]) for row in rows(english(root), "draws")}
 
 
 def test_the_draws_of_one_recipe_make_one_row(tmp_path: Path) -> None:
@@ -94,7 +115,7 @@ def test_the_draws_of_one_recipe_make_one_row(tmp_path: Path) -> None:
     (row,) = rows(english(tmp_path), "draws")
     assert (row["arm"], row["budget"], row["steps"], row["draws x seeds"]) == ("GPT-02", "laptop", "20", "2 x 2")
     # |log(20 / 25)| / sqrt(2).
-    assert row["over draws"] == "15.78%"
+    assert row["over draws [95%]"].startswith("15.78% [")
 
 
 def test_the_same_draws_at_another_rate_are_another_row(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from oelm.dotted import flatten
 from oelm.report.collect import Arm, recipe_differences
 from oelm.report.document import Cell, Section, Table, Text
 from oelm.report.findings import Findings
+from oelm.report.stats import LEVEL
 from oelm.report.words import Words
 
 _FINGERPRINT = "data.fingerprint"
@@ -25,7 +26,8 @@ Crossed = Mapping[tuple[int, int], float]
 class Spread:
     """Standard deviations of log PPL over draws, over seeds of training, and what is left of both together.
 
-    `p_value` is how often draws that make no difference would seem to make this much (F test against the rest).
+    `p_value` is how often draws that make no difference would seem to make this much (F test against the rest); `low` and
+    `high` are the ends of a 95% interval of the spread over draws (by Tukey and Williams, a little wide).
     """
 
     draws: int
@@ -34,6 +36,8 @@ class Spread:
     over_seeds: float
     rest: float
     p_value: float
+    low: float
+    high: float
 
 
 def spread(values: Crossed) -> Spread | None:
@@ -50,6 +54,7 @@ def spread(values: Crossed) -> Spread | None:
     freedom = (len(draws) - 1) * (len(seeds) - 1)
     rest = float((left**2).sum()) / freedom
     ratio = between_draws / rest if rest > 0 else math.inf if between_draws > 0 else 0.0
+    low, high = _ends(between_draws, ratio, len(draws) - 1, freedom)
     return Spread(
         draws=len(draws),
         seeds=len(seeds),
@@ -58,7 +63,19 @@ def spread(values: Crossed) -> Spread | None:
         over_seeds=math.sqrt(max(0.0, (between_seeds - rest) / len(draws))),
         rest=math.sqrt(rest),
         p_value=float(stats.f.sf(ratio, len(draws) - 1, freedom)),
+        low=low / math.sqrt(len(seeds)),
+        high=high / math.sqrt(len(seeds)),
     )
+
+
+def _ends(mean_square: float, ratio: float, freedom: int, rest_freedom: int) -> tuple[float, float]:
+    """Return between what a factor's spread lies, times the root of how often each of its levels was seen."""
+    if ratio == 0:
+        return 0.0, 0.0
+    outside = (1 - LEVEL) / 2
+    quantiles = [(stats.f.ppf(q, freedom, rest_freedom), stats.chi2.ppf(q, freedom)) for q in (1 - outside, outside)]
+    squares = [freedom * mean_square * max(0.0, 1 - f / ratio) / chi for f, chi in quantiles]
+    return math.sqrt(squares[0]), math.sqrt(squares[1])
 
 
 @dataclass(frozen=True)
@@ -145,13 +162,13 @@ def _largest(values: Crossed) -> Spread | None:
 
 
 def _row(design: _Design, estimate: Spread, apart: str) -> tuple[Cell, ...]:
-    shares = (estimate.over_draws, estimate.over_seeds, estimate.rest)
     return (
         Cell(f"{design.experiment} ({apart})" if apart else design.experiment),
         Cell(design.budget),
         Cell(f"{design.steps:,}"),
         Cell(f"{estimate.draws} x {estimate.seeds}"),
         # Of a logarithm, so about a share of the PPL itself.
-        *(Cell(f"{100 * value:.2f}%", value) for value in shares),
+        Cell(f"{100 * estimate.over_draws:.2f}% [{100 * estimate.low:.2f}, {100 * estimate.high:.2f}]", estimate.over_draws),
+        *(Cell(f"{100 * value:.2f}%", value) for value in (estimate.over_seeds, estimate.rest)),
         Cell(f"{estimate.p_value:.3f}", estimate.p_value),
     )

@@ -47,7 +47,7 @@ def write_study(root: Path, seeds: int = 5) -> None:
 
 def test_the_terminal_shows_the_verdicts_and_how_to_write_a_report(root: Path) -> None:
     shown = oelm("report").output
-    assert "Comparisons: 1. Pass: 1, fail: 0" in shown
+    assert "Comparisons: 1. By what learns in Q and K: pure: 1 pass, 0 fail" in shown
     (row,) = [line for line in shown.splitlines() if line.startswith("GPT-02 / GPT-01")]
     assert "oelm_freeze" in row and "5/5" in row and row.split().count("PASS") == 1
     assert "write it: --html report.html" in shown
@@ -182,7 +182,7 @@ def test_a_catalog_of_ones_own_is_judged_by_its_own_criterion(root: Path, tmp_pa
     (tmp_path / "own.yaml").write_text(own, encoding="utf-8")
     write_arm(root, "MINE", ARM[:5], method="oelm_freeze")
     shown = oelm("report", "MINE", "--catalog", tmp_path / "own.yaml").output
-    assert "Comparisons: 1. Pass: 0, fail: 1" in shown and "misses the bound 1.010x" in shown
+    assert "Comparisons: 1. By what learns in Q and K: pure: 0 pass, 1 fail" in shown and "misses the bound 1.010x" in shown
 
 
 def test_compare_sets_runs_side_by_side(root: Path) -> None:

@@ -160,10 +160,9 @@ def test_what_cannot_be_judged_does_not_widen_the_others(tmp_path: Path) -> None
 
 
 def test_the_headline_counts_the_verdicts(tmp_path: Path) -> None:
-    write_study(tmp_path, 1.02)
-    write_study(tmp_path, 1.10, arm="GPT-03")
-    write_study(tmp_path, 1.05, arm="GPT-02-matched")
-    assert texts(english(tmp_path), "verdicts")[0].startswith("Comparisons: 3. Pass: 1, fail: 1, inconclusive: 1")
+    for ratio, arm in ((1.02, "GPT-02"), (1.10, "GPT-03"), (1.05, "GPT-02-matched")):
+        write_study(tmp_path, ratio, arm=arm)
+    assert "3. By what learns in Q and K: pure: 1 pass, 1 fail, 1 inconclusive." in texts(english(tmp_path), "verdicts")[0]
 
 
 def test_a_second_report_on_the_same_seeds_repeats_the_verdict(tmp_path: Path) -> None:

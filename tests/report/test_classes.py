@@ -248,7 +248,7 @@ def test_verdicts_that_are_stricter_than_the_intervals_shown_say_so(study: Path)
     assert "hold together (Holm)" in note and "98.75%" in note
     for experiment in ("GPT-02", "GPT-02-last-half", "GPT-01-thin"):
         shutil.rmtree(study / experiment)
-    assert texts(english(study), "classes", "note") == []
+    assert not any("Holm" in text for text in texts(english(study), "classes", "note"))
 
 
 @pytest.mark.parametrize(("bigram", "verdict"), [(40.0, "PASS"), (30.0, "UNFIT BASELINE: none"), (None, "PASS")])
@@ -292,3 +292,33 @@ def test_tuned_arms_of_other_settings_stand_in_columns_of_their_own(tmp_path: Pa
             write_class(tmp_path, experiment, variant=variant, more=more)
     (row,) = rows(english(tmp_path), "classes")
     assert list(row)[4:] == ["tinystories", "tinystories (tuned-steps-2000-89abcdef)"]
+
+
+def test_the_headline_never_counts_two_classes_together(study: Path) -> None:
+    passed = [f"{kind}: 1 pass, 0 fail, 0 inconclusive" for kind in ("a little", "partial", "control")]
+    told = "; ".join(["pure: 0 pass, 1 fail, 0 inconclusive", *passed])
+    assert f"By what learns in Q and K: {told}. " in texts(english(study), "verdicts")[0]
+    kinds = {row["arm / baseline"].split(" ")[0]: row["class"] for row in rows(english(study), "verdicts")}
+    assert kinds == {"GPT-02": "pure", "GPT-02-lowrank": "a little", "GPT-02-last-half": "partial", "GPT-01-thin": "control"}
+
+
+def alone(root: Path) -> list[str]:
+    return [text for text in texts(english(root), "classes") if text.startswith("No control")]
+
+
+def test_a_little_learning_without_a_control_of_as_few_is_told(study: Path) -> None:
+    assert alone(study) == []
+    shutil.rmtree(study / "GPT-01-thin")
+    (told,) = alone(study)
+    assert told.endswith("worth their place: oelm_lowrank (a little): tinystories.")
+
+
+def test_a_control_on_another_data_set_or_with_more_that_learns_is_no_control(study: Path) -> None:
+    for like, name in (("GPT-01", "GPT-06"), ("GPT-02-lowrank", "GPT-07-lowrank")):
+        write_class(study, like, name=name, data="wikitext103")
+    assert alone(study)[0].endswith("oelm_lowrank (a little): wikitext103.")
+    for run in study.glob("GPT-01-thin/*/*/*"):
+        audit = read_json(run / "audit.json")
+        audit["by_role"]["query"]["trainable"] += 1
+        write_json(run / "audit.json", audit, durable=False)
+    assert alone(study)[0].endswith("oelm_lowrank (a little): tinystories, wikitext103.")

@@ -16,10 +16,10 @@ from oelm.experiments.earlier import InconsistencyCode, inconsistencies, load_re
 from oelm.experiments.monitor import State
 from oelm.experiments.registry import load_catalog
 from oelm.report.build import Report, build_report
-from oelm.report.classes import CLASSES
 from oelm.report.collect import MixtureCode
 from oelm.report.document import Chart, Document, Table, Text
 from oelm.report.earlier import source_text
+from oelm.report.kinds import CLASSES
 from oelm.report.ladder import RUNGS
 from oelm.report.verdict import ReasonCode, Verdict
 from oelm.report.words import LANGUAGES, Words, templates

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from oelm.experiments.fair import is_tuned_alone
-from oelm.method.kind import method_kind
 from oelm.report.collect import Arm, ArmKey
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
 from oelm.report.findings import DEMO, Findings, Pair, label, method_of, method_text
+from oelm.report.kinds import CLASSES, class_of, learning_in_qk
 from oelm.report.ladder import compared
 from oelm.report.plots import forest_by_set
 from oelm.report.stats import LEVEL
@@ -17,11 +17,6 @@ from oelm.report.verdicts import BOUNDS, Judged
 from oelm.report.words import Words
 from oelm.train.records import Split
 
-# Beyond `LITTLE` of the baseline's Q and K what learns on top is no little any more. The controls last: what as few trainable
-# parameters give without any frame.
-CLASSES = ("pure", "little", "partial", "much", "control")
-LITTLE = 1 / 8
-_QK_ROLES = ("query", "key", "query_key_value", "gain", "correction")
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "UNFIT_BASELINE": "warn"}
 
 
@@ -41,7 +36,7 @@ _Found = dict[Line, dict[str, Judged]]
 def classes_section(findings: Findings, judged: Sequence[Judged], words: Words) -> Section | None:
     """Return every language model's arm under its class, with what learns in Q and K, and its gap on every data set."""
     rows = [row for row in judged if _belongs(row.pair)]
-    if not any(class_of(row.pair.arm) != "control" for row in rows):
+    if not any(class_of(row.pair) != "control" for row in rows):
         return None
     found = _by_line(findings, rows, words)
     blocks: list[Block] = [Text(words("classes.text")), _table(found, words), *_together(rows, words), *_forest(found, words)]
@@ -59,23 +54,6 @@ def _belongs(pair: Pair) -> bool:
     return pair.arm.metric == "ppl" and pair.arm.budget != "smoke" and not pair.confounded
 
 
-def class_of(arm: Arm) -> str:
-    """Return the class of an arm that has a baseline: one that freezes nothing is a control."""
-    config = arm.runs[0].config
-    assert config is not None
-    kind = method_kind(config.get("method", {}))
-    return "control" if kind == "free" else kind
-
-
-def learning_in_qk(arm: Arm) -> int | None:
-    """Return how many parameters learn on the Q/K side from the first step on; None where Q, K and V are one weight."""
-    audit = arm.runs[0].audit
-    assert audit is not None
-    if "query_key_value" in audit.by_role:
-        return None
-    return sum(counts["trainable"] for role, counts in audit.by_role.items() if role in _QK_ROLES)
-
-
 def _by_line(findings: Findings, rows: Sequence[Judged], words: Words) -> _Found:
     """Return the comparisons of each class, method and size, in the classes' order."""
     names = _names([row.pair for row in rows])
@@ -83,9 +61,7 @@ def _by_line(findings: Findings, rows: Sequence[Judged], words: Words) -> _Found
     for row in rows:
         arm, baseline = row.pair.arm, row.pair.baseline
         counts = (learning_in_qk(arm) or 0, learning_in_qk(baseline) or 0)
-        kind = class_of(arm)
-        kind = "much" if kind == "little" and counts[0] > LITTLE * counts[1] else kind
-        line = found.setdefault(Line(CLASSES.index(kind), _name(findings, row.pair, words), *counts), {})
+        line = found.setdefault(Line(CLASSES.index(class_of(row.pair)), _name(findings, row.pair, words), *counts), {})
         name = names[row.pair.arm.key]
         # Two arms of one method on one data set: told apart by their own names, never one over the other.
         line[f"{name} ({label(arm)})" if name in line else name] = row
@@ -133,11 +109,25 @@ def _beside_controls(found: _Found, words: Words) -> list[Block]:
             if control.whole == line.whole and control.learns <= line.learns and any(cell.text for cell in cells):
                 names = (Cell(line.name), Cell(f"{line.learns:,}", line.learns))
                 rows.append((*names, Cell(control.name), Cell(f"{control.learns:,}", control.learns), *cells))
-    if not rows:
-        return []
-    columns = tuple(words(f"classes.{name}") for name in ("method", "learns", "control", "learns"))
-    numeric = frozenset({1, 3, *range(4, 4 + len(sets))})
-    return [Table("controls", words("classes.controls"), (*columns, *sets), tuple(rows), numeric)]
+    blocks: list[Block] = []
+    if rows:
+        columns = tuple(words(f"classes.{name}") for name in ("method", "learns", "control", "learns"))
+        numeric = frozenset({1, 3, *range(4, 4 + len(sets))})
+        blocks.append(Table("controls", words("classes.controls"), (*columns, *sets), tuple(rows), numeric))
+    if alone := [f"{_title(line, found, words)}: {words.listed(sets)}" for line, sets in _alone(found, controls).items()]:
+        blocks.append(Text(words("classes.alone", arms="; ".join(alone)), "note"))
+    return blocks
+
+
+def _alone(found: _Found, controls: _Found) -> dict[Line, list[str]]:
+    """Return the arms on which a little learns, with the data sets on which no control of as few parameters stands beside."""
+    alone: dict[Line, list[str]] = {}
+    for line, by_set in found.items():
+        fair = [theirs for control, theirs in controls.items() if control.whole == line.whole and control.learns <= line.learns]
+        missing = [name for name in by_set if not any(name in theirs for theirs in fair)]
+        if CLASSES[line.place] == "little" and missing:
+            alone[line] = missing
+    return alone
 
 
 def _against(ours: Judged | None, theirs: Judged | None, words: Words) -> Cell:
@@ -156,7 +146,7 @@ def _table(found: _Found, words: Words) -> Table:
 
 
 def _name(findings: Findings, pair: Pair, words: Words) -> str:
-    if class_of(pair.arm) != "control":
+    if class_of(pair) != "control":
         return method_text(pair.arm, findings.catalog, words)
     # A control has its baseline's method: what tells it apart is the end of its name.
     suffix = pair.arm.experiment.removeprefix(pair.baseline.experiment).strip("-")

@@ -115,7 +115,7 @@ def _designs(arms: Sequence[Arm]) -> list[_Design]:
     """Return the crossed runs, of one recipe and one data set each: what else differs is no luck."""
     found: list[_Design] = []
     for arm in arms:
-        draw = _draw(arm)
+        draw = draw_of(arm) if arm.is_usable and arm.metric == "ppl" else None
         if draw is None:
             continue
         mine = _Design(arm.experiment, arm.budget, shared_recipe(arm.runs[0].recipe, arm.runs[0].fingerprint), {})
@@ -140,13 +140,14 @@ def _apart(design: _Design, others: Sequence[_Design]) -> str:
     return ", ".join(f"{key}={settings.get(key)}" for key in keys if key != "steps")
 
 
-def _draw(arm: Arm) -> int | None:
+def draw_of(arm: Arm) -> int | None:
     """Return the seed of an arm's frames where it is one of their own."""
-    config = arm.runs[0].config if arm.is_usable else None
-    if config is None or arm.metric != "ppl":
-        return None
+    config = arm.runs[0].config
+    assert config is not None
     method = config.get("method", {})
-    seed = method.get("seed") if method.get("freeze") else None
+    # Weights that are kept, or made from those that were there, are not drawn.
+    is_drawn = method.get("freeze") and method.get("init") not in ("native", "orthonormalized")
+    seed = method.get("seed") if is_drawn else None
     return seed if isinstance(seed, int) else None
 
 

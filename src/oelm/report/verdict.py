@@ -44,6 +44,7 @@ ReasonCode = Literal[
     "interval_across",
     "no_spread",
     "fewer_seeds",
+    "one_draw",
     "seeds_dropped",
     "one_seed",
     "confounded",
@@ -108,13 +109,15 @@ def judge(
     confounded_by: tuple[str, ...],
     unfit: Reason | None = None,
     dropped: tuple[int, ...] = (),
+    draw: int | None = None,
     level: float = LEVEL,
 ) -> Judgement:
     """Judge an arm's finished runs against its baseline's: PPLs or accuracies by seed; None where no baseline is named.
 
     `look` and `dropped` are what `Looks` says of the common seeds, `comparisons` how many are judged together, `share` how many
     of them the error is divided by, all if it is None, and `confounded_by` the settings that differ beside the method; `unfit`
-    is what makes the baseline no real one. PASS, FAIL and INCONCLUSIVE need the planned number of seeds.
+    is what makes the baseline no real one; `draw` the seed of the arm's frames where all runs share one. PASS, FAIL and
+    INCONCLUSIVE need the planned number of seeds.
     """
     seeds = common_seeds(ours, theirs or {})
     used = look_level(corrected_level(level, share or comparisons), look)
@@ -122,7 +125,7 @@ def judge(
     decided = (
         _without_pairs(ours, theirs, seeds)
         or _without_verdict(ours, theirs, seeds, kind=kind, criterion=criterion, confounded_by=confounded_by)
-        or _short_of_plan(seeds, planned=planned, dropped=dropped)
+        or _short_of_plan(seeds, planned=planned, dropped=dropped, draw=draw)
         or (None if unfit is None else ("UNFIT_BASELINE", unfit))
     )
     if decided is None:
@@ -192,12 +195,15 @@ def _without_verdict(
     return None
 
 
-def _short_of_plan(seeds: tuple[int, ...], *, planned: int, dropped: tuple[int, ...]) -> Decision | None:
+def _short_of_plan(seeds: tuple[int, ...], *, planned: int, dropped: tuple[int, ...], draw: int | None) -> Decision | None:
     if len(seeds) < planned:
         return "EXPLORATORY", Reason("fewer_seeds", {"found": len(seeds), "planned": planned})
     # Seeds chosen after their results were seen prove nothing, and no level corrects for that.
     if dropped:
         return "EXPLORATORY", Reason("seeds_dropped", {"seeds": dropped})
+    # The best of many draws would pass by luck, and other seeds of training would not tell.
+    if draw is not None:
+        return "EXPLORATORY", Reason("one_draw", {"draw": draw})
     return None
 
 

@@ -14,7 +14,9 @@ from oelm.experiments.portable import this_machine
 from oelm.report.baselines import baseline_remarks, unfit_baselines
 from oelm.report.collect import Arm, ArmKey, Mixture
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
+from oelm.report.draws import draw_of
 from oelm.report.findings import Findings, Pair, label, method_text, split_text, unswept
+from oelm.report.kinds import CLASSES, class_of
 from oelm.report.ladder import compared, points_text, ratio_text
 from oelm.report.plots import forest
 from oelm.report.stats import Interval, example_difference, pooled_log_ratio
@@ -72,6 +74,7 @@ def _judge(pair: Pair, looks: Looks, unfit: Mapping[ArmKey, Reason], comparisons
         confounded_by=pair.confounded,
         unfit=unfit.get(pair.baseline.key),
         dropped=looks.dropped(key, pair.seeds),
+        draw=draw_of(pair.arm),
     )
 
 
@@ -107,7 +110,7 @@ def _can_be_judged(pair: Pair, unfit: Collection[ArmKey]) -> bool:
     """Whether a pair may be given a verdict, and so counts among those that are judged together."""
     has_criterion = pair.experiment is not None and pair.experiment.criterion is not None
     is_enough = len(pair.seeds) >= max(2, _planned(pair))
-    is_fair = not pair.confounded and pair.baseline.key not in unfit
+    is_fair = not pair.confounded and pair.baseline.key not in unfit and draw_of(pair.arm) is None
     return has_criterion and is_fair and pair.arm.budget != _SMOKE and is_enough
 
 
@@ -151,10 +154,15 @@ def verdict_section(findings: Findings, judged: list[Judged], words: Words) -> S
 
 
 def _headline(judged: list[Judged], words: Words) -> str:
-    counts = {name: sum(row.judgement.verdict == name for row in judged) for name in ("PASS", "FAIL", "INCONCLUSIVE")}
-    if not sum(counts.values()):
+    told = []
+    for kind in CLASSES:
+        verdicts = [row.judgement.verdict for row in judged if row.judgement.is_look and class_of(row.pair) == kind]
+        if verdicts:
+            counts = {name.lower(): verdicts.count(name) for name in ("PASS", "FAIL", "INCONCLUSIVE")}
+            told.append(words("verdict.class", kind=words(f"classes.{kind}"), **counts))
+    if not told:
         return words("verdict.none", comparisons=len(judged))
-    return words("verdict.counts", comparisons=len(judged), **{name.lower(): count for name, count in counts.items()})
+    return words("verdict.counts", comparisons=len(judged), classes="; ".join(told))
 
 
 def _where(judged: list[Judged], words: Words) -> str:
@@ -168,14 +176,14 @@ def _where(judged: list[Judged], words: Words) -> str:
 
 
 def _table(findings: Findings, judged: list[Judged], words: Words) -> Table:
-    names = ("arm", "budget", "seeds", "best", "gap", "verdict", "sensitivity", "method", "on")
+    names = ("arm", "budget", "seeds", "best", "gap", "verdict", "kind", "sensitivity", "method", "on")
     columns = tuple(words(f"verdict.{name}") for name in names)
     rows = tuple(_row(findings, row, words) for row in judged)
-    return Table("verdicts", words("verdict.caption"), columns, rows, frozenset({2, 3, 4, 6}))
+    return Table("verdicts", words("verdict.caption"), columns, rows, frozenset({2, 3, 4, 7}))
 
 
 def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
-    pair, judgement = row.pair, row.judgement
+    pair, judgement, kind = row.pair, row.judgement, class_of(row.pair)
     gap, text = compared(pair.arm, pair.baseline, pair.split)
     other = row.pooled or row.examples
     other_text = "" if other is None else ratio_text(other) if pair.arm.metric == "ppl" else points_text(other)
@@ -188,6 +196,7 @@ def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
         Cell(best_text(pair.arm, pair.split), pair.arm.mean(pair.split)),
         Cell(text, gap.value if gap is not None else None),
         Cell(verdict, judgement.verdict, "muted" if is_smoke else _MARKS.get(judgement.verdict, "")),
+        Cell(words(f"classes.{kind}"), CLASSES.index(kind)),
         Cell(other_text, other.value if other is not None else None),
         Cell(method_text(pair.arm, findings.catalog, words)),
         Cell(split_text(pair.split, words)),

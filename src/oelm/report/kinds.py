@@ -1,0 +1,34 @@
+"""Which class a comparison belongs to, by what learns in Q and K; classes are never mixed, not even in a count."""
+
+from __future__ import annotations
+
+from oelm.method.kind import method_kind
+from oelm.report.collect import Arm
+from oelm.report.findings import Pair
+
+# Beyond `LITTLE` of the baseline's Q and K what learns on top is no little any more. The controls last: what as few trainable
+# parameters give without any frame.
+CLASSES = ("pure", "little", "partial", "much", "control")
+LITTLE = 1 / 8
+_QK_ROLES = ("query", "key", "query_key_value", "gain", "correction")
+
+
+def class_of(pair: Pair) -> str:
+    """Return the class of an arm beside its baseline: one that freezes nothing is a control."""
+    config = pair.arm.runs[0].config
+    assert config is not None
+    kind = method_kind(config.get("method", {}))
+    if kind == "free":
+        return "control"
+    ours, whole = learning_in_qk(pair.arm), learning_in_qk(pair.baseline)
+    is_much = ours is not None and whole is not None and ours > LITTLE * whole
+    return "much" if kind == "little" and is_much else kind
+
+
+def learning_in_qk(arm: Arm) -> int | None:
+    """Return how many parameters learn on the Q/K side from the first step on; None where Q, K and V are one weight."""
+    audit = arm.runs[0].audit
+    assert audit is not None
+    if "query_key_value" in audit.by_role:
+        return None
+    return sum(counts["trainable"] for role, counts in audit.by_role.items() if role in _QK_ROLES)

@@ -51,6 +51,11 @@ def test_a_control_is_confounded_by_the_rest_of_the_recipe_all_the_same() -> Non
     assert smaller(["model.ff_dim", "optim.lr", "model.seq_len"]) == ["optim.lr", "model.seq_len"]
 
 
+@pytest.mark.parametrize("key", ["method.layer_lr_decay", "method.warmup_steps"])
+def test_a_pace_that_each_has_from_the_same_sweep_may_differ(key: str) -> None:
+    assert confounding([key, "method.init"], tuned=[key], is_larger=never_asked) == []
+
+
 def test_what_each_has_from_the_same_sweep_may_differ_but_for_the_shape() -> None:
     keys = ["optim.lr", "method.init", "model.ff_dim"]
     assert confounding(keys, tuned=keys, is_larger=never_asked) == ["model.ff_dim"]

@@ -94,6 +94,11 @@ def test_a_grid_that_means_nothing_is_refused_as_it_was_written(texts: list[str]
     assert not texts or str(caught.value).startswith(f"--grid {texts[-1]!r}: ")
 
 
+def test_how_fast_an_arm_learns_is_tuned_though_it_stands_in_the_method() -> None:
+    grid = parse_grid(["method.layer_lr_decay=1.0,0.8", "method.warmup_steps=50,100"])
+    assert grid == {"method.layer_lr_decay": [0.8, 1.0], "method.warmup_steps": [50, 100]}
+
+
 @given(st.lists(st.text(max_size=12), max_size=3))
 def test_any_grid_is_read_or_refused(texts: list[str]) -> None:
     try:

@@ -12,9 +12,9 @@ _TUNED_ALONE = re.compile(rf"{TUNED}[0-9a-f]{{8}}")
 _SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim"}
 _METHOD = "method."
 # Fields of a method that say how fast an arm learns: a gain by these is none of freezing.
-_PACE = {"method.layer_lr_decay", "method.warmup_steps"}
+PACE = ("method.layer_lr_decay", "method.warmup_steps")
 # What each arm may have its own best of: how it learns, not how much, from what, or with how large a model.
-_TUNABLE = ("optim.", "schedule.", "model.dropout", "precision")
+_TUNABLE = ("optim.", "schedule.", "model.dropout", "precision", *PACE)
 
 
 def confounding(differing: Collection[str], *, tuned: Collection[str] = (), is_larger: Callable[[], bool]) -> list[str]:
@@ -27,7 +27,7 @@ def confounding(differing: Collection[str], *, tuned: Collection[str] = (), is_l
     method = {key for key in differing if key.startswith(_METHOD)}
     shape = _SHAPE.intersection(differing)
     may_be_smaller = bool(shape) and not method and not is_larger()
-    allowed = (method - _PACE) | {key for key in tuned if key.startswith(_TUNABLE)} | (shape if may_be_smaller else set())
+    allowed = (method - set(PACE)) | {key for key in tuned if key.startswith(_TUNABLE)} | (shape if may_be_smaller else set())
     return [key for key in differing if key not in allowed]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from oelm.data.sets import CORPORA, TASKS
 from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.budget import EXTRACT_TOKENS, budget_settings, classifier_settings
-from oelm.experiments.fair import confounding
+from oelm.experiments.fair import PACE, confounding
 from oelm.experiments.registry import Catalog, Experiment, dotted
 from oelm.files import dump_json
 from oelm.method.method import resolve_method
@@ -49,7 +49,8 @@ class PlannedRun:
 
 def check_changes(changes: Iterable[str]) -> None:
     """Raise ConfigError where what the user sets for all arms would make them one: their methods are what tells them apart."""
-    if said := next((key for key in changes if key.split(".")[0] == "method" and key != "method.seed"), None):
+    harmless = ("method.seed", *PACE)
+    if said := next((key for key in changes if key.split(".")[0] == "method" and key not in harmless), None):
         raise ConfigError(
             f"--set {said}: it would change the method of every arm, the baseline's too; give an experiment of your own that "
             "extends one of these another method (docs/experiments.md), or use `oelm train`"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 from pydantic import ValidationError, model_validator
 
 from oelm.errors import ConfigError, DataError
-from oelm.experiments.fair import TUNED
+from oelm.experiments.fair import PACE, TUNED
 from oelm.experiments.inventory import SWEEP
 from oelm.experiments.plan import PlannedRun, plan_runs, variant_name
 from oelm.experiments.registry import Experiment
@@ -92,7 +92,7 @@ def parse_grid(texts: Sequence[str]) -> Grid:
         parts = [part.strip() for part in listed.split(",") if part.strip()]
         if not all(key.split(".")) or len(parts) < 2:
             raise ConfigError(f"--grid {text!r}: write it as key=value,value, for example --grid optim.lr=3e-4,1e-3")
-        if key.split(".")[0] in ("seed", "method"):
+        if key.split(".")[0] in ("seed", "method") and key not in PACE:
             raise ConfigError(f"--grid {text!r}: {key} is not tuned; give seeds with --seeds, methods as experiments")
         if "[" in listed:
             raise ConfigError(f"--grid {text!r}: settings that are lists are not tuned; give one with --set")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.flop_counter import FlopCounterMode
 
-from oelm.bench.compare import Comparison, Side, _bound, compare, training_step, verdict
+from oelm.bench.compare import Comparison, Side, _bound, _work, compare, training_step, verdict
 from oelm.bench.machine import examine, matmul_speeds
 from oelm.intervals import Ratio
 from oelm.models.flops import step_work
+from oelm.train.config import RunConfig
 from tests.conftest import tiny_config
 
 
@@ -40,6 +43,47 @@ def test_bound_of_a_method_against_itself_is_one_and_of_freezing_is_flops_own(te
     frozen = tiny_config(text_file, method="oelm_freeze", **settings)
     assert _bound(baseline, baseline) == 1.0
     assert _bound(baseline, frozen) == pytest.approx(step_work(baseline.model, batch_size=4).largest_speedup, rel=1e-12)
+
+
+def test_where_arithmetic_expects_no_difference_none_that_shows_is_no_noise() -> None:
+    comparison = Comparison(side("A"), side("B"), Ratio(1.0, 0.98, 1.02, 5), bound=0.9996)
+    assert verdict(comparison).startswith("No difference between B and A shows: between 0.980x and 1.020x")
+
+
+LEARNT: list[dict[str, Any]] = [
+    {"gain": "head"},
+    {"gain": "matrix"},
+    {"correction": 0.25},
+    {"gain": "matrix", "correction": 0.25},
+    {"freeze": ["k"], "correction": 0.25},
+    {"freeze": ["q"], "gain": "matrix", "layers": "last 1"},
+]
+
+
+@pytest.mark.parametrize("more", [{}, *LEARNT], ids=str)
+@pytest.mark.parametrize("micro", [4, 2])
+def test_what_a_step_multiplies_is_torchs_own_count(text_file: Path, more: dict[str, Any], micro: int) -> None:
+    method = {"init": "orthogonal", "freeze": ["q", "k"], **more}
+    settings = {"model__vocab_size": 300, "batch_size": 4, "micro_batch_size": micro}
+    configs = [tiny_config(text_file, method=each, **settings) for each in ("baseline", method)]
+    baseline, ours = (counted(config) for config in configs)
+    assert _work(configs[0])[0] - _work(configs[1])[0] == baseline - ours
+
+
+def counted(config: RunConfig) -> int:
+    """Return the operations of all matrix products of one whole step, as torch counts them."""
+    step = training_step(config)
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return int(counter.get_total_flops())
+
+
+def test_a_correction_allows_no_gain_in_speed_and_pure_freezing_does(text_file: Path) -> None:
+    laptop = {"model__vocab_size": 512, "model__seq_len": 64, "batch_size": 32, "micro_batch_size": 32}
+    shape = {"model__model_dim": 128, "model__num_layers": 4, "model__num_heads": 4, "model__ff_dim": 512}
+    arms = {arm: tiny_config(text_file, method=arm, **laptop, **shape) for arm in ("baseline", "oelm_freeze", "oelm_lowrank")}
+    assert _bound(arms["baseline"], arms["oelm_freeze"]) == pytest.approx(1.052, abs=0.001)
+    assert _bound(arms["baseline"], arms["oelm_lowrank"]) == pytest.approx(1.000, abs=0.001)
 
 
 def test_bytes_fall_by_exactly_the_frozen_share(text_file: Path) -> None:

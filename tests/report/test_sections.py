@@ -179,15 +179,15 @@ def test_timings_in_turns_stand_beside_the_bound(tmp_path: Path) -> None:
         rounds=12,
         first_step_s=10.0,
         second_step_s=9.9,
-        first_peak_bytes=1,
-        second_peak_bytes=1,
+        first_peak_bytes=3000 * 2**20,
+        second_peak_bytes=2900 * 2**20,
     )
     write_timing(tmp_path, timing)
     (row,) = rows(english(tmp_path), "speed")
     assert row["first / second"] == "baseline / oelm_freeze"
     # 1.0125 and 1.0375 are not binary fractions of three digits: what is printed is what Python rounds them to.
     assert row["speed of the second [95%]"] == f"{1.0125:.3f}x [{0.9875:.3f}, {1.0375:.3f}]"
-    assert (row["bound"], row["rounds"]) == (f"{1.0235:.3f}x", "12")
+    assert (row["bound"], row["peak memory"], row["rounds"]) == (f"{1.0235:.3f}x", "3,000 / 2,900 MiB", "12")
 
 
 def test_attention_charts_show_means_over_heads_and_spread_over_seeds(tmp_path: Path) -> None:

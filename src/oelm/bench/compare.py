@@ -17,7 +17,9 @@ from oelm.files import dump_json
 from oelm.intervals import Ratio, mean_ratio
 from oelm.method.apply import freeze
 from oelm.method.audit import Audit, audit
-from oelm.models.flops import step_work
+from oelm.method.gain import CORRECTION_IN, GAIN, has_learnt, learnt_on_top
+from oelm.method.sites import Projection, attention_sites
+from oelm.models.flops import OPTIMIZER_OPERATIONS, step_work
 from oelm.models.gpt import build_gpt
 from oelm.train.config import RunConfig
 from oelm.train.device import choose_compute, look, synchronize
@@ -26,6 +28,9 @@ from oelm.train.loss import mean_cross_entropy
 from oelm.train.optim import build_optimizer
 from oelm.train.preflight import estimate
 from oelm.train.step import train_step
+
+# Where arithmetic expects less of a difference than this, nobody wants to see one.
+_ALIKE = 0.005
 
 
 @dataclass(frozen=True)
@@ -85,15 +90,39 @@ def _audit(config: RunConfig) -> Audit:
 
 
 def _bound(first: RunConfig, second: RunConfig) -> float:
-    return _work(first) / _work(second)
+    return sum(_work(first)) / sum(_work(second))
 
 
-def _work(config: RunConfig) -> float:
-    """Return the operations of one step, what is frozen left out."""
+def _work(config: RunConfig) -> tuple[int, int]:
+    """Return the operations of one step, in matrix products and in the optimizer, without those that freezing leaves out."""
     work = step_work(config.model, batch_size=config.batch_size)
-    frozen = [p for p in _audit(config).projections if p.is_frozen]
-    share = len(frozen) / (2 * config.model.num_layers)
-    return work.matmuls + work.optimizer - share * work.frozen_saving
+    model = build_gpt(config.model, seed=0)
+    freeze(model, config.method, seed=0)
+    projections = [projection for site in attention_sites(model) for _, projection in site.projections()]
+    frozen = [projection for projection in projections if not projection.weight.requires_grad]
+    rows = ALONE.micro_batch_size(config.batch_size, config.micro_batch_size)
+    tokens, times = config.batch_size * config.model.seq_len, config.batch_size // rows
+    products = sum(_saved_products(projection, tokens=tokens, times=times) for projection in frozen)
+    on_top = sum(parameter.numel() for name, parameter in model.named_parameters() if learnt_on_top(name))
+    updated = sum(projection.weight.numel() for projection in frozen) - on_top
+    return work.matmuls - products, work.optimizer - OPTIMIZER_OPERATIONS * updated
+
+
+def _saved_products(projection: Projection, *, tokens: int, times: int) -> int:
+    """Return the operations in products that a frozen projection saves a step of so many micro-batches; below 0, costs.
+
+    What learns on top of a weight learns from the gradient of the whole: then nothing is saved, and its own products are added,
+    once a micro-batch forward and once for each factor that has a gradient backward.
+    """
+    size = projection.weight.numel()
+    if not has_learnt(projection):
+        return 2 * tokens * size
+    own = projection.module._parameters
+    inner, gain = own.get(CORRECTION_IN), own.get(GAIN)
+    passes = 0 if inner is None else 3 * len(inner)
+    if gain is not None and gain.shape[-1] > 1:
+        passes += (2 if inner is None else 3) * gain.shape[-1]
+    return -2 * times * passes * size
 
 
 def training_step(config: RunConfig, *, world: World = ALONE) -> Callable[[], None]:
@@ -150,7 +179,7 @@ def verdict(comparison: Comparison) -> str:
     ratio, bound = comparison.ratio, comparison.bound
     allowed = f"arithmetic allows at most {bound:.3f}x" if bound >= 1 else f"arithmetic expects {bound:.3f}x"
     a, b = comparison.first.name, comparison.second.name
-    if abs(bound - 1) > 1e-9 and ratio.low <= min(1.0, bound) and ratio.high >= max(1.0, bound):
+    if abs(bound - 1) > _ALIKE and ratio.low <= min(1.0, bound) and ratio.high >= max(1.0, bound):
         return (
             f"This machine is too noisy to tell {b} from {a}: the interval holds both no difference and the bound; {allowed}. "
             "Give more --rounds or a quieter machine."

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 # AdamW reads and writes weight and two moments and reads the gradient: about this many operations an element.
-_OPTIMIZER_OPERATIONS = 16
+OPTIMIZER_OPERATIONS = 16
 
 
 class Shape(Protocol):
@@ -59,6 +59,6 @@ def step_work(model: Shape, *, batch_size: int) -> StepWork:
     weights = model.num_layers * block + head + model.seq_len * width
     return StepWork(
         matmuls=matmuls,
-        optimizer=_OPTIMIZER_OPERATIONS * weights,
-        frozen_saving=2 * tokens * frozen + _OPTIMIZER_OPERATIONS * frozen,
+        optimizer=OPTIMIZER_OPERATIONS * weights,
+        frozen_saving=2 * tokens * frozen + OPTIMIZER_OPERATIONS * frozen,
     )

@@ -73,12 +73,13 @@ def _speed(findings: Findings, words: Words) -> list[Block]:
             Cell(_shape_text(row.shape, words)),
             Cell(f"{row.value:.3f}x [{row.low:.3f}, {row.high:.3f}]", row.value),
             Cell(f"{row.bound:.3f}x", row.bound),
+            Cell(f"{row.first_peak_bytes / _MIB:,.0f} / {row.second_peak_bytes / _MIB:,.0f} MiB", row.second_peak_bytes),
             Cell(str(row.rounds), row.rounds),
         )
         for row in found
     )
-    columns = tuple(words(f"speed.{name}") for name in ("arms", "shape", "ratio", "bound", "rounds"))
-    return [Table("speed", words("speed.caption"), columns, rows, frozenset({2, 3, 4}))]
+    columns = tuple(words(f"speed.{name}") for name in ("arms", "shape", "ratio", "bound", "memory", "rounds"))
+    return [Table("speed", words("speed.caption"), columns, rows, frozenset({2, 3, 4, 5}))]
 
 
 def _shape_text(shape: str, words: Words) -> str:

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDY, PAGE = "oelm report --out results/variants --table classes", "docs/study.md"
-CORPORA = ["tinystories", "openwebtext", "wikitext103"]
+STDLIB = "stdlib-3.11.7"
+CORPORA = ["tinystories", "openwebtext", "wikitext103", STDLIB]
 
 
 def gaps(page: str, command: str, *, on: str = "") -> dict[str, str]:
@@ -38,9 +39,9 @@ def test_pure_freezing_misses_the_target_and_a_little_learning_meets_it(page: st
 
 
 @pytest.mark.parametrize("corpus", CORPORA)
-def test_what_a_little_learning_costs_does_not_show(corpus: str) -> None:
+def test_what_a_little_learning_costs_shows_on_the_standard_library_alone(corpus: str) -> None:
     low, high = ends(gaps(PAGE, STUDY, on=corpus)["oelm_lowrank"])
-    assert low < 0 < high
+    assert low > 1 and high < 3 if corpus == STDLIB else low < 0 < high
 
 
 @pytest.mark.parametrize("corpus", CORPORA)
@@ -49,7 +50,7 @@ def test_a_little_learning_loses_less_than_the_thin_control(corpus: str) -> None
 
 
 def test_the_thin_control_meets_the_target_on_tinystories_and_may_or_may_not_elsewhere() -> None:
-    assert [gaps(PAGE, STUDY, on=corpus)["thin"][0] for corpus in CORPORA] == ["✓", "△", "△"]
+    assert [gaps(PAGE, STUDY, on=corpus)["thin"][0] for corpus in CORPORA] == ["✓", "△", "△", "△"]
 
 
 def test_the_pages_name_every_corpus_that_the_table_has() -> None:

@@ -249,6 +249,20 @@ def test_sweep_of_another_is_taken_over_and_used(queue: Queue) -> None:
     assert [run.parts[-4] for run in tuned] == ["mine-01", "mine-03"]
 
 
+def test_sweep_with_a_failure_that_can_be_mended_has_no_best_until_it_is(queue: Queue) -> None:
+    cause = queue.folder / "cause"
+    cause.touch()
+    queue.environment["STAND_IN_EARLY_CAUSE"] = str(cause)
+    why = "is not finished: optim.lr 0.001 failed (seed 100: DataError: the data is gone); mend that, and repeat its command"
+    printed = queue.finish(*SWEEP, "optim.lr=0.001,0.01", code=3)
+    assert f"the sweep of mine-01 {why} with --retry" in printed and "diverged" not in printed
+    assert f"--tuned: the sweep of mine-01 {why} with --retry" in queue.finish(*TUNED, code=2)
+    cause.unlink()
+    printed = queue.finish(*SWEEP, "optim.lr=0.001,0.01,1000", "--retry", code=3)
+    assert printed.count("best │") == printed.count("diverged │") == 2 and "is not finished" not in printed
+    queue.finish(*TUNED)
+
+
 def test_interrupted_sweep_refuses_tuned_runs_until_it_is_finished(queue: Queue) -> None:
     hold = queue.folder / "hold"
     hold.touch()

@@ -324,8 +324,7 @@ def _take_over(ids: list[str] | None, like: str, *, budget: str, catalog: Catalo
         raise ConfigError(f"--like {like}: say which experiments take over its sweep")
     for record in take_over(catalog.select(ids), catalog.get(like), budget=budget, root=root, dry_run=dry_run):
         assert record.best is not None
-        best = ", ".join(f"{key} {value}" for key, value in record.points[record.best].values.items())
-        out.print(f"{record.experiment} at {budget}: {best}, the best of {record.like}", soft_wrap=True)
+        out.print(f"{record.experiment} at {budget}: {record.points[record.best]}, the best of {record.like}", soft_wrap=True)
     if dry_run:
         out.print("nothing was written")
 
@@ -338,10 +337,12 @@ def _print_sweep(record: SweepRecord) -> None:
     for name in (*record.grid, "score (less is better)", ""):
         table.add_column(name, justify="right" if name else "left")
     for number, point in enumerate(record.points):
-        missing = "failed" if point.has_failed else "unfinished"
+        missing = "diverged" if point.has_failed else "failed" if point.problem else "unfinished"
         score = missing if point.score is None else f"{point.score:.4f}"
         table.add_row(*map(str, point.values.values()), score, "best" if number == record.best else "")
     out.print(table)
+    if any(point.problem for point in record.points):
+        err.print(printable(f"the sweep of {record.experiment} {record.why_no_best}"), style="bold red", soft_wrap=True)
     for key in record.at_edge:
         err.print(
             f"warning: {record.experiment}: the best {key} lies at the edge of the grid: try values beyond it",

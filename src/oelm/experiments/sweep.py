@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import ValidationError, model_validator
 
-from oelm.errors import ConfigError, DataError
+from oelm.errors import ConfigError, DataError, NonFiniteError
 from oelm.experiments.fair import PACE, TUNED
 from oelm.experiments.inventory import SWEEP
 from oelm.experiments.plan import PlannedRun, plan_runs, variant_name
@@ -30,7 +30,8 @@ Grid = dict[str, list[Any]]
 class SweepPoint(Strict):
     """One point of the grid: the mean over seeds of the best validation loss, or of 1 - accuracy.
 
-    None while unfinished, or for good where a run failed: a point that cannot be trained is never the best.
+    None while unfinished, or for good where `has_failed`: a point whose loss is no number is never the best. `problem` is
+    why a run failed that may well be trained: out of memory, a full disk, data that is gone.
     """
 
     values: dict[str, Any]
@@ -38,6 +39,10 @@ class SweepPoint(Strict):
     seeds: tuple[int, ...]
     score: float | None
     has_failed: bool = False
+    problem: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key} {value}" for key, value in self.values.items())
 
 
 class SweepRecord(Strict):
@@ -66,6 +71,17 @@ class SweepRecord(Strict):
     def terms(self) -> tuple[object, ...]:
         """What the sweeps of two arms must share for their best to be comparable."""
         return self.grid, self.changes, [(point.values, point.seeds) for point in self.points]
+
+    @property
+    def why_no_best(self) -> str:
+        """Say why no point is the best, and what to do; nothing where one is."""
+        if self.best is not None:
+            return ""
+        if all(point.has_failed for point in self.points):
+            return "has no best: the loss of every point is no number; sweep other values"
+        if (failed := next((point for point in self.points if point.problem), None)) is None:
+            return "is not finished; repeat its command"
+        return f"is not finished: {failed} failed ({failed.problem}); mend that, and repeat its command with --retry"
 
 
 @dataclass(frozen=True)
@@ -145,16 +161,7 @@ def conclude_sweep(plan: SweepPlan) -> list[SweepRecord]:
     """Score every point from what its runs left, choose the best of each arm, and write each arm's sweep.json."""
     records = []
     for experiment, points in plan.points.items():
-        scored = tuple(
-            SweepPoint(
-                values=values,
-                variant=runs[0].variant,
-                seeds=tuple(run.seed for run in runs),
-                score=_score(runs),
-                has_failed=any(_state(run) == "failed" for run in runs),
-            )
-            for values, runs in points
-        )
+        scored = tuple(_scored(values, runs) for values, runs in points)
         finished = [number for number, point in enumerate(scored) if point.score is not None]
         # The same budget for every arm, or no choice: a best of fewer tries is a worse best.
         is_whole = all(point.score is not None or point.has_failed for point in scored)
@@ -174,16 +181,28 @@ def conclude_sweep(plan: SweepPlan) -> list[SweepRecord]:
     return records
 
 
-def _state(run: PlannedRun) -> str:
-    status = read_status(run.path)
-    return status.status if status is not None else ""
+def _scored(values: dict[str, Any], runs: Sequence[PlannedRun]) -> SweepPoint:
+    """Return a point as its runs left it. What a repetition may mend does not take it out: else arms had unequal grids."""
+    statuses = {run.seed: read_status(run.path) for run in runs}
+    failures = {seed: status.message for seed, status in statuses.items() if status is not None and status.status == "failed"}
+    has_failed = any(message.startswith(f"{NonFiniteError.__name__}: ") for message in failures.values())
+    problems = [f"seed {seed}: {' '.join(message.split()) or 'no reason told'}" for seed, message in failures.items()]
+    return SweepPoint(
+        values=values,
+        variant=runs[0].variant,
+        seeds=tuple(statuses),
+        score=_score(runs),
+        has_failed=has_failed,
+        problem=problems[0] if problems and not has_failed else "",
+    )
 
 
 def _score(runs: Sequence[PlannedRun]) -> float | None:
     """Return the mean of what is least at the best: log PPL, or the share of errors."""
     scores = []
     for run in runs:
-        if _state(run) != "done":
+        status = read_status(run.path)
+        if status is None or status.status != "done":
             return None
         path = run.path / "timing_stats.json"
         figures = read_json(path)
@@ -207,7 +226,7 @@ def take_over(
     """Give experiments the finished sweep of another, and write it as theirs; one that was swept itself is refused."""
     source = read_sweep(like.id, budget, root, asked="--like")
     if source.best is None:
-        raise ConfigError(f"--like {like.id}: its sweep is not finished; repeat its command")
+        raise ConfigError(f"--like {like.id}: its sweep {source.why_no_best}")
     told = {"like": source.like or like.id, "written": now_text()}
     records = [source.model_copy(update={"experiment": experiment.id, **told}) for experiment in experiments]
     for experiment, record in zip(experiments, records, strict=True):
@@ -265,7 +284,7 @@ def tuned_changes(experiments: Sequence[Experiment], budget: str, root: Path, *,
     records = [read_sweep(experiment.id, budget, root) for experiment in experiments]
     for record in records:
         if record.best is None:
-            raise ConfigError(f"--tuned: the sweep of {record.experiment} is not finished; repeat its command")
+            raise ConfigError(f"--tuned: the sweep of {record.experiment} {record.why_no_best}")
         if record.terms != records[0].terms:
             stale = next((each for each in (record, records[0]) if each.like), None)
             how = f"repeat oelm sweep {stale.experiment} --like {stale.like}" if stale else "sweep them together"

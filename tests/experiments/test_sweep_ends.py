@@ -1,0 +1,104 @@
+"""How a sweep ends: which failures take a point out, and which record of two sweeps stands."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from oelm.errors import ConfigError, NonFiniteError, OutOfMemoryError
+from oelm.experiments.plan import PlannedRun
+from oelm.experiments.sweep import Grid, SweepPlan, conclude_sweep, plan_sweep, read_sweep, take_over, tuned_changes
+from tests.experiments.planned import PAIR, catalog_of, finish
+from tests.experiments.recorded import record
+
+CATALOG = catalog_of(PAIR + "other: {extends: arm, title: elsewhere}\n")
+ARMS = [CATALOG.get("base"), CATALOG.get("arm")]
+GRID: Grid = {"optim.lr": [1e-3, 2e-3, 4e-3]}
+BEST = 2e-3
+DIVERGED = f"{NonFiniteError.__name__}: step 7: loss nan, gradient norm nan: stopped before the update"
+NO_ROOM = f"{OutOfMemoryError.__name__}: out of memory\n(another job had it)"
+
+
+def plan(root: Path, grid: Grid = GRID, *, num_seeds: int = 2) -> SweepPlan:
+    return plan_sweep(ARMS, grid, budget="smoke", num_seeds=num_seeds, root=root, changes={})
+
+
+def train(run: PlannedRun) -> None:
+    """Finish a run: the nearer to the best rate, the better."""
+    finish(run, 3.0 + abs(math.log(run.config.optim.lr / BEST)))
+
+
+def fail(run: PlannedRun, root: Path, message: str) -> None:
+    record(root, "failed", experiment=run.experiment.id, variant=run.variant, seed=run.seed, message=message)
+
+
+def swept(root: Path, grid: Grid = GRID, *, num_seeds: int = 2) -> SweepPlan:
+    made = plan(root, grid, num_seeds=num_seeds)
+    for run in made.runs:
+        train(run)
+    conclude_sweep(made)
+    return made
+
+
+def of(made: SweepPlan, experiment: str, lr: float) -> PlannedRun:
+    return next(run for run in made.runs if run.experiment.id == experiment and run.config.optim.lr == lr)
+
+
+@pytest.mark.parametrize("message", [NO_ROOM, "DataError: text.txt: gone", "error: " + DIVERGED, "NonFiniteErrors", ""])
+def test_an_arm_is_not_tuned_on_fewer_points_because_a_run_failed_by_accident(message: str, tmp_path: Path) -> None:
+    made = swept(tmp_path)
+    fail(of(made, "base", BEST), tmp_path, message)
+    base, arm = conclude_sweep(made)
+    assert (base.best, arm.best) == (None, 1) and not base.points[1].has_failed and base.at_edge == ()
+    with pytest.raises(ConfigError, match="^--tuned: the sweep of base is not finished: optim.lr 0.002 failed"):
+        tuned_changes(ARMS, "smoke", tmp_path, changes={})
+
+
+def test_which_point_failed_and_why_is_told_in_one_line_with_what_to_do(tmp_path: Path) -> None:
+    made = swept(tmp_path)
+    fail(of(made, "arm", 4e-3), tmp_path, NO_ROOM)
+    conclude_sweep(made)
+    why = (
+        "is not finished: optim.lr 0.004 failed (seed 100: OutOfMemoryError: out of memory (another job had it)); "
+        "mend that, and repeat its command with --retry"
+    )
+    with pytest.raises(ConfigError) as told:
+        tuned_changes(ARMS, "smoke", tmp_path, changes={})
+    assert str(told.value) == f"--tuned: the sweep of arm {why}"
+    with pytest.raises(ConfigError) as told:
+        take_over([CATALOG.get("other")], ARMS[1], budget="smoke", root=tmp_path)
+    assert str(told.value) == f"--like arm: its sweep {why}"
+
+
+def test_a_point_that_is_trained_after_all_counts(tmp_path: Path) -> None:
+    made = swept(tmp_path)
+    fail(of(made, "base", BEST), tmp_path, NO_ROOM)
+    conclude_sweep(made)
+    train(of(made, "base", BEST))
+    base, _ = conclude_sweep(made)
+    assert (base.best, base.points[1].problem, base.why_no_best) == (1, "", "")
+    assert tuned_changes(ARMS, "smoke", tmp_path, changes={}).changes["base"] == {"optim.lr": BEST}
+
+
+def test_a_point_that_diverged_for_one_seed_is_out_whatever_befell_the_others(tmp_path: Path) -> None:
+    made = swept(tmp_path)
+    first, second = [run for run in made.runs if run.experiment.id == "arm" and run.config.optim.lr == BEST]
+    fail(first, tmp_path, NO_ROOM)
+    fail(second, tmp_path, DIVERGED)
+    _, arm = conclude_sweep(made)
+    assert arm.points[1].has_failed and arm.points[1].problem == "" and arm.best == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [(DIVERGED, "has no best: the loss of every point is no number; sweep other values"), (NO_ROOM, "is not finished: ")],
+)
+def test_a_sweep_of_failures_has_no_best_and_says_what_to_do(message: str, words: str, tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    for run in made.runs:
+        fail(run, tmp_path, message)
+    records = conclude_sweep(made)
+    assert [found.best for found in records] == [None, None] and all(words in found.why_no_best for found in records)
+    assert read_sweep("arm", "smoke", tmp_path) == records[1]

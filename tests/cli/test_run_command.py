@@ -263,6 +263,23 @@ def test_sweep_with_a_failure_that_can_be_mended_has_no_best_until_it_is(queue: 
     queue.finish(*TUNED)
 
 
+def test_sweep_that_is_widened_and_interrupted_leaves_tuned_runs_what_they_had(queue: Queue) -> None:
+    queue.finish(*SWEEP, "optim.lr=0.001,0.01")
+    queue.finish(*TUNED)
+    hold = queue.folder / "hold"
+    hold.touch()
+    queue.environment["STAND_IN_HOLD"] = str(hold)
+    launch = queue.launch(*SWEEP, "optim.lr=0.001,0.01,0.1", "--jobs", "1")
+    queue.wait_until(lambda: any(rows(run) == HOLD_AT for run in queue.runs()))
+    launch.send(signal.SIGINT)
+    assert launch.wait() == 75
+    assert "mine-02: until this sweep is finished, --tuned goes by the one before (optim.lr 0.001, 0.01)" in launch.text
+    assert "2 runs at budget smoke, 2 of them done" in queue.finish(*TUNED)
+    hold.unlink()
+    assert "until this sweep" not in queue.finish(*SWEEP, "optim.lr=0.001,0.01,0.1")
+    assert "2 runs at budget smoke, 0 of them done" in queue.finish(*TUNED)
+
+
 def test_interrupted_sweep_refuses_tuned_runs_until_it_is_finished(queue: Queue) -> None:
     hold = queue.folder / "hold"
     hold.touch()

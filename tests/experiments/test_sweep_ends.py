@@ -9,7 +9,7 @@ import pytest
 
 from oelm.errors import ConfigError, NonFiniteError, OutOfMemoryError
 from oelm.experiments.plan import PlannedRun
-from oelm.experiments.sweep import Grid, SweepPlan, conclude_sweep, plan_sweep, read_sweep, take_over, tuned_changes
+from oelm.experiments.sweep import Grid, SweepPlan, conclude_sweep, plan_sweep, read_sweep, standing, take_over, tuned_changes
 from tests.experiments.planned import PAIR, catalog_of, finish
 from tests.experiments.recorded import record
 
@@ -102,3 +102,67 @@ def test_a_sweep_of_failures_has_no_best_and_says_what_to_do(message: str, words
     records = conclude_sweep(made)
     assert [found.best for found in records] == [None, None] and all(words in found.why_no_best for found in records)
     assert read_sweep("arm", "smoke", tmp_path) == records[1]
+
+
+WIDER: Grid = {"optim.lr": [*GRID["optim.lr"], 8e-3]}
+APART: Grid = {"optim.lr": [2e-3, 6e-3]}
+
+
+@pytest.mark.parametrize(("grid", "num_seeds"), [(WIDER, 2), (APART, 2), (GRID, 3)], ids=["wider", "apart", "more seeds"])
+def test_a_finished_sweep_stands_until_the_next_one_is_finished_for_every_arm(
+    grid: Grid, num_seeds: int, tmp_path: Path
+) -> None:
+    swept(tmp_path)
+    before = tuned_changes(ARMS, "smoke", tmp_path, changes={})
+    other = plan(tmp_path, grid, num_seeds=num_seeds)
+    for run in [None, *other.runs]:
+        if run is not None:
+            train(run)
+        records = conclude_sweep(other)
+        if run is not other.runs[-1]:
+            assert records[1].best is None and list(standing(records, tmp_path)) == ["base", "arm"]
+            assert tuned_changes(ARMS, "smoke", tmp_path, changes={}) == before
+    assert standing(records, tmp_path) == {} and read_sweep("base", "smoke", tmp_path) == records[0]
+    after = tuned_changes(ARMS, "smoke", tmp_path, changes={})
+    assert after.changes == before.changes and (after.variant == before.variant) == (grid == GRID)
+
+
+def test_an_arm_that_joins_later_is_recorded_while_the_finished_ones_stand(tmp_path: Path) -> None:
+    swept(tmp_path)
+    joined = [ARMS[0], CATALOG.get("other")]
+    made = plan_sweep(joined, WIDER, budget="smoke", num_seeds=2, root=tmp_path, changes={})
+    for run in made.runs[:-1]:
+        train(run)
+    records = conclude_sweep(made)
+    assert [found.best is None for found in records] == [False, True]
+    assert tuned_changes(ARMS, "smoke", tmp_path, changes={}).changes["base"] == {"optim.lr": BEST}
+    with pytest.raises(ConfigError, match="^--tuned: the sweep of other is not finished; repeat its command$"):
+        tuned_changes(joined, "smoke", tmp_path, changes={})
+
+
+def test_a_sweep_whose_runs_are_gone_is_unfinished_again(tmp_path: Path) -> None:
+    made = swept(tmp_path)
+    record(tmp_path, "queued", experiment="arm", variant=made.runs[-1].variant, seed=made.runs[-1].seed)
+    records = conclude_sweep(made)
+    assert standing(records, tmp_path) == {} and read_sweep("arm", "smoke", tmp_path).best is None
+
+
+def test_a_sweep_that_was_taken_over_stands_until_the_arm_s_own_is_finished(tmp_path: Path) -> None:
+    swept(tmp_path)
+    other = CATALOG.get("other")
+    take_over([other], ARMS[1], budget="smoke", root=tmp_path)
+    own = plan_sweep([other], GRID, budget="smoke", num_seeds=2, root=tmp_path, changes={})
+    conclude_sweep(own)
+    assert read_sweep("other", "smoke", tmp_path).like == "arm"
+    for run in own.runs:
+        train(run)
+    conclude_sweep(own)
+    assert read_sweep("other", "smoke", tmp_path).like is None
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]"])
+def test_a_damaged_record_gives_way_to_any(content: str, tmp_path: Path) -> None:
+    swept(tmp_path)
+    (tmp_path / "arm" / "smoke" / "sweep.json").write_text(content)
+    records = conclude_sweep(plan(tmp_path, WIDER))
+    assert list(standing(records, tmp_path)) == ["base"] and read_sweep("arm", "smoke", tmp_path) == records[1]

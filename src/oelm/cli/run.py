@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -295,7 +295,7 @@ def sweep(
 
     with StopFlag() as stop, shown_warnings():
         from oelm.experiments.study import Study
-        from oelm.experiments.sweep import conclude_sweep, parse_grid
+        from oelm.experiments.sweep import conclude_sweep, parse_grid, standing
         from oelm.train.config import parse_overrides
 
         changes = parse_overrides(overrides or [])
@@ -306,8 +306,10 @@ def sweep(
             _print_plan(plan.runs, slots, root)
             return
         ended = _run_all(study, plan.runs, slots, How(stop, retry=retry, preflight=not no_preflight))
-        for record in conclude_sweep(plan):
+        records = conclude_sweep(plan)
+        for record in records:
             _print_sweep(record)
+        _print_standing(standing(records, root))
     _leave(ended)
 
 
@@ -349,6 +351,13 @@ def _print_sweep(record: SweepRecord) -> None:
             style="bold yellow",
             soft_wrap=True,
         )
+
+
+def _print_standing(kept: Mapping[str, SweepRecord]) -> None:
+    for name, record in kept.items():
+        tried = "; ".join(f"{key} {', '.join(map(str, values))}" for key, values in record.grid.items())
+        text = f"{name}: until this sweep is finished, --tuned goes by the one before ({tried})"
+        err.print(printable(text), style="bold yellow", soft_wrap=True)
 
 
 @reported

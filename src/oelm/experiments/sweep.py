@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import statistics
@@ -158,7 +159,10 @@ def plan_sweep(
 
 
 def conclude_sweep(plan: SweepPlan) -> list[SweepRecord]:
-    """Score every point from what its runs left, choose the best of each arm, and write each arm's sweep.json."""
+    """Score every point from what its runs left, choose the best of each arm, and write each arm's sweep.json.
+
+    What `standing` tells is not overwritten.
+    """
     records = []
     for experiment, points in plan.points.items():
         scored = tuple(_scored(values, runs) for values, runs in points)
@@ -176,9 +180,30 @@ def conclude_sweep(plan: SweepPlan) -> list[SweepRecord]:
             at_edge=() if best is None else edges(plan.grid, scored[best].values),
             written=now_text(),
         )
-        write_json(plan.root / experiment / plan.budget / SWEEP, record.model_dump(mode="json"))
         records.append(record)
+    kept = standing(records, plan.root)
+    for record in records:
+        if record.experiment not in kept:
+            write_json(plan.root / record.experiment / plan.budget / SWEEP, record.model_dump(mode="json"))
     return records
+
+
+def standing(records: Sequence[SweepRecord], root: Path) -> dict[str, SweepRecord]:
+    """Return the finished sweeps, by experiment, that stay what --tuned takes: until each arm of another has its best.
+
+    All give way at once: arms of two grids are not comparable. A record of the same points and seeds tells of the same runs,
+    so it gives way to what they are now.
+    """
+    if all(record.best is not None for record in records):
+        return {}
+    kept = {}
+    for record in records:
+        # One that is missing or damaged holds nothing to keep.
+        with contextlib.suppress(ConfigError):
+            earlier = read_sweep(record.experiment, record.budget, root)
+            if earlier.best is not None and (earlier.terms, earlier.like) != (record.terms, record.like):
+                kept[record.experiment] = earlier
+    return kept
 
 
 def _scored(values: dict[str, Any], runs: Sequence[PlannedRun]) -> SweepPoint:

@@ -197,12 +197,14 @@ class GpuPool:
         for reservation in self._held:
             reservation.release()
 
-    def take(self, *, needed_bytes: int = 0) -> Reservation | None:
-        """Return a GPU that is free and that nobody holds, or None for now; never waits.
+    def take(self, *, needed_bytes: int = 0, only_idle: bool = False) -> Reservation | None:
+        """Return a GPU that is free and that nobody holds, or None for now; never waits. `only_idle`: listed ones as 'auto'.
 
         For 'auto' call it again and again, at least once a minute: only so does it know what was idle all the time.
         """
-        for card in self._listed if self._listed is not None else self._idle(needed_bytes):
+        cards = self._listed if self._listed is not None and not only_idle else self._idle(needed_bytes)
+        listed = {card.index for card in self._listed or cards}
+        for card in (card for card in cards if card.index in listed):
             if (reservation := self._reserve(card)) is not None:
                 self._held.append(reservation)
                 return reservation

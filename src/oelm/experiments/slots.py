@@ -58,7 +58,8 @@ class GpuSlots:
         self._pool, self._described = pool, described
 
     def take(self, *, adopted: int) -> GpuSlot | None:
-        reservation = self._pool.take()
+        # The lock of a launcher that was killed ended with it, and its run still has a card: which, only readings tell.
+        reservation = self._pool.take(only_idle=adopted > 0)
         return GpuSlot(reservation) if reservation is not None else None
 
     def __str__(self) -> str:

@@ -1,12 +1,16 @@
-"""Where runs are put, with cards that tell what is written down: none on a card that a run of ours still has."""
+"""Where runs are put, with cards that tell what is written down: on those that the user shows, each with one run of ours."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from oelm.errors import ConfigError
 from oelm.experiments.gpus import MIN_READINGS, READ_EVERY_S
-from oelm.experiments.slots import GpuSlots
-from tests.experiments.test_gpus import Server, card
+from oelm.experiments.runner import Slots
+from oelm.experiments.slots import CpuSlots, GpuSlots, choose_slots
+from tests.experiments.test_gpus import Server, card, told
 
 
 def slots_of(server: Server, folder: Path, *listed: int) -> GpuSlots:
@@ -63,3 +67,72 @@ def test_auto_gives_what_was_idle_with_runs_left_behind_or_without(tmp_path: Pat
         slots = slots_of(server, tmp_path / str(adopted))
         assert names(server, slots, adopted=adopted, times=MIN_READINGS - 1) == []
         assert names(server, slots, adopted=adopted, times=1) == ["cuda:1"]
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+MIG = ["MIG-4c0a-1", "MIG-4c0a-2"]
+
+
+def chosen(monkeypatch: pytest.MonkeyPatch, shown: str | None, asked: str | None = None, jobs: int | None = None) -> Slots:
+    """Return what is chosen where CUDA_VISIBLE_DEVICES is so, on a machine of three cards: GPU-0, GPU-1 and GPU-2."""
+    told(monkeypatch, {}, {}, {})
+    monkeypatch.delenv(VISIBLE, raising=False)
+    if shown is not None:
+        monkeypatch.setenv(VISIBLE, shown)
+    return choose_slots(asked, jobs, budget="laptop")
+
+
+@pytest.mark.parametrize("shown", ["", " ", "-1", "NoDevFiles", "-1,0", ",1"])
+def test_who_hides_the_gpus_gets_the_cpu(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(chosen(monkeypatch, shown), CpuSlots)
+    assert isinstance(chosen(monkeypatch, shown, jobs=2), CpuSlots)
+    with pytest.raises(ConfigError, match="^--gpus auto: CUDA_VISIBLE_DEVICES hides every GPU; unset it, or leave --gpus out$"):
+        chosen(monkeypatch, shown, "auto")
+
+
+@pytest.mark.parametrize(
+    ("shown", "those"),
+    [
+        ("0", "0"),
+        ("2,0", "2, 0"),
+        (" 1 , 2", "1, 2"),
+        ("1,-1,2", "1"),
+        ("GPU-1", "1"),
+        ("GPU-2,GPU-0", "2, 0"),
+        ("GPU-2,0", "2, 0"),
+    ],
+)
+@pytest.mark.parametrize("asked", [None, "auto"])
+def test_cards_that_are_shown_are_the_only_ones(
+    shown: str, those: str, asked: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert str(chosen(monkeypatch, shown, asked)) == f"one run a GPU on {those}"
+
+
+@pytest.mark.parametrize("shown", ["3", "GPU-9", "GPU-", "GPU-00", "gpu-0", "all", "0;1", "\u0663", "0,nonsense"])
+def test_what_shows_no_card_of_this_machine_is_refused_with_those_that_are(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"^CUDA_VISIBLE_DEVICES: .* is none of the GPUs here: 0 \(GPU-0\), 1 "):
+        chosen(monkeypatch, shown)
+    assert isinstance(chosen(monkeypatch, shown, "none"), CpuSlots)
+    assert str(chosen(monkeypatch, shown, "1")) == "one run a GPU on 1"
+
+
+@pytest.mark.parametrize("shown", ["0,0", "1,GPU-1", f"{MIG[0]},{MIG[0]}", f"0,{MIG[0]}"])
+def test_a_card_that_is_shown_twice_or_beside_slices_is_refused(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=f"^CUDA_VISIBLE_DEVICES={shown}: name each GPU once, and no slices"):
+        chosen(monkeypatch, shown)
+
+
+def test_slices_are_given_by_their_own_name_and_never_beside_a_run_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = chosen(monkeypatch, ",".join(MIG))
+    assert str(made) == "one run a slice of a GPU on 2 of them" and made.take(adopted=1) is None
+    given = [made.take(adopted=0) for _ in range(3)]
+    assert [slot.environment()[VISIBLE] if slot else None for slot in given] == [*MIG, None]
+
+
+def test_without_the_variable_or_without_gpus_it_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(chosen(monkeypatch, None)) == "one run a GPU on those of 3 that are free"
+    told(monkeypatch)
+    for shown in ("nonsense", "0", ""):
+        monkeypatch.setenv(VISIBLE, shown)
+        assert isinstance(choose_slots(None, None, budget="laptop"), CpuSlots)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oelm.data.encode import num_cores
@@ -12,6 +12,9 @@ from oelm.experiments.gpus import GpuPool, GpuReading, Reservation, check_gpus, 
 from oelm.experiments.runner import Slots
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_VISIBLE, _HIDDEN = "CUDA_VISIBLE_DEVICES", ("", "-1", "NoDevFiles")
+# How the uuid of a part of a GPU (MIG) begins; NVML counts whole ones.
+_SLICE = "MIG-"
 # Beyond this, memory rather than cores is what runs share.
 _MOST_JOBS = 8
 
@@ -77,8 +80,10 @@ class GpuSlot:
         return f"cuda:{self.reservation.index}"
 
     def environment(self) -> dict[str, str]:
-        # Counted as the driver's tools do, whatever order CUDA would prefer.
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(self.reservation.index)}
+        # Counted as the driver's tools do, whatever order CUDA would prefer; a slice has no number at all.
+        is_slice = self.reservation.uuid.startswith(_SLICE)
+        shown = self.reservation.uuid if is_slice else str(self.reservation.index)
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": shown}
 
     def release(self) -> None:
         self.reservation.release()
@@ -88,20 +93,55 @@ def choose_slots(gpus: str | None, jobs: int | None, *, budget: str) -> Slots:
     """Return where a queue's runs go: `gpus` is '2,3', 'auto', 'none', or None: GPUs where there are any."""
     choice = parse_gpus(gpus) if gpus is not None else None
     there = [] if choice == "none" else _readable(needed=choice is not None)
-    # A scheduler that shows a job some cards has given it those, and only those.
-    allotted = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if there and choice in (None, "auto") and re.fullmatch(r"\d+(,\d+)*", allotted):
-        choice = parse_gpus(allotted)
-    if choice == "none" or (choice is None and not there):
+    # A scheduler that shows a job some cards has given it those, and only those; who hides them all wants none used.
+    shown = _shown(there) if there and choice in (None, "auto") else None
+    if shown == [] and choice == "auto":
+        raise ConfigError(f"--gpus auto: {_VISIBLE} hides every GPU; unset it, or leave --gpus out")
+    if choice == "none" or (choice is None and not (there if shown is None else shown)):
         return _cpu_slots(jobs, budget=budget)
     if jobs is not None:
         raise ConfigError("--jobs divides the CPU; on GPUs one run takes one, so say which with --gpus, or --gpus none")
     if not there:
         raise ConfigError(f"--gpus {gpus}: there is no NVIDIA GPU on this machine; leave it out, or say --gpus none")
+    if shown is not None:
+        return _listed_slots(shown)
     if isinstance(choice, tuple):
         check_gpus(choice, there)
-        return GpuSlots(GpuPool(choice), f"one run a GPU on {', '.join(map(str, choice))}")
+        return _listed_slots([next(card for card in there if card.index == index) for index in choice])
     return GpuSlots(GpuPool("auto"), f"one run a GPU on those of {len(there)} that are free")
+
+
+def _listed_slots(cards: Sequence[GpuReading]) -> GpuSlots:
+    indexes = tuple(card.index for card in cards)
+    if cards[0].uuid.startswith(_SLICE):
+        return GpuSlots(GpuPool(indexes, read=lambda: cards), f"one run a slice of a GPU on {len(cards)} of them")
+    return GpuSlots(GpuPool(indexes), f"one run a GPU on {', '.join(map(str, indexes))}")
+
+
+def _shown(there: Sequence[GpuReading]) -> list[GpuReading] | None:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES shows, read as CUDA does; None where it is not set. Raises ConfigError."""
+    if (text := os.environ.get(_VISIBLE)) is None:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    # CUDA shows nothing that stands behind one of these.
+    words = words[: next((number for number, word in enumerate(words) if word in _HIDDEN), len(words))]
+    cards = [_card(word, number, there) for number, word in enumerate(words)]
+    are_slices = {card.uuid.startswith(_SLICE) for card in cards}
+    if len({card.uuid for card in cards}) < len(cards) or len(are_slices) > 1:
+        raise ConfigError(f"{_VISIBLE}={text}: name each GPU once, and no slices beside whole ones; or say --gpus none")
+    return cards
+
+
+def _card(word: str, number: int, there: Sequence[GpuReading]) -> GpuReading:
+    if word.startswith(_SLICE):
+        # What is read is of the whole card, so that a slice never counts as idle.
+        return GpuReading(number, word, "slice of a GPU", 0, 0, utilization=100, processes=1)
+    by_uuid = [card for card in there if word.startswith("GPU-") and card.uuid.startswith(word)]
+    found = by_uuid or [card for card in there if word.isdecimal() and card.index == int(word)]
+    if len(found) != 1:
+        here = ", ".join(f"{card.index} ({card.uuid})" for card in there)
+        raise ConfigError(f"{_VISIBLE}: {word!r} is none of the GPUs here: {here}; mend it or unset it, or say --gpus none")
+    return found[0]
 
 
 def _readable(*, needed: bool) -> list[GpuReading]:

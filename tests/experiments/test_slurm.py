@@ -12,11 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from oelm.cli.app import app
+from oelm.cli.status import ShownJobs
 from oelm.errors import ClusterError, ConfigError
 from oelm.experiments.cluster import ClusterConfig, cluster_config, parse_time
+from oelm.experiments.monitor import scan
 from oelm.experiments.slurm import Submission, ask, check_time, job_states, parse_show_job, read_submissions
 from oelm.files import write_json
 from oelm.train.status import now_text, read_status
+from tests.experiments.recorded import record
 from tests.faults.queues import write_catalog
 
 
@@ -46,6 +49,31 @@ def oelm(*arguments: str, code: int = 0) -> str:
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.output
     return " ".join(result.output.split())
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of programs that the PATH leads to first."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def submitted(root: Path, *seeds: int, job: str = "12", experiment: str = "x") -> list[Path]:
+    """Write down that runs were submitted; return their folders."""
+    members = tuple(f"{experiment}/smoke/default/seed-{seed}" for seed in seeds)
+    record = Submission(submitted=now_text(), data_job="11", runs_job=job, report_job="13", members=members)
+    write_json(root / ".slurm" / f"00000000-{job}" / "submission.json", record.model_dump(mode="json"))
+    return [root / member for member in members]
+
+
+def noting(programs: Path, name: str, body: str) -> Path:
+    """Put a program there that notes its arguments, a line each time; return where."""
+    log = programs.parent / f"{name}.log"
+    log.touch()
+    program(programs, name, f'echo "$*" >> {shlex.quote(str(log))}\n{body}')
+    return log
 
 
 SMOKE = ("run", "mine", "--budget", "smoke", "--slurm")
@@ -86,12 +114,7 @@ def test_without_slurm_the_command_says_so(place: Path, no_slurm: None) -> None:
     assert not (place / "outputs").exists()
 
 
-def test_refusal_by_sbatch_is_told_and_leaves_nothing_in_the_queue(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+def test_refusal_by_sbatch_is_told_and_leaves_nothing_in_the_queue(place: Path, tmp_path: Path, programs: Path) -> None:
     program(programs, "sinfo", "echo main")
     program(programs, "squeue", "true")
     program(programs, "sacct", "exit 1")
@@ -168,17 +191,13 @@ def test_mistakes_in_the_users_file_are_told_with_their_line(text: str, words: s
     assert words in str(told.value)
 
 
-def test_states_come_from_squeue_then_sacct_then_the_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root, programs = tmp_path / "outputs", tmp_path / "programs"
-    programs.mkdir()
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    members = tuple(f"x/smoke/default/seed-{seed}" for seed in range(4))
-    record = Submission(submitted=now_text(), data_job="11", runs_job="12", report_job="13", members=members)
-    write_json(root / ".slurm" / "first" / "submission.json", record.model_dump(mode="json"))
+def test_states_come_from_squeue_then_sacct_then_the_controller(tmp_path: Path, programs: Path) -> None:
+    root = tmp_path / "outputs"
+    runs = submitted(root, 0, 1, 2, 3)
     # As Debian's SLURM 22.05 prints them.
     program(programs, "squeue", "printf '12_2|RUNNING|None\\n12_3|PENDING|Resources\\n13|PENDING|Dependency\\n'")
     program(programs, "sacct", "printf '12_0|COMPLETED\\n12_1|CANCELLED by 0\\n'")
-    said = {path.name: str(state) for path, state in job_states(root).items()}
+    said = {path.name: str(state) for path, state in job_states(root, runs).items()}
     assert said == {
         "seed-0": "12_0 COMPLETED",
         "seed-1": "12_1 CANCELLED",
@@ -188,11 +207,77 @@ def test_states_come_from_squeue_then_sacct_then_the_controller(tmp_path: Path, 
     program(programs, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
     line = "JobId=14 ArrayJobId=12 ArrayTaskId=0 JobName=oelm-runs JobState=FAILED Reason=NonZeroExitCode Requeue=1"
     program(programs, "scontrol", f"echo '{line}'")
-    assert str(job_states(root)[root / members[0]]) == "12_0 FAILED"
+    assert str(job_states(root, runs)[runs[0]]) == "12_0 FAILED"
     assert parse_show_job("JobId=15 ArrayJobId=12 ArrayTaskId=2-3 JobState=PENDING\nno such line\n") == {}
 
 
 def test_where_nothing_was_submitted_slurm_is_not_asked(tmp_path: Path, no_slurm: None) -> None:
-    assert job_states(tmp_path) == {}
+    assert job_states(tmp_path, [tmp_path / "x"]) == {}
     with pytest.raises(ClusterError, match="SLURM is not here"):
         ask("squeue")
+
+
+def test_runs_are_not_submitted_while_slurm_does_not_say_what_is_in_a_job(place: Path, programs: Path) -> None:
+    program(programs, "sinfo", "echo main")
+    for name, body in (("sacct", "exit 1"), ("scontrol", "exit 1"), ("sbatch", "echo Submitted batch job 77")):
+        program(programs, name, body)
+    submitted(place / "outputs", 0, job="12", experiment="mine-01")
+    submitted(place / "outputs", 0, job="14", experiment="mine-02")
+    program(programs, "squeue", "echo 'slurm_load_jobs error: Socket timed out on send/recv operation' >&2; exit 1")
+    assert "squeue refused: slurm_load_jobs error: Socket timed out" in oelm(*SMOKE, code=3)
+    assert len(read_submissions(place / "outputs")) == 2
+    # What is only written down cannot be there twice.
+    assert "written, not submitted" in oelm(*SMOKE, "--dry-run")
+    program(programs, "squeue", "printf '12_0|RUNNING|None\\n'")
+    assert "submitted 1 runs as job 77" in oelm(*SMOKE)
+    assert read_submissions(place / "outputs")[-1].members == ("mine-02/smoke/default/seed-0",)
+
+
+def test_only_the_newest_jobs_of_the_runs_in_question_are_asked_for(tmp_path: Path, programs: Path) -> None:
+    root = tmp_path / "outputs"
+    first, second, *_ = submitted(root, 0, 1, job="12")
+    submitted(root, 1, job="14")
+    squeue, sacct = noting(programs, "squeue", ""), noting(programs, "sacct", "printf '14_0|FAILED\\n'")
+    assert {path.name: str(state) for path, state in job_states(root, [second]).items()} == {"seed-1": "14_0 FAILED"}
+    assert job_states(root, [tmp_path / "another"]) == job_states(root, []) == {}
+    assert [line.split()[-1] for line in squeue.read_text().splitlines()] == ["--jobs=14"]
+    assert [line.split()[-1] for line in sacct.read_text().splitlines()] == ["--jobs=14"]
+    job_states(root, [first, second])
+    assert squeue.read_text().splitlines()[-1].endswith(" --jobs=12,14")
+
+
+def test_a_job_that_squeue_has_forgotten_hides_none_that_is_there(tmp_path: Path, programs: Path) -> None:
+    root = tmp_path / "outputs"
+    runs = [*submitted(root, 0, job="12"), *submitted(root, 1, job="14")]
+    unknown = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    squeue = noting(programs, "squeue", f'case "$*" in *=14) printf "14_0|RUNNING|None\\n";; *) {unknown};; esac')
+    program(programs, "sacct", "printf '12_0|COMPLETED\\n'")
+    assert sorted(str(state) for state in job_states(root, runs).values()) == ["12_0 COMPLETED", "14_0 RUNNING"]
+    assert sorted(line.split()[-1] for line in squeue.read_text().splitlines()) == ["--jobs=12", "--jobs=12,14", "--jobs=14"]
+
+
+def test_status_asks_slurm_twice_a_minute_and_not_of_finished_runs(tmp_path: Path, programs: Path) -> None:
+    moments = [0.0]
+    record(tmp_path, "queued", experiment="x", seed=0)
+    record(tmp_path, "done", experiment="x", seed=1)
+    submitted(tmp_path, 0, job="12")
+    submitted(tmp_path, 1, job="14")
+    squeue = noting(programs, "squeue", "printf '12_0|PENDING|Priority\\n'")
+    jobs, views = ShownJobs(tmp_path, clock=lambda: moments[-1]), scan(tmp_path)
+    for moment in (0.0, 2.0, 29.0, 31.0, 60.0):
+        moments.append(moment)
+        assert {path.name: str(state) for path, state in jobs.of(views).items()} == {"seed-0": "12_0 PENDING (Priority)"}
+    assert [line.split()[-1] for line in squeue.read_text().splitlines()] == ["--jobs=12"] * 2
+    program(programs, "squeue", "exit 1")
+    moments.append(100.0)
+    assert len(jobs.of(views)) == 1
+    assert "12_0" not in oelm("status", "--out", str(tmp_path))
+
+
+def test_stop_says_when_it_cannot_ask_slurm_and_stops_the_rest(tmp_path: Path, programs: Path) -> None:
+    run = record(tmp_path, "queued", experiment="x")
+    submitted(tmp_path, 0)
+    program(programs, "squeue", "exit 1")
+    said = oelm("stop", "x", "--out", str(tmp_path))
+    assert "jobs of SLURM are left alone: squeue refused: exit code 1" in said and "taken off the queue" in said
+    assert (status := read_status(run)) is not None and status.status == "stopped"

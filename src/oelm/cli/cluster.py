@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from oelm.cli.many import How, same_command
 from oelm.cli.shell import out, printable
-from oelm.errors import ConfigError
+from oelm.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
     from oelm.experiments.cluster import ClusterConfig
@@ -61,7 +62,7 @@ def submit_study(
     config = cluster_config(vars(wish))
     if not dry_run:
         check_partition(config)
-    left = _left(study, runs, retry=how.retry)
+    left = _left(study, runs, retry=how.retry, dry_run=dry_run)
     if not left:
         out.print("nothing to submit: every run is done, failed (see --retry), or in a job already; `oelm status` shows which")
         return
@@ -85,20 +86,21 @@ def submit_study(
     )
 
 
-def _left(study: Study, runs: Sequence[PlannedRun], *, retry: bool) -> list[PlannedRun]:
-    """Return the runs to be submitted: not done, not failed unless they are to be retried, and in no job yet."""
+def _left(study: Study, runs: Sequence[PlannedRun], *, retry: bool, dry_run: bool) -> list[PlannedRun]:
+    """Return the runs to be submitted: not done, not failed unless they are to be retried, and in no job yet.
+
+    Raises ClusterError where SLURM does not say what is in a job, unless nothing is submitted.
+    """
     from oelm.experiments.slurm import job_states
     from oelm.experiments.study import unfinished
     from oelm.train.status import read_status
 
-    states = job_states(study.root)
-    left = []
-    for run in unfinished(runs):
-        status, state = read_status(run.path), states.get(run.path)
-        has_failed = status is not None and status.status == "failed"
-        if (retry or not has_failed) and not (state is not None and state.is_active):
-            left.append(run)
-    return left
+    open_ = unfinished(runs)
+    with contextlib.suppress(ClusterError) if dry_run else contextlib.nullcontext():
+        states = job_states(study.root, [run.path for run in open_])
+        open_ = [run for run in open_ if run.path not in states or not states[run.path].is_active]
+    statuses = {run.path: read_status(run.path) for run in open_}
+    return [run for run in open_ if retry or (status := statuses[run.path]) is None or status.status != "failed"]
 
 
 def _check_time(runs: Sequence[PlannedRun], config: ClusterConfig, root: Path) -> None:

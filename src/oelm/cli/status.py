@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -16,7 +18,7 @@ import typer
 from rich.text import Text
 
 from oelm.cli.shell import duration, err, out, printable, reported
-from oelm.errors import ConfigError, OelmError
+from oelm.errors import ClusterError, ConfigError, OelmError
 
 if TYPE_CHECKING:
     from oelm.experiments.curves import Drawing
@@ -27,7 +29,7 @@ _HEADINGS = ("experiment", "budget", "variant", "seed", "state", "step", "best",
 _RIGHT = {"seed", "step", "loss", "best", "gap", "ETA", "s/step"}
 _STYLES = {"running": "green", "stale": "yellow", "dead": "red", "failed": "bold red", "damaged": "red", "done": "dim"}
 _COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
-_MAX_LINES, _MAX_MESSAGES, _REFRESH_S = 200, 5, 2.0
+_MAX_LINES, _MAX_MESSAGES, _REFRESH_S, _ASK_SLURM_S = 200, 5, 2.0, 30.0
 _WIDEST_CELL, _LONGEST_S = 28, 1e8
 _CURVE_HEIGHT = 14
 _HINTS = {
@@ -51,27 +53,44 @@ def status(
     if as_json and (watch or curves):
         raise ConfigError(f"--json prints rows for scripts and --{'watch' if watch else 'curves'} a picture; give one of them")
     baselines, groups = load_known()
+    jobs = ShownJobs(out_dir)
 
     def page(lines: int | None) -> Text:
         views = find_runs(out_dir, ids or [], budget=budget, groups=groups, strict=not watch)
         if not views:
             return Text(no_answer(out_dir, ids or [], budget))
-        return _page(views, baselines, jobs_of(out_dir), lines=lines, curves=curves)
+        return _page(views, baselines, jobs.of(views), lines=lines, curves=curves)
 
     if as_json:
         views = find_runs(out_dir, ids or [], budget=budget, groups=groups)
-        _print_json(views, baselines, jobs_of(out_dir))
+        _print_json(views, baselines, jobs.of(views))
     elif watch:
         _watch(page, show_all=show_all)
     else:
         _show(page(None if show_all or not out.is_terminal else _MAX_LINES))
 
 
-def jobs_of(root: Path) -> dict[Path, JobState]:
-    """Return what SLURM says of the runs that were submitted to it; asked only where some were."""
+def jobs_of(root: Path, views: Sequence[RunView]) -> dict[Path, JobState]:
+    """Return what SLURM says of runs that were submitted to it and are not done; asked only where some were."""
     from oelm.experiments.slurm import job_states
 
-    return job_states(root)
+    return job_states(root, [view.path for view in views if view.state != "done"])
+
+
+class ShownJobs:
+    """What SLURM says of runs, for display: asked now and then, for all users share it; where it is silent, its last answer."""
+
+    def __init__(self, root: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._root, self._clock = root, clock
+        self._asked = -math.inf
+        self._known: dict[Path, JobState] = {}
+
+    def of(self, views: Sequence[RunView]) -> dict[Path, JobState]:
+        if self._clock() - self._asked >= _ASK_SLURM_S:
+            with contextlib.suppress(ClusterError):
+                self._known = jobs_of(self._root, views)
+            self._asked = self._clock()
+        return self._known
 
 
 def load_known() -> tuple[dict[str, str], dict[str, list[str]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +11,7 @@ import typer
 
 from oelm.cli.shell import err, out, printable, reported
 from oelm.cli.status import find_runs, jobs_of, load_known, no_answer
-from oelm.errors import ConfigError, RunDirError
+from oelm.errors import ClusterError, ConfigError, RunDirError
 
 if TYPE_CHECKING:
     from oelm.experiments.monitor import RunView
@@ -34,7 +34,7 @@ def stop(
     if not views:
         out.print(no_answer(out_dir, ids or [], None), soft_wrap=True)
         return
-    cancelled = cancel(jobs_of(out_dir), {view.path for view in views})
+    cancelled = cancel(_jobs(out_dir, views), {view.path for view in views})
     asked = ask_to_stop(views)
     _leave_to_slurm(asked, cancelled)
     _tell(asked)
@@ -45,6 +45,14 @@ def stop(
             f"{len(left) + len(asked.refused)} run(s) still there: {names}. They end at their next step once saved: "
             "`oelm status` shows when; `oelm stop` again with a longer --timeout waits for it"
         )
+
+
+def _jobs(root: Path, views: Sequence[RunView]) -> dict[Path, JobState]:
+    try:
+        return jobs_of(root, views)
+    except ClusterError as problem:
+        err.print(f"jobs of SLURM are left alone: {printable(str(problem))}", style="bold yellow", soft_wrap=True)
+        return {}
 
 
 def _leave_to_slurm(asked: Asked, cancelled: Mapping[Path, JobState]) -> None:

@@ -172,32 +172,42 @@ def read_submissions(root: Path) -> list[Submission]:
     return found
 
 
-def job_states(root: Path) -> dict[Path, JobState]:
-    """Return what SLURM says of the newest job of every run that was submitted; nothing where there is no SLURM."""
-    members = {
-        f"{record.runs_job}_{number}": root / name
+def job_states(root: Path, runs: Collection[Path]) -> dict[Path, JobState]:
+    """Return what SLURM says of the newest job of each of these runs that was submitted; where none was, it is not asked.
+
+    Raises ClusterError where squeue gives no answer: a run may be in a job then, or not.
+    """
+    newest = {
+        root / name: f"{record.runs_job}_{number}"
         for record in read_submissions(root)
         for number, name in enumerate(record.members)
     }
-    if not members or shutil.which("squeue") is None:
+    wanted = {path: newest[path] for path in runs if path in newest}
+    if not wanted:
         return {}
-    known = queued()
-    if gone := {job.split("_")[0] for job in members if job not in known}:
+    known = queued({_array(job) for job in wanted.values()})
+    if gone := {_array(job) for job in wanted.values() if job not in known}:
         known = {**ended(gone), **known}
-    return {path: known[job] for job, path in members.items() if job in known}
+    return {path: known[job] for path, job in wanted.items() if job in known}
 
 
-def queued() -> dict[str, JobState]:
-    """Return the jobs that squeue lists, one entry a member of an array."""
+def _array(member: str) -> str:
+    return member.split("_")[0]
+
+
+def queued(jobs: Collection[str]) -> dict[str, JobState]:
+    """Return those of these jobs that squeue lists, one entry a member of an array."""
     try:
-        said = ask("squeue", "--noheader", "--array", "--format=%i|%T|%r")
-    except ClusterError:
-        return {}
-    return _parsed(said)
+        return _parsed(ask("squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--jobs={','.join(sorted(jobs))}"))
+    except ClusterError as problem:
+        # Of a job that is long gone squeue will not hear, but the others beside it may be there.
+        if "Invalid job id" not in str(problem):
+            raise
+    return {member: state for job in jobs for member, state in queued([job]).items()} if len(jobs) > 1 else {}
 
 
 def ended(jobs: Collection[str]) -> dict[str, JobState]:
-    """Return jobs that squeue has forgotten: from sacct, or, where there are no accounts, from the controller's memory."""
+    """Return jobs that squeue has forgotten, for display: from sacct, or, without accounts, from the controller's memory."""
     with contextlib.suppress(ClusterError):
         wanted = ",".join(sorted(jobs))
         return _parsed(ask("sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State", f"--jobs={wanted}"))

@@ -182,6 +182,19 @@ def test_data_that_is_gone_stops_only_the_runs_that_read_it(queue: Queue) -> Non
     assert len(queue.runs()) == 3
 
 
+def test_data_that_cannot_be_had_does_not_keep_the_rest_from_being_prepared(place: Path) -> None:
+    """The data job of SLURM is this command: were it to fail, no member of the array would begin."""
+    with (place / "experiments.yaml").open("a") as catalog:
+        for name in ("gone", "gone-too"):
+            catalog.write(f"mine-{name}: {{extends: mine-01, title: {name}, data: ./gone.txt}}\n")
+    prepare = ("run", *SMOKE, "--prepare-only", "--seeds", "2")
+    printed = oelm(*prepare, "mine")
+    assert "4 of 8 runs cannot begin: " in printed and printed.count("gone.txt") == 1
+    assert list((place / "cache").rglob("train.bin"))
+    assert "gone.txt" in oelm(*prepare, "mine-gone", "mine-gone-too", code=3)
+    assert "cannot begin" not in oelm(*prepare, "mine-01")
+
+
 @pytest.mark.parametrize("name", ["-rf", "--no-preflight", "red\x1b[31m"], ids=ascii)
 def test_odd_names_of_folders_and_files_arrive_whole(name: str, queue: Queue) -> None:
     text = f"te{name}xt.txt"

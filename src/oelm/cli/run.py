@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from oelm.cli.cluster import Account, ArrayLimit, Gres, Partition, Slurm, Time, 
 from oelm.cli.many import How, code_of, quiet_unless_first, ranks_of, refuse_worker, run_by_ranks, work_together
 from oelm.cli.queue import QueueView
 from oelm.cli.shell import TerminalWatch, err, out, printable, reported, roughly, shown_warnings
-from oelm.errors import STOPPED, ConfigError, DataError
+from oelm.errors import STOPPED, ConfigError
 from oelm.ranks import is_one_of_many
 
 if TYPE_CHECKING:
@@ -138,13 +139,14 @@ def _study(
 
 
 def _prepare(study: Study, runs: Sequence[PlannedRun], how: How) -> None:
-    """Prepare what runs read, and raise what keeps any of them from starting."""
+    """Prepare what runs read, and say what keeps some from starting; raise only where it keeps all of them."""
     from oelm.experiments.study import prepare_study
 
     with TerminalWatch() as watch:
         unready = prepare_study(runs, folder=study.copies, stop=how.stop, watch=watch, preflight=how.preflight, retry=how.retry)
-    for path, problem in unready.items():
-        raise DataError(f"{path}: {problem}")
+    for problem, count in Counter(unready.values()).items():
+        text = f"{count} of {len(runs)} runs cannot begin: {printable(problem)}"
+        err.print(text, style="bold red", soft_wrap=True)
 
 
 def _slots(gpus: str | None, jobs: int | None, budget: str) -> Slots:

@@ -195,6 +195,12 @@ def test_data_that_cannot_be_had_does_not_keep_the_rest_from_being_prepared(plac
     assert "cannot begin" not in oelm(*prepare, "mine-01")
 
 
+def test_queue_tells_how_long_it_takes_before_its_first_run_has_ended(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oelm.cli.queue._PLAIN_EVERY_S", 0.0)
+    printed = oelm("run", "mine-01", *SMOKE, "--jobs", "1")
+    assert "0 of 1 runs done, 1 running, ETA 0:" in printed and "ETA -:--; mine" not in printed
+
+
 @pytest.mark.parametrize("name", ["-rf", "--no-preflight", "red\x1b[31m"], ids=ascii)
 def test_odd_names_of_folders_and_files_arrive_whole(name: str, queue: Queue) -> None:
     text = f"te{name}xt.txt"

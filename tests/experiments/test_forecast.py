@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oelm.experiments.forecast import Forecaster, count_parameters, num_labels, queue_seconds, step_operations
+from oelm.experiments.forecast import Forecaster, count_parameters, expected_seconds, num_labels, queue_seconds, step_operations
 from oelm.experiments.plan import PlannedRun, make_config, plan_runs
 from oelm.files import write_json
 from oelm.method.apply import freeze
@@ -165,3 +166,27 @@ def test_a_frozen_arm_needs_less_disk_than_its_baseline_and_both_need_some(tmp_p
     forecaster = Forecaster(tmp_path, threads=1)
     base, arm = (forecaster.forecast(run_of(tmp_path, name)).needs for name in ("base", "arm"))
     assert 0 < arm.disk < base.disk and 0 < arm.memory <= base.memory
+
+
+@pytest.mark.parametrize(("name", "budget"), [("arm", "smoke"), ("arm", "paper"), ("bert", "smoke"), ("three", "laptop")])
+def test_seconds_alone_are_those_of_the_forecast(name: str, budget: str, tmp_path: Path) -> None:
+    forecaster, run = Forecaster(tmp_path, threads=1), run_of(tmp_path, name, budget=budget)
+    assert forecaster.seconds(run) == forecaster.forecast(run).seconds is not None
+    took(run, 77.0)
+    assert forecaster.seconds(run) == forecaster.measured(run) == 77.0
+
+
+def test_a_queue_expects_of_every_run_what_its_arm_takes_and_leaves_out_what_nobody_knows(tmp_path: Path) -> None:
+    runs = [run_of(tmp_path, name, seed=seed) for seed in (0, 1, 2) for name in ("base", "arm")]
+    took(runs[0], 60.0)
+    unknown = run_of(tmp_path, "unknown", budget="laptop")
+    gone = replace(runs[0], config=made("base", {"data.tokenizer": str(tmp_path / "gone.json")}), variant="other")
+    expected = expected_seconds([*runs, unknown, gone], tmp_path, threads=1)
+    assert expected == {str(run.path): 60.0 for run in runs}
+
+
+def test_on_a_gpu_only_what_was_measured_is_expected(tmp_path: Path) -> None:
+    base, task = run_of(tmp_path, "base"), run_of(tmp_path, "bert")
+    took(base, 60.0)
+    assert list(expected_seconds([base, task], tmp_path, threads=1)) == [str(base.path), str(task.path)]
+    assert expected_seconds([base, task], tmp_path, threads=None) == {str(base.path): 60.0}

@@ -344,6 +344,8 @@ def test_queued_run_that_somebody_stopped_is_left_alone(queue: Queue) -> None:
 class NoSlots:
     """A machine whose every GPU is in use by others."""
 
+    count = 8
+
     def take(self, *, adopted: int) -> Slot | None:
         return None
 

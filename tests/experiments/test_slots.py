@@ -14,7 +14,7 @@ from tests.experiments.test_gpus import Server, card, told
 
 
 def slots_of(server: Server, folder: Path, *listed: int) -> GpuSlots:
-    return GpuSlots(server.pool(folder, listed or "auto"), "cards")
+    return GpuSlots(server.pool(folder, listed or "auto"), "cards", count=len(listed or server.cards))
 
 
 def names(server: Server, slots: GpuSlots, *, adopted: int, times: int = MIN_READINGS) -> list[str]:
@@ -106,7 +106,8 @@ def test_who_hides_the_gpus_gets_the_cpu(shown: str, monkeypatch: pytest.MonkeyP
 def test_cards_that_are_shown_are_the_only_ones(
     shown: str, those: str, asked: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert str(chosen(monkeypatch, shown, asked)) == f"one run a GPU on {those}"
+    made = chosen(monkeypatch, shown, asked)
+    assert str(made) == f"one run a GPU on {those}" and made.count == len(those.split(", "))
 
 
 @pytest.mark.parametrize("shown", ["3", "GPU-9", "GPU-", "GPU-00", "gpu-0", "all", "0;1", "\u0663", "0,nonsense"])
@@ -126,12 +127,13 @@ def test_a_card_that_is_shown_twice_or_beside_slices_is_refused(shown: str, monk
 def test_slices_are_given_by_their_own_name_and_never_beside_a_run_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     made = chosen(monkeypatch, ",".join(MIG))
     assert str(made) == "one run a slice of a GPU on 2 of them" and made.take(adopted=1) is None
-    given = [made.take(adopted=0) for _ in range(3)]
+    given = [made.take(adopted=0) for _ in range(made.count + 1)]
     assert [slot.environment()[VISIBLE] if slot else None for slot in given] == [*MIG, None]
 
 
 def test_without_the_variable_or_without_gpus_it_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert str(chosen(monkeypatch, None)) == "one run a GPU on those of 3 that are free"
+    made = chosen(monkeypatch, None)
+    assert str(made) == "one run a GPU on those of 3 that are free" and made.count == 3
     told(monkeypatch)
     for shown in ("nonsense", "0", ""):
         monkeypatch.setenv(VISIBLE, shown)

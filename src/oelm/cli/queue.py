@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from oelm.cli.shell import duration, out, printable
+from oelm.errors import DataError
 
 if TYPE_CHECKING:
     from oelm.experiments.runner import Job
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 _EVERY_S = 1.0
 _PLAIN_EVERY_S = 30.0
 _BAR = 24
+_UNDER_WAY = ("running", "elsewhere")
 
 
 class QueueView:
@@ -47,7 +50,7 @@ class QueueView:
     def on_end(self, job: Job) -> None:
         self._ended += 1
         if job.state == "done":
-            self._lengths.append(job.seconds)
+            self._lengths.append(_whole_s(job))
         if job.state == "found done" and not job.message:
             return
         self._line(f"[{self._ended}/{self._total}] {job.run.name}: {_outcome(job)}", failed=job.state in ("failed", "killed"))
@@ -60,32 +63,44 @@ class QueueView:
         if now - self._shown < (_EVERY_S if self._live is not None else _PLAIN_EVERY_S):
             return
         self._shown = now
-        lines = [_progress(job) for job in jobs if job.state in ("running", "elsewhere")]
-        counts = f"{self._ended} of {self._total} runs done, {len(lines)} running, ETA {duration(self._eta_s(jobs))}"
+        lines = [_progress(job) for job in jobs if job.state in _UNDER_WAY]
+        counts = f"{self._ended} of {self._total} runs done, {len(lines)} running, ETA {duration(self.eta_s(jobs))}"
         if self._live is not None:
             self._live.update(Text("\n".join([*lines, counts]), no_wrap=True, overflow="ellipsis"), refresh=True)
         else:
             out.print("; ".join([counts, *lines]), soft_wrap=True)
 
-    def _eta_s(self, jobs: Sequence[Job]) -> float | None:
+    def eta_s(self, jobs: Sequence[Job]) -> float | None:
         """Return the seconds that are left, by what runs say of themselves and by how long earlier ones took."""
-        left = 0.0
+        from oelm.experiments.forecast import queue_seconds
+
         typical = sum(self._lengths) / len(self._lengths) if self._lengths else None
-        for job in jobs:
-            if job.has_ended:
-                continue
-            whole = typical or self._expected.get(str(job.run.path))
+        # Those under way first: each has a slot.
+        open_ = sorted((job for job in jobs if not job.has_ended), key=lambda job: job.state not in _UNDER_WAY)
+        left = []
+        for job in open_:
             own = _status_eta(job)
-            if own is None and whole is None:
+            length = own if own is not None else typical or self._expected.get(str(job.run.path))
+            if length is None:
                 return None
-            left += own if own is not None else whole or 0.0
-        return left / self._slots
+            left.append(length)
+        # As many as there are now, for others may have the rest.
+        return queue_seconds(left, sum(job.state in _UNDER_WAY for job in open_) or self._slots)
+
+
+def _whole_s(job: Job) -> float:
+    """Return how long a finished run took, with what it did before this sitting."""
+    from oelm.files import read_json
+
+    with contextlib.suppress(DataError, KeyError, TypeError, ValueError):
+        return max(job.seconds, float(read_json(job.run.path / "timing_stats.json")["wall_s"]["total"]))
+    return job.seconds
 
 
 def _status_eta(job: Job) -> float | None:
     from oelm.train.status import read_status
 
-    status = read_status(job.run.path) if job.state in ("running", "elsewhere") else None
+    status = read_status(job.run.path) if job.state in _UNDER_WAY else None
     return status.eta_s if status is not None and status.status == "running" else None
 
 

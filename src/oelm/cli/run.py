@@ -162,6 +162,7 @@ def load(catalog: Path | None) -> Catalog:
 
 
 def _run_all(study: Study, runs: Sequence[PlannedRun], slots: Slots, how: How) -> list[Job]:
+    from oelm.experiments.forecast import expected_seconds
     from oelm.experiments.runner import Runner
     from oelm.experiments.study import prepare_study, unfinished
 
@@ -171,12 +172,10 @@ def _run_all(study: Study, runs: Sequence[PlannedRun], slots: Slots, how: How) -
     given: dict[str, Any] = {"stop": how.stop, "retry": how.retry}
     with TerminalWatch() as watch:
         unready = prepare_study(runs, folder=study.copies, watch=watch, preflight=how.preflight, **given)
-    with QueueView(len(runs), _count(slots), {}) as view:
+    startable = [run for run in unfinished(runs) if run.path not in unready]
+    expected = expected_seconds(startable, study.root, threads=getattr(slots, "threads", None))
+    with QueueView(len(runs), slots.count, expected) as view:
         return Runner(runs, study.root, slots, watch=view, options=how.options, unready=unready, **given).run()
-
-
-def _count(slots: Slots) -> int:
-    return int(getattr(slots, "count", 1))
 
 
 def _print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
@@ -203,7 +202,7 @@ def _print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
         )
     out.print(table)
     seconds = [forecasts[run.experiment.id, run.variant].seconds for run in left]
-    whole = queue_seconds([length for length in seconds if length is not None], _count(slots))
+    whole = queue_seconds([length for length in seconds if length is not None], slots.count)
     unknown = sum(length is None for length in seconds)
     rest = f", and {unknown} runs of unknown length" if unknown else ""
     out.print(f"{len(left)} runs at budget {runs[0].budget}: about {roughly(whole)} in all{rest}; {slots}", soft_wrap=True)

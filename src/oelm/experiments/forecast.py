@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch import nn
 from oelm.data.sets import TASKS
 from oelm.data.stdlib_task import NUM_LABELS
 from oelm.data.tokenizer import vocab_size_of
-from oelm.errors import DataError
+from oelm.errors import DataError, OelmError
 from oelm.experiments.plan import PlannedRun
 from oelm.files import read_json
 from oelm.method.apply import freeze
@@ -55,15 +56,22 @@ class Forecaster:
     def forecast(self, run: PlannedRun) -> Forecast:
         counted = count_parameters(run.config)
         needs = _needs(run.config, counted)
-        if (measured := self._measured(run)) is not None:
+        if (measured := self.measured(run)) is not None:
             return Forecast(measured, "measured", needs)
-        work = step_operations(run.config, counted)
-        if work is None:
-            return Forecast(None, "unknown here", needs)
-        steps = run_steps(run.config)
-        return Forecast(_OVERHEAD * steps * work / (_EFFICIENCY * self._rate()), "arithmetic", needs)
+        seconds = self._calculated(run.config, counted)
+        return Forecast(seconds, "unknown here" if seconds is None else "arithmetic", needs)
 
-    def _measured(self, run: PlannedRun) -> float | None:
+    def seconds(self, run: PlannedRun) -> float | None:
+        """Return a forecast's seconds alone, in less time: a GPT's operations follow from its shape."""
+        if (measured := self.measured(run)) is not None:
+            return measured
+        return self._calculated(run.config, None if isinstance(run.config, RunConfig) else count_parameters(run.config))
+
+    def _calculated(self, config: RunConfig | FinetuneConfig, counted: Audit | None) -> float | None:
+        work = step_operations(config, counted)
+        return None if work is None else _OVERHEAD * run_steps(config) * work / (_EFFICIENCY * self._rate())
+
+    def measured(self, run: PlannedRun) -> float | None:
         """Return the wall time of a finished run of this recipe, whatever its seed, or else of its baseline's."""
         for experiment in (run.experiment.id, run.experiment.baseline):
             if experiment is None:
@@ -80,6 +88,21 @@ class Forecaster:
         if self._speed is None:
             self._speed = _matmul_rate(self._threads)
         return self._speed
+
+
+def expected_seconds(runs: Sequence[PlannedRun], root: Path, *, threads: int | None) -> dict[str, float]:
+    """Return about how long runs take, by path; without `threads`, on a GPU whose speed is not known, only as measured."""
+    forecaster = Forecaster(root, threads=threads or 1)
+    arms: dict[tuple[str, str], list[PlannedRun]] = {}
+    for run in runs:
+        arms.setdefault((run.experiment.id, run.variant), []).append(run)
+    found: dict[str, float] = {}
+    for planned in arms.values():
+        # A time that cannot be told is no reason not to train.
+        with contextlib.suppress(OelmError):
+            seconds = forecaster.measured(planned[0]) if threads is None else forecaster.seconds(planned[0])
+            found |= {str(run.path): seconds for run in planned if seconds is not None}
+    return found
 
 
 def _matmul_rate(threads: int) -> float:

@@ -35,7 +35,10 @@ class Slot(Protocol):
 
 
 class Slots(Protocol):
-    """Where slots come from; None while there is none to be had beside so many runs that a dead launcher left behind."""
+    """Where slots come from, at most `count` at once; None while there is none beside runs that a dead launcher left behind."""
+
+    @property
+    def count(self) -> int: ...
 
     def take(self, *, adopted: int) -> Slot | None: ...
 

@@ -57,8 +57,8 @@ class CpuSlot:
 class GpuSlots:
     """A GPU for each run, reserved so that no other launch takes it."""
 
-    def __init__(self, pool: GpuPool, described: str) -> None:
-        self._pool, self._described = pool, described
+    def __init__(self, pool: GpuPool, described: str, *, count: int) -> None:
+        self._pool, self._described, self.count = pool, described, count
 
     def take(self, *, adopted: int) -> GpuSlot | None:
         # The lock of a launcher that was killed ended with it, and its run still has a card: which, only readings tell.
@@ -108,14 +108,15 @@ def choose_slots(gpus: str | None, jobs: int | None, *, budget: str) -> Slots:
     if isinstance(choice, tuple):
         check_gpus(choice, there)
         return _listed_slots([next(card for card in there if card.index == index) for index in choice])
-    return GpuSlots(GpuPool("auto"), f"one run a GPU on those of {len(there)} that are free")
+    return GpuSlots(GpuPool("auto"), f"one run a GPU on those of {len(there)} that are free", count=len(there))
 
 
 def _listed_slots(cards: Sequence[GpuReading]) -> GpuSlots:
     indexes = tuple(card.index for card in cards)
     if cards[0].uuid.startswith(_SLICE):
-        return GpuSlots(GpuPool(indexes, read=lambda: cards), f"one run a slice of a GPU on {len(cards)} of them")
-    return GpuSlots(GpuPool(indexes), f"one run a GPU on {', '.join(map(str, indexes))}")
+        described = f"one run a slice of a GPU on {len(cards)} of them"
+        return GpuSlots(GpuPool(indexes, read=lambda: cards), described, count=len(cards))
+    return GpuSlots(GpuPool(indexes), f"one run a GPU on {', '.join(map(str, indexes))}", count=len(cards))
 
 
 def _shown(there: Sequence[GpuReading]) -> list[GpuReading] | None:

@@ -232,7 +232,7 @@ def _after_rename() -> None:
 
 def _during_prune() -> None:
     def remove_one_file(original: Any, path: Any, **kwargs: Any) -> None:
-        if Path(path).name.startswith("step-"):
+        if Path(path).name.startswith(f"{STAGING_PREFIX}step-") and Path(path).is_dir():
             next(Path(path).iterdir()).unlink()
             _die()
         original(path, **kwargs)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from oelm.files import STAGING_PREFIX
 from oelm.train.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE
 from tests.conftest import run_here, tiny_config
 
@@ -69,11 +70,13 @@ def test_every_byte_of_a_save_is_durable_before_it_appears_and_nothing_goes_befo
         after = calls[number + 1 :]
         assert after[0] == ("fsync", str(run / "checkpoints"))
         # Only a checkpoint that is there to stay is pointed to, and only then an older one goes.
-        order = [what for what, path in after if "latest.json" in path or "/step-" in path]
+        order = [what for what, path in after if "latest.json" in path or (what == "rename" and "step-" in path)]
         assert order[:1] == ["replace"]
         before = number + 1
-    gone = [Path(path).name for what, path in calls if what == "rmtree" and "/step-" in path and ".staging" not in path]
-    assert gone == ["step-00000004"]
+    # It goes by a rename, whole, and is deleted then.
+    taken = [path for what, path in calls if what == "rename" and f"/{STAGING_PREFIX}step-" in path]
+    assert [Path(path).name[: len(f"{STAGING_PREFIX}step-00000004-")] for path in taken] == [f"{STAGING_PREFIX}step-00000004-"]
+    assert calls.index(("rename", taken[0])) < calls.index(("rmtree", taken[0]))
 
 
 @pytest.mark.parametrize("keep", [2, 3, 4])

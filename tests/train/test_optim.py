@@ -125,6 +125,15 @@ def test_restored_state_is_the_same_bytes(trained: Trained) -> None:
     assert state == {name: digest(tensor) for name, tensor in optimizer_tensors(optimizer, model).items()}
 
 
+def test_restored_state_is_a_copy_that_lets_the_file_go(trained: Trained) -> None:
+    model, optimizer = trained
+    twin, state = frozen_gpt(), saved(optimizer, model)
+    restored = build_optimizer(twin, CONFIG, device="cpu")
+    load_optimizer_tensors(restored, twin, state)
+    given = {tensor.data_ptr() for tensor in state.values()}
+    assert given.isdisjoint(tensor.data_ptr() for tensor in optimizer_tensors(restored, twin).values())
+
+
 def test_training_goes_on_from_restored_state_bit_for_bit(trained: Trained) -> None:
     model, optimizer = trained
     twin = frozen_gpt()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +21,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from oelm.errors import CheckpointError
-from oelm.files import disk_full, dump_json, publish_dir, read_json, sha256_file, write_json, write_text
+from oelm.files import (
+    STAGING_PREFIX,
+    disk_full,
+    dump_json,
+    fsync_dir,
+    publish_dir,
+    read_json,
+    sha256_file,
+    write_json,
+    write_text,
+)
 from oelm.method.apply import adopt_record
 from oelm.method.audit import assert_unmoved
 from oelm.train.optim import load_optimizer_tensors, optimizer_tensors
@@ -107,13 +119,26 @@ class Checkpoints:
         older = [path for path in self._paths_newest_first() if _step_of(path) <= saved.state.step]
         for path in older[self.keep :]:
             if _step_of(path) not in kept:
-                shutil.rmtree(path)
+                try:
+                    _remove(path)
+                except OSError as problem:
+                    log.warning("%s: an old checkpoint stays, for it cannot be removed (%s)", path, problem)
 
     def forget_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps: the run goes on from `step`, and they belong to a line given up."""
+        """Remove the checkpoints of later steps: the run goes on from `step`, and they belong to a line given up.
+
+        Raises CheckpointError where one stays: the next command would go on from it.
+        """
         for path in list(self._paths_newest_first()):
             if _step_of(path) > step:
-                shutil.rmtree(path)
+                try:
+                    _remove(path)
+                    fsync_dir(self.folder)
+                except OSError as problem:
+                    raise CheckpointError(
+                        f"{path} cannot be removed ({problem}), so the run cannot go back to step {step}: "
+                        "remove that folder yourself and repeat the command"
+                    ) from problem
 
     def any(self) -> bool:
         """Whether anything was ever saved."""
@@ -122,6 +147,17 @@ class Checkpoints:
 
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
+
+
+def _remove(path: Path) -> None:
+    """Take a checkpoint out of a run whole, by a rename; what the disk then keeps of it is swept at the next start."""
+    retired = path.with_name(f"{STAGING_PREFIX}{path.name}-{secrets.token_hex(4)}")
+    os.rename(path, retired)
+    try:
+        shutil.rmtree(retired)
+    except OSError as problem:
+        # NFS keeps a file that is open somewhere, under another name.
+        log.warning("%s: not all of it could be deleted (%s); the run sweeps it when it next starts", retired, problem)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

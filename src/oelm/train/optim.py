@@ -106,7 +106,5 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module, t
         state = {key: tensors[f"{key}/{name}"] for key in _STATE_KEYS}
         if any(value.shape != (() if key == "step" else parameter.shape) for key, value in state.items()):
             raise CheckpointError(f"the optimizer's saved state of {name} has another shape than the parameter")
-        optimizer.state[parameter] = {
-            key: value.to("cpu" if key == "step" and parameter.device.type == "cpu" else parameter.device)
-            for key, value in state.items()
-        }
+        # Copies: what safetensors reads is mapped from the file, which would stay open for as long as the run lives.
+        optimizer.state[parameter] = {key: value.to(parameter.device, copy=True) for key, value in state.items()}

@@ -148,6 +148,37 @@ def test_going_back_to_a_step_gives_up_the_later_ones(text_file: Path, tmp_path:
     assert steps_of(run, "loss") == list(range(1, 13)) and steps_of(run, "val_loss") == [5, 10, 12]
 
 
+def contents(run: Path) -> dict[str, str]:
+    return {path.name: sha256_file(path) for path in run.iterdir() if path.is_file() and path.name != "training.log"}
+
+
+@pytest.mark.parametrize("pointers", [True, False])
+def test_stopped_run_whose_checkpoints_are_gone_is_refused_untouched(pointers: bool, text_file: Path, tmp_path: Path) -> None:
+    run, stop = tmp_path / "run", StopFlag()
+    train(tiny_config(text_file), run, stop=stop, watch=StopsAt(stop, step=6))
+    shutil.rmtree(run / "checkpoints")
+    if not pointers:
+        (run / "latest.json").unlink()
+        (run / "best.json").unlink()
+    before = contents(run)
+    with pytest.raises(CheckpointError, match="its checkpoints are gone, and it had come to step 6"):
+        run_here(tiny_config(text_file), run)
+    assert contents(run) == before
+
+
+def test_finished_run_without_weights_is_found_done_and_not_extended(text_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run_here(tiny_config(text_file, steps=6), run)
+    for name in ("latest.json", "best.json"):
+        (run / name).unlink()
+    shutil.rmtree(run / "checkpoints")
+    before = contents(run)
+    assert run_here(tiny_config(text_file, steps=6), run).status == "found done"
+    with pytest.raises(CheckpointError, match=r"weights were not kept, so it cannot be extended to 9: choose another --out"):
+        run_here(tiny_config(text_file, steps=9), run)
+    assert contents(run) == before
+
+
 def test_finished_run_has_no_step_to_go_back_to(text_file: Path, tmp_path: Path) -> None:
     run_here(tiny_config(text_file), tmp_path / "run")
     with pytest.raises(RunDirError, match="nothing to resume from step 5"):

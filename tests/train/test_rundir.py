@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from oelm.errors import DiskFullError, OelmError, OutOfMemoryError, RunDirError
+from oelm.errors import CheckpointError, DiskFullError, OelmError, OutOfMemoryError, RunDirError
 from oelm.files import STAGING_PREFIX
 from oelm.method.apply import freeze
 from oelm.method.audit import audit
 from oelm.method.method import PRESETS
 from oelm.models.gpt import build_gpt
+from oelm.train.config import RunConfig
 from oelm.train.preflight import Estimate, check_fits, estimate, is_out_of_memory, parameter_counts, what_to_lower
 from oelm.train.rundir import RunDir
 from oelm.train.status import HEARTBEAT_S, Progress, read_status
@@ -85,6 +86,46 @@ def test_folder_in_which_nothing_was_trained_takes_another_config(tmp_path: Path
         folder.claim(tiny_config(text_file))
         smaller = tiny_config(text_file, micro_batch_size=1)
         assert folder.claim(smaller) == smaller
+
+
+def begun(run: Path, config: RunConfig, *, rows: int) -> None:
+    """Leave what a run that took so many steps leaves beside its checkpoints."""
+    with RunDir(run) as folder:
+        folder.claim(config)
+    (run / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "loss": 1.0}}\n' for step in range(1, rows + 1)))
+
+
+@pytest.mark.parametrize(("save_every", "eval_every"), [(4, 9), (9, 4)])
+def test_run_killed_before_its_first_checkpoint_starts_again_by_itself(
+    save_every: int, eval_every: int, tmp_path: Path, text_file: Path
+) -> None:
+    config = tiny_config(text_file, save_every=save_every, eval_every=eval_every)
+    begun(tmp_path / "run", config, rows=4)
+    with RunDir(tmp_path / "run") as folder:
+        assert folder.claim(config) == config
+
+
+@pytest.mark.parametrize(("save_every", "eval_every"), [(4, 9), (9, 4)])
+def test_run_that_had_saved_and_lost_it_is_refused(save_every: int, eval_every: int, tmp_path: Path, text_file: Path) -> None:
+    config = tiny_config(text_file, save_every=save_every, eval_every=eval_every)
+    begun(tmp_path / "run", config, rows=5)
+    with (
+        RunDir(tmp_path / "run") as folder,
+        pytest.raises(CheckpointError, match=r"its checkpoints are gone, and it had come to step 5; .*move the run aside"),
+    ):
+        folder.claim(config)
+
+
+def test_run_whose_pointer_is_left_alone_is_refused_and_keeps_its_config(tmp_path: Path, text_file: Path) -> None:
+    begun(tmp_path / "run", tiny_config(text_file), rows=0)
+    (tmp_path / "run" / "latest.json").write_text("{}")
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    with RunDir(tmp_path / "run") as folder:
+        with pytest.raises(CheckpointError, match="its checkpoints are gone"):
+            folder.claim(tiny_config(text_file))
+        with pytest.raises(RunDirError, match="holds a run of another config"):
+            folder.claim(tiny_config(text_file, seed=7))
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
 
 
 def test_linked_checkpoints_are_refused(tmp_path: Path) -> None:

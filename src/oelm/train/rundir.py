@@ -16,9 +16,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from oelm.errors import ConfigError, RunDirError
+from oelm.errors import CheckpointError, ConfigError, RunDirError
 from oelm.files import STAGING_PREFIX, dump_json, read_json, room_checked, sweep_staging, write_json
 from oelm.strict import Strict
+from oelm.train.checkpoint import Checkpoints
 from oelm.train.config import Config, TrainConfig, differences, read_any_config
 from oelm.train.metrics import read_metrics
 from oelm.train.status import HEARTBEAT_S, STATUS, Progress, StatusName, now_text, read_status, status_now
@@ -106,11 +107,31 @@ class RunDir:
     def claim(self, config: Config) -> Config:
         """Make the directory this config's own, or check that it is; return the config that holds from now on.
 
-        A finished run asked for more steps is extended. Any other difference raises RunDirError with the list.
+        A finished run asked for more steps is extended. Any other difference raises RunDirError with the list. A run that
+        had saved and has lost its checkpoints raises CheckpointError: to begin again unasked would wipe its metrics.
         """
+        held = self._agreed(config)
+        if not self._has_saved() and not self.is_done(held):
+            self._check_never_saved(held)
+        return held
+
+    def _has_saved(self) -> bool:
+        return Checkpoints(self.path, keep=1).any()
+
+    def _check_never_saved(self, config: TrainConfig) -> None:
+        reached = max((row["step"] for row in read_metrics(self.path / "metrics.jsonl")), default=0)
+        # A step is taken only after the save that was due: up to the first, a run may have been killed before it saved.
+        if reached > min(config.save_every, config.eval_every) or (self.path / "latest.json").exists():
+            raise CheckpointError(
+                f"{self.path}: its checkpoints are gone, and it had come to step {reached:,}; bring its folder "
+                "'checkpoints' back, or move the run aside to start again from step 0"
+            )
+
+    def _agreed(self, config: Config) -> Config:
         path = self.path / "config.json"
+        begun = [*self.path.glob("checkpoints/step-*"), *self.path.glob("latest.json")]
         # Nothing was trained yet (it did not fit, say): the next attempt may ask for something else.
-        if not path.exists() or not (any(self.path.glob("checkpoints/step-*")) or read_metrics(self.path / "metrics.jsonl")):
+        if not path.exists() or not (begun or read_metrics(self.path / "metrics.jsonl")):
             write_json(path, config.as_dict())
             return config
         try:
@@ -138,6 +159,11 @@ class RunDir:
             raise RunDirError(
                 f"{self.path} is not finished ({held.steps} steps planned), so it cannot be extended to {steps}: "
                 f"let it finish first (repeat its command), or choose another --out"
+            )
+        if not self._has_saved():
+            raise CheckpointError(
+                f"{self.path} is finished and its weights were not kept, so it cannot be extended to {steps}: "
+                "choose another --out to train that from step 0"
             )
         longer = held.model_copy(update={"steps": steps, "extended_at": (*held.extended_at, held.steps)})
         write_json(self.path / "config.json", longer.as_dict())

@@ -46,6 +46,36 @@ class StopsAt(Silence):
             self.stop.request("test")
 
 
+class AskedBetweenLooks(StopFlag):
+    """A signal that comes right after the flag was looked at so many times, from a step on."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks, self.is_counting = looks, False
+
+    def requested(self) -> bool:
+        answer = super().requested()
+        if self.is_counting:
+            self.looks -= 1
+            if self.looks == 0:
+                self.request("test")
+        return answer
+
+
+@pytest.mark.parametrize("looks", range(1, 6))
+def test_stop_between_any_two_looks_at_it_leaves_nothing_unsaved(looks: int, text_file: Path, tmp_path: Path) -> None:
+    run, stop = tmp_path / "run", AskedBetweenLooks(looks)
+
+    class CountsFrom(Silence):
+        def on_step(self, report: StepReport) -> None:
+            stop.is_counting = report.step >= 6
+
+    result = train(tiny_config(text_file, save_every=99, eval_every=99), run, stop=stop, watch=CountsFrom())
+    assert result.status == "stopped" and 6 <= result.step < 12
+    assert json.loads((run / "latest.json").read_text())["step"] == result.step
+    assert steps_of(run, "loss") == list(range(1, result.step + 1))
+
+
 @pytest.mark.parametrize(("step", "eval_every"), [(5, 5), (12, 5), (12, 99)])
 def test_stop_during_an_evaluation_makes_it_up_on_resume(step: int, eval_every: int, text_file: Path, tmp_path: Path) -> None:
     config, stop = tiny_config(text_file, eval_every=eval_every), StopFlag()

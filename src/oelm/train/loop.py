@@ -25,7 +25,8 @@ def run_loop(run: Session) -> None:
             evaluate(run)
         if run.state != run.saved and (is_due(run, run.config.save_every) or run.state.is_best_here or run.stop.requested()):
             run.save()
-        if run.state.step >= run.config.steps or run.stop.requested():
+        # A stop may be asked for at any moment, so also since the look above: only what is saved is left.
+        if run.state.step >= run.config.steps or (run.state == run.saved and run.stop.requested()):
             return
         with run.clock.phase("data"):
             batch = run.task.batch(run.state.step)

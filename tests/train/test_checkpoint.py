@@ -1,8 +1,9 @@
-"""Checkpoints that go: whole or not at all, without ending a run, and never with a state left that was given up."""
+"""Checkpoints that go, whole or not at all, without ending a run; no state left that was given up, no pointer to nowhere."""
 
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import shutil
@@ -151,3 +152,43 @@ def test_going_back_is_refused_where_a_later_state_cannot_be_removed(
     with pytest.raises(CheckpointError, match=r"step-00000010 cannot be removed .* cannot go back to step 4: remove that"):
         sitting(config, run, options=Options(exact_step=4))
     assert steps_in(run) == [4, 5, 8, 10]
+
+
+def pointed(run: Path, name: str) -> int | None:
+    """Return the step that a pointer names, whose checkpoint must be there; None where there is no pointer."""
+    if not (run / name).is_file():
+        return None
+    pointer = json.loads((run / name).read_text())
+    assert (run / pointer["checkpoint"]).is_dir(), name
+    return int(pointer["step"])
+
+
+@pytest.mark.parametrize(("back_to", "best"), [(2, 2), (3, None), (1, None)], ids=["kept", "pruned since", "not yet"])
+def test_an_older_state_has_the_best_it_had_or_none(back_to: int, best: int | None, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=9)
+    bests = {1: None, 2: 2, 3: 2, 4: 4}
+    states = {step: publish(checkpoints, step, best=at) for step, at in bests.items()}
+    if best is None:
+        shutil.rmtree(tmp_path / "checkpoints" / "step-00000002")
+    checkpoints.point(states[back_to])
+    checkpoints.forget_after(back_to)
+    assert (pointed(tmp_path, "latest.json"), pointed(tmp_path, "best.json")) == (back_to, best)
+
+
+def test_going_back_to_a_step_points_to_it_before_a_later_one_goes(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, run = tiny_config(text_file, keep_checkpoints=9), tmp_path / "run"
+    sitting(config, run, stop_at=10)
+    assert (pointed(run, "latest.json"), pointed(run, "best.json")) == (10, 5)
+    rmtree, seen = shutil.rmtree, []
+
+    def noted(path: Any, *args: Any, **options: Any) -> None:
+        if Path(path).is_dir():
+            seen.append((pointed(run, "latest.json"), pointed(run, "best.json")))
+        rmtree(path, *args, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", noted)
+    sitting(config, run, stop_at=5, options=Options(exact_step=4))
+    # Steps 5, 8 and 10 go; step 4 comes before the first evaluation.
+    assert seen == [(4, None)] * 3

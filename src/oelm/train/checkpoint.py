@@ -73,14 +73,12 @@ class Checkpoints:
         """Set `latest.json` and `best.json` by a state; also after a kill between a checkpoint and its pointers."""
         state = saved.state
         write_json(self.run / "latest.json", {"step": state.step, "checkpoint": f"checkpoints/step-{state.step:08d}"})
-        # Going back to an older state can leave it with a best that was pruned since.
-        if state.best_step is not None and (self.folder / f"step-{state.best_step:08d}").is_dir():
-            best = {
-                "step": state.best_step,
-                "checkpoint": f"checkpoints/step-{state.best_step:08d}",
-                "value": state.best_value,
-            }
-            write_json(self.run / "best.json", best)
+        best = f"checkpoints/step-{state.best_step or 0:08d}"
+        # Going back to an older state can leave it with a best that was pruned since, or with none yet.
+        if state.best_step is None or not (self.run / best).is_dir():
+            (self.run / "best.json").unlink(missing_ok=True)
+        else:
+            write_json(self.run / "best.json", {"step": state.best_step, "checkpoint": best, "value": state.best_value})
 
     def newest(self, *, exact_step: int | None) -> Checkpoint | None:
         """Return the newest checkpoint that is whole, with a warning for each damaged one that was passed over.

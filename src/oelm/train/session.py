@@ -210,10 +210,11 @@ def _resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
         session.clock = Clock(saved.clock)
         if session.scaler.is_enabled() and saved.state.loss_scale:
             session.scaler.load_state_dict(dict(saved.state.loss_scale))
-        if exact_step is not None and session.world.is_writer:
-            session.checkpoints.forget_after(exact_step)
         if session.world.is_writer:
             session.checkpoints.point(saved)
+            # After the pointers, which would lead nowhere if it were killed between the two.
+            if exact_step is not None:
+                session.checkpoints.forget_after(exact_step)
         _wrap_anew(session)
         session.watch.on_remark(f"continuing from step {saved.state.step:,}")
         log.info("continuing from %s", checkpoint.path.name)

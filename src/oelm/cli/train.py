@@ -105,6 +105,7 @@ def _source(data: str | None, text: Path | None) -> str | None:
 
 
 def _config(file: Path | None, budget: str, chosen: dict[str, Any], overrides: list[str], init_from: Path | None) -> RunConfig:
+    from oelm.data.prepare import check_tokenizer_asked
     from oelm.experiments.budget import budget_settings
     from oelm.train.config import parse_config, parse_overrides, read_config, with_overrides
     from oelm.train.run import resolve_start
@@ -121,4 +122,7 @@ def _config(file: Path | None, budget: str, chosen: dict[str, Any], overrides: l
         # Those weights know their own tokens only.
         settings["data"]["tokenizer"] = str(Path(start.checkpoint).parents[1] / "tokenizer.json")
     changes = parse_overrides(overrides, flags=chosen)
-    return parse_config(with_overrides(settings, changes), where=f"{where} with your options" if changes else where)
+    parsed = parse_config(with_overrides(settings, changes), where=f"{where} with your options" if changes else where)
+    if "data.tokenizer" in changes:
+        check_tokenizer_asked(parsed.data.source, parsed.data.tokenizer)
+    return parsed

@@ -21,9 +21,17 @@ from oelm.data.sets import CORPORA, unknown_set
 from oelm.data.shards import JOURNAL, NO_LIMITS, Journal, Limits, ShardWriter, read_journal
 from oelm.data.shelf import find_tokens
 from oelm.data.survey import Item, Survey, batches, items, survey, train_texts
-from oelm.data.tokenizer import TokenizerRecipe, end_of_text_id, load_tokenizer, num_ids, tokenizer_recipe, train_bpe
-from oelm.data.tokens import FORMAT, SPLITS, SplitMeta, TokenMeta, TokenSet, dtype_for, open_tokens
-from oelm.errors import DataError, DiskFullError
+from oelm.data.tokenizer import (
+    TokenizerRecipe,
+    end_of_text_id,
+    load_tokenizer,
+    num_ids,
+    tokenizer_label,
+    tokenizer_recipe,
+    train_bpe,
+)
+from oelm.data.tokens import FORMAT, SPLITS, SplitMeta, TokenMeta, TokenSet, dtype_for, open_tokens, read_meta
+from oelm.errors import ConfigError, DataError, DiskFullError
 from oelm.files import cache_root, fsync_dir, room_checked, sha256_file, sweep_staging, write_json, write_text
 
 # Called with what is being done, how many of how many bytes of text are through, and how many tokens they gave.
@@ -49,17 +57,38 @@ def prepare(
     a run knows. With `max_tokens` it is an extract, prepared to that limit and found only where it was; without, a set
     prepared to any limit is taken.
     """
-    path = Path(data)
-    try:
-        is_prepared = (path / "meta.json").is_file() and any(path.glob("*.bin"))
-    except OSError as problem:
-        # A folder that is not ours to look into, or a name longer than any file's.
-        raise DataError(f"{data[:200]}: cannot be read ({problem.strerror}); give a text or folder that you may read") from None
-    if is_prepared:
-        return _checked_limit(open_tokens(path), max_tokens)
+    if is_token_set(data):
+        return _checked_limit(open_tokens(Path(data)), max_tokens)
     if data in CORPORA and (found := find_tokens(data, tokenizer, max_tokens=max_tokens, known=known)) is not None:
         return open_tokens(found)
     return prepare_corpus(corpus_of(data), tokenizer=tokenizer, limits=Limits(None, max_tokens), progress=progress)
+
+
+def is_token_set(data: str) -> bool:
+    """Whether `data` is a folder that holds a token set; DataError where it may not be looked into."""
+    path = Path(data)
+    try:
+        return (path / "meta.json").is_file() and any(path.glob("*.bin"))
+    except OSError as problem:
+        # A folder that is not ours to look into, or a name longer than any file's.
+        raise DataError(f"{data[:200]}: cannot be read ({problem.strerror}); give a text or folder that you may read") from None
+
+
+def is_made_with(label: str, tokenizer: str) -> bool:
+    """Whether a tokenizer, as it is given, is the one that a token set calls `label`."""
+    try:
+        return label in (tokenizer, tokenizer_label(tokenizer))
+    except (ConfigError, DataError):
+        return False
+
+
+def check_tokenizer_asked(data: str, tokenizer: str) -> None:
+    """Raise DataError where `data` is a token set, and was made with another tokenizer than the user asks for."""
+    if is_token_set(data) and not is_made_with(label := read_meta(Path(data) / "meta.json").tokenizer, tokenizer):
+        raise DataError(
+            f"{data} was made with the tokenizer {label}, not with {tokenizer}: leave the tokenizer out, or give the text "
+            f"itself to have it made anew (oelm data prepare ... --tokenizer {tokenizer})"
+        )
 
 
 def _checked_limit(tokens: TokenSet, max_tokens: int | None) -> TokenSet:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oelm.data.prepare import check_tokenizer_asked, is_token_set
 from oelm.data.sets import CORPORA, TASKS
 from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.budget import EXTRACT_TOKENS, budget_settings, classifier_settings
@@ -75,7 +76,10 @@ def make_config(
         settings = with_overrides(base, {**own, **unknown, **changes, "seed": seed})
         settings["method"] = _as_data(settings["method"])
         if experiment.kind == "language_model":
-            return parse_as(RunConfig, settings, where=where)
+            parsed = parse_as(RunConfig, settings, where=where)
+            if "data.tokenizer" in changes:
+                check_tokenizer_asked(parsed.data.source, parsed.data.tokenizer)
+            return parsed
         return parse_as(FinetuneConfig, settings, where=where)
     except ConfigError as problem:
         text = str(problem)
@@ -196,7 +200,9 @@ def recipe_changes(planned: TrainConfig, held: TrainConfig) -> list[str]:
     for key in differing:
         is_open = key in _FILLED_IN and (new.get(key) in (0, "", None) or (key == "epochs" and _as_long(old, new)))
         is_moved = key == _PLACE and old.get(key) is not None and new.get("model.sha256") not in ("", None)
-        if not is_open and not is_moved:
+        # A token set brings its own, whatever the catalog names.
+        is_brought = key == "data.tokenizer" and is_token_set(str(new.get("data.source")))
+        if not (is_open or is_moved or is_brought):
             changes.append(f"{key}: {old.get(key)!r} there, {new.get(key)!r} planned")
     return changes
 

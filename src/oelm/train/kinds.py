@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from oelm.data.prepare import Progress, prepare
+from oelm.data.prepare import Progress, is_made_with, prepare
 from oelm.data.tokens import TokenSet
 from oelm.errors import StoppedError
 from oelm.files import read_json
@@ -31,11 +31,13 @@ def open_task(
 
 
 def resolve(config: RunConfig, tokens: TokenSet) -> RunConfig:
-    """Fill in what only the tokens can tell."""
-    if config.model.vocab_size:
-        return config
-    model = config.model.model_copy(update={"vocab_size": tokens.meta.vocab_size})
-    return config.model_copy(update={"model": model})
+    """Fill in what only the tokens can tell: how many there are, and of a token set given by its path, whose they are."""
+    data, model = config.data, config.model
+    if Path(data.source) == tokens.path and not is_made_with(tokens.meta.tokenizer, data.tokenizer):
+        data = data.model_copy(update={"tokenizer": tokens.meta.tokenizer})
+    if not model.vocab_size:
+        model = model.model_copy(update={"vocab_size": tokens.meta.vocab_size})
+    return config.model_copy(update={"data": data, "model": model})
 
 
 def _known(run: Path) -> str:

@@ -57,7 +57,9 @@ def _prepared(run: LoadedRun, source: str, watch: Watch) -> TokenSet:
     known, data = run.checkpoint.saved.data_fingerprint, run.config.data
     # The limit is the run's own data's; other text is taken as it is.
     most = data.max_tokens if source == data.source else None
-    return prepare(source, tokenizer=data.tokenizer, max_tokens=most, known=known, progress=watch.on_preparing)
+    # Of a token set made with a tokenizer's file, the config has only the digest; the file itself is in the run.
+    tokenizer = str(run.path / "tokenizer.json") if data.tokenizer.startswith("file-") else data.tokenizer
+    return prepare(source, tokenizer=tokenizer, max_tokens=most, known=known, progress=watch.on_preparing)
 
 
 def check_tokenizer_fits(tokens: TokenSet, run: LoadedRun) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
 from oelm.data.corpora import Corpus, file_corpus, hub_corpus, stdlib_corpus
@@ -41,10 +42,26 @@ _SAMPLE_BYTES = 2**18
 # A vocabulary of any size we train is settled long before this much text.
 _TOKENIZER_BYTES = 64 * 2**20
 _PARTIAL_PREFIX = ".partial-"
+_WAIT_S = 1.0
 
 
 def no_progress(what: str, done: int, total: int, tokens: int) -> None:
     """Show nothing."""
+
+
+@contextlib.contextmanager
+def held_alone(target: Path, progress: Progress) -> Iterator[None]:
+    """Hold the lock on a set while it is made; `progress` is told as long as another process has it, and may raise."""
+    lock = FileLock(target.parent / f".{target.name}.lock")
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=_WAIT_S)
+        except Timeout:
+            progress("waiting for another process that prepares this", 0, 0, 0)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def prepare(
@@ -131,7 +148,7 @@ def prepare_corpus(
     target = out or cache_root() / "tokens" / f"{corpus.name}-{recipe.label.replace(':', '')}-{key}"
     with room_checked(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(target.parent / f".{target.name}.lock"):
+    with held_alone(target, progress):
         if out is not None and out.is_dir() and not any(out.iterdir()):
             out.rmdir()
         if not target.exists():

@@ -10,12 +10,11 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
 from tokenizers import Tokenizer
 
 from oelm.data.encoded import FORMAT, ExampleMeta, ExampleSet, ExampleSplitMeta, open_examples
 from oelm.data.examples import Example, ExampleSource
-from oelm.data.prepare import Progress, no_progress
+from oelm.data.prepare import Progress, held_alone, no_progress
 from oelm.data.tokenizer import TokenizerRecipe, load_tokenizer, num_ids, tokenizer_recipe
 from oelm.data.tokens import dtype_for
 from oelm.errors import ConfigError, DataError
@@ -48,7 +47,7 @@ def prepare_examples(source: ExampleSource, *, tokenizer: str, max_length: int, 
     target = cache_root() / "tasks" / f"{source.name}-{max_length}-{key}"
     with room_checked(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(target.parent / f".{target.name}.lock"):
+    with held_alone(target, progress):
         if not target.is_dir():
             sweep_staging(target.parent, of=target.name)
             with publish_dir(target) as staging:

@@ -49,6 +49,7 @@ def write_litter(run: Path) -> None:
     (run / "tensorboard").mkdir()
     for name in (
         ".lock",
+        ".holder",
         "console.log",
         f"{STAGING_PREFIX}abc",
         f"checkpoints/{STAGING_PREFIX}x",

@@ -142,10 +142,22 @@ def silent_s(status: Status | None, *, now: float) -> float:
 
 def is_held(run: str | Path, status: Status | None, locks: Locks | None, *, same_host: bool) -> bool | None:
     """Say whether a process of this machine holds a run, without touching the lock; None where that cannot be known."""
-    if locks is not None:
-        return locks.holder(os.path.join(run, LOCK), expected=None if status is None else status.pid) is not None
+    lock = os.path.join(run, LOCK)
+    if locks is not None and locks.holder(lock, expected=None if status is None else status.pid) is not None:
+        return True
+    if locks is not None and not is_marker(lock):
+        return False
     # A dead process holds nothing; a living one of that number may be another.
     return False if status is not None and same_host and not _is_alive(status.pid) else None
+
+
+def is_marker(lock: str | Path) -> bool:
+    """Whether a lock file is itself the lock, which no system lists: filelock's, on disks without flock, names a process."""
+    try:
+        with open(lock, "rb") as file:
+            return file.read(1).isdigit()
+    except OSError:
+        return False
 
 
 def _is_alive(pid: int) -> bool:

@@ -15,9 +15,9 @@ from filelock import FileLock, Timeout
 
 from oelm.errors import OelmError, RunDirError
 from oelm.experiments.inventory import CHECKPOINT_FILES, POINTERS, RECORDS
-from oelm.experiments.monitor import ALIVE, LOCK, RunView, is_here, launch_lock_path, look, read_locks, silent_s
+from oelm.experiments.monitor import ALIVE, LOCK, RunView, is_here, is_marker, launch_lock_path, look, read_locks, silent_s
 from oelm.files import read_json, write_json
-from oelm.train.status import STATUS, read_status
+from oelm.train.status import HOLDER, STATUS, read_status
 
 STOPPED_WHILE_QUEUED = "asked to stop while queued"
 _POLL_S = 0.1
@@ -26,7 +26,7 @@ _OTHER_HOST_S = 3600.0
 _WEIGHTS = re.compile(r"checkpoints(?:/.*)?|(?:best|latest)\.json", re.DOTALL)
 _CHECKPOINT = re.compile(r"checkpoints/(?:step-[0-9]{8,}|\.staging-[^/]+)")
 _STAGING = re.compile(r"\.staging-[^/]+")
-_OUR_FILES = {*RECORDS, *POINTERS, LOCK, "console.log", "model/generation_config.json"}
+_OUR_FILES = {*RECORDS, *POINTERS, LOCK, HOLDER, "console.log", "model/generation_config.json"}
 # What tells that a run is finished goes first and what tells that it is ours last, so that a clean that was itself
 # killed leaves a run that passes for no other and that the next clean takes up.
 _FIRST, _LAST = (STATUS, *POINTERS), ("config.json", LOCK)
@@ -97,16 +97,16 @@ def _holder(view: RunView) -> int | None:
     """Return the process that holds a run's lock."""
     status, locks = read_status(view.path), read_locks()
     expected = None if status is None else status.pid
-    if locks is not None:
+    if locks is not None and not is_marker(view.path / LOCK):
         return locks.holder(view.path / LOCK, expected=expected)
-    # Where the system lists no locks there is no other way to know than to try.
+    # Where the system does not list the lock there is no other way to know than to try.
     return expected if _is_locked(view.path / LOCK) else None
 
 
 def _is_being_launched(view: RunView) -> bool:
     """Whether a launcher has begun with a run, which is some time before the run itself holds its folder."""
     lock, locks = _launch_lock(view), read_locks()
-    return _is_locked(lock) if locks is None else locks.holder(lock, expected=None) is not None
+    return _is_locked(lock) if locks is None or is_marker(lock) else locks.holder(lock, expected=None) is not None
 
 
 def _launch_lock(view: RunView) -> Path:

@@ -22,14 +22,14 @@ from oelm.strict import Strict
 from oelm.train.checkpoint import Checkpoints
 from oelm.train.config import Config, TrainConfig, differences, read_any_config
 from oelm.train.metrics import read_metrics
-from oelm.train.status import HEARTBEAT_S, STATUS, Progress, StatusName, now_text, read_status, status_now
+from oelm.train.status import HEARTBEAT_S, HOLDER, STATUS, Progress, StatusName, now_text, read_status, status_now
 
 # A holder is named a moment after it has the lock.
 _NAMED_WITHIN_S = 1.0
 
 
 class Holder(Strict):
-    """Who holds a run: what its lock file says, for messages only. The lock itself is the kernel's."""
+    """Who holds a run, for messages only. The lock itself is the kernel's."""
 
     pid: int
     host: str
@@ -66,13 +66,15 @@ class RunDir:
             logging.getLogger("oelm").removeHandler(self._handler)
             self._handler.close()
         if self._is_named:
-            self._sign("")
+            with contextlib.suppress(OSError):
+                (self.path / HOLDER).unlink(missing_ok=True)
         self._lock.release()
 
-    def _sign(self, name: str) -> None:
+    def _sign(self) -> None:
+        holder = Holder(pid=os.getpid(), host=socket.gethostname(), started=self._started)
         # Not that there is no room to write it: the lock holds without it.
         with contextlib.suppress(OSError):
-            Path(self._lock.lock_file).write_text(name, encoding="utf-8")
+            (self.path / HOLDER).write_text(holder.model_dump_json(), encoding="utf-8")
 
     def _refuse_foreign(self) -> None:
         """Raise RunDirError, before anything is touched, when the path is somebody else's."""
@@ -85,13 +87,13 @@ class RunDir:
             return
         # A run of ours that was killed before it wrote its config has a lock, and may have begun a log or a file.
         if ".lock" in names:
-            names = {name for name in names - {".lock", "training.log"} if not name.startswith(STAGING_PREFIX)}
+            names = {name for name in names - {".lock", HOLDER, "training.log"} if not name.startswith(STAGING_PREFIX)}
         if names:
             raise RunDirError(f"{self.path} holds {min(names)!r} but no config.json: not a run of ours; choose an empty --out")
 
     def _in_use(self) -> str:
         deadline = time.monotonic() + _NAMED_WITHIN_S
-        while (holder := _holder(Path(self._lock.lock_file))) is None and time.monotonic() < deadline:
+        while (holder := _holder(self.path / HOLDER)) is None and time.monotonic() < deadline:
             time.sleep(0.01)
         who = f"by process {holder.pid} on {holder.host} since {holder.started}" if holder else "by another process"
         return f"{self.path} is in use {who}; wait for it, stop it, or choose another --out"
@@ -178,7 +180,7 @@ class RunDir:
         # Not before: whoever only finds a run finished leaves no trace.
         if not self._is_named:
             self._is_named = True
-            self._sign(Holder(pid=os.getpid(), host=socket.gethostname(), started=self._started).model_dump_json())
+            self._sign()
         self._last_heartbeat = time.monotonic()
         row = status_now(status, progress, started=self._started, message=message)
         write_json(self.path / STATUS, row.model_dump(mode="json"), durable=status != "running")
@@ -200,10 +202,10 @@ class RunDir:
         write_json(path, {**facts, "earlier": earlier})
 
 
-def _holder(lock: Path) -> Holder | None:
-    """Return who holds a lock file; None while nobody, or a process that is dead, is named in it."""
+def _holder(path: Path) -> Holder | None:
+    """Return who holds a run by the file that says so; None while nobody, or a process that is dead, is named in it."""
     try:
-        holder = Holder.model_validate_json(lock.read_bytes())
+        holder = Holder.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
     if os.name == "posix" and holder.host == socket.gethostname():

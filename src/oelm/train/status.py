@@ -15,6 +15,8 @@ from oelm.strict import Strict
 StatusName = Literal["queued", "running", "stopped", "failed", "done"]
 Metric = Literal["", "ppl", "accuracy"]
 STATUS = "status.json"
+# Beside the lock and never in it: where the lock is a file that must be there, its content is the lock's own.
+HOLDER = ".holder"
 HEARTBEAT_S = 5.0
 
 

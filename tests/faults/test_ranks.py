@@ -101,6 +101,26 @@ def test_writer_may_take_longer_than_the_others_patience(config: RunConfig, orac
     assert evidence(tmp_path / "run") == oracle
 
 
+def test_the_others_may_take_longer_than_the_writers_patience_to_open_their_data(
+    config: RunConfig, oracle: dict[str, Any], tmp_path: Path
+) -> None:
+    run_forked(config, tmp_path / "run", 2, fault="rank 1 slow to open", timeout_s=PATIENCE_S)
+    assert evidence(tmp_path / "run") == oracle
+
+
+def test_a_process_killed_while_it_opens_its_data_is_noticed_at_once(config: RunConfig, tmp_path: Path) -> None:
+    codes, seconds = disturb(config, tmp_path / "run", "rank 1 killed while opening")
+    assert codes == [75, -9] and seconds < MARGIN_S
+    (end,) = told(tmp_path / "run", "end")
+    assert end["error"] == "RankLostError"
+
+
+def test_what_one_process_finds_wrong_with_its_data_all_are_told(config: RunConfig, tmp_path: Path) -> None:
+    codes, seconds = disturb(config, tmp_path / "run", "rank 1 finds other data")
+    assert codes == [3, 3] and seconds < MARGIN_S
+    assert all("train.bin: not what was recorded" in end["message"] for end in told(tmp_path / "run", "end"))
+
+
 def test_full_disk_stops_all_alike_and_the_run_goes_on(config: RunConfig, oracle: dict[str, Any], tmp_path: Path) -> None:
     codes, _ = disturb(config, tmp_path / "run", "disk full")
     assert codes == [75, 75]

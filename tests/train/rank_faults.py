@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import oelm.train.checkpoint
 import oelm.train.loop
 import oelm.train.session
+from oelm.errors import DataError
 from oelm.train.dist import World
 from oelm.train.watch import Silence
 
@@ -123,8 +125,6 @@ def _no_room(rank: int) -> None:
 def _slow(rank: int) -> None:
     """Every save of the writer takes longer than the others' patience."""
     if rank == 0:
-        import time
-
         checkpoints: Any = oelm.train.checkpoint.Checkpoints
         publish = checkpoints.publish
 
@@ -133,6 +133,29 @@ def _slow(rank: int) -> None:
             return publish(self, *args)
 
         checkpoints.publish = slowly
+
+
+def _while_opening(act: Callable[[], None]) -> Callable[[int], None]:
+    """Something happens to the second process, and no other, as it opens the data."""
+
+    def install(rank: int) -> None:
+        if rank == 1:
+            import oelm.data.prepare
+
+            module: Any = oelm.data.prepare
+            opened = module.open_tokens
+
+            def disturbed(path: Any) -> Any:
+                act()
+                return opened(path)
+
+            module.open_tokens = disturbed
+
+    return install
+
+
+def _refuse() -> None:
+    raise DataError("train.bin: not what was recorded")
 
 
 def _stop_after(step: int) -> Callable[[int], None]:
@@ -164,5 +187,8 @@ FAULTS: dict[str, Callable[[int], None]] = {
     "rank 1 killed while saving": _waiter_killed_while_saving,
     "disk full": _no_room,
     "slow saves": _slow,
+    "rank 1 slow to open": _while_opening(lambda: time.sleep(7.0)),
+    "rank 1 killed while opening": _while_opening(lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "rank 1 finds other data": _while_opening(_refuse),
     "stop at 4": _stop_after(4),
 }

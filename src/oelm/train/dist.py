@@ -155,7 +155,7 @@ class World:
 
     @contextlib.contextmanager
     def writer_first(self) -> Iterator[None]:
-        """Let the writer do the block alone, however long it takes; the others then do theirs, or fail as it failed."""
+        """Let the writer do the block alone, then the others theirs, however long either takes, or fail as it failed."""
         if self.size == 1:
             yield
         elif self.is_writer:
@@ -165,9 +165,40 @@ class World:
                 except BaseException as problem:
                     message[:] = [_FAILED, *_words(problem)]
                     raise
+            with self._together():
+                pass
         else:
             self._wait_for_writer()
+            with self._together():
+                yield
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """Do the block, and leave when all have done theirs; every second all tell each other that they live."""
+        over, failed = threading.Event(), threading.Event()
+        lost: list[RuntimeError] = []
+
+        def beat() -> None:
+            try:
+                is_over = over.wait(_BEAT_S)
+                while not failed.is_set() and self._summed([float(not is_over)])[0]:
+                    is_over = over.wait(_BEAT_S)
+            except RuntimeError as problem:
+                lost.append(problem)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
             yield
+        except BaseException:
+            # The others hear of it when this process ends: what it leaves as its last words is the reason.
+            failed.set()
+            raise
+        finally:
+            over.set()
+            thread.join()
+        if lost:
+            raise lost[0]
 
     @contextlib.contextmanager
     def _beating(self) -> Iterator[bytearray]:

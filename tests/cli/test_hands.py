@@ -73,6 +73,13 @@ def test_what_was_exported_gives_transformers_the_same_logits(method: str, text_
     transformers = pytest.importorskip("transformers", reason="needs the extra 'hf'")
     run_here(tiny_config(text_file, steps=8, optim__lr=0.01, method=method), tmp_path / "run")
     oelm("export", tmp_path / "run", tmp_path / "hf")
+    card, roles = (
+        (tmp_path / "hf" / "README.md").read_text(),
+        json.loads((tmp_path / "run" / "audit.json").read_text())["by_role"],
+    )
+    on_top = [f"{role} {roles[role]['trainable']:,}" for role in ("gain", "correction") if role in roles]
+    assert bool(on_top) == (method not in ("oelm_freeze", "oelm_last_half"))
+    assert ("learnt on top of them | " + ", ".join(on_top) in card) if on_top else "learnt on top" not in card
     theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf").eval()
     ours = load_run(tmp_path / "run").model.eval()
     tokens = torch.arange(16).unsqueeze(0)

@@ -23,6 +23,7 @@ from tests.method.tiny_models import BY_NAME, tiny_model
 
 Order = Literal["first_first", "last_first"]
 STEPS = 100
+LATE = Thaw(start=0.999, end=0.999, order="first_first")
 
 
 def fresh(num_layers: int = 4) -> GPT:
@@ -110,6 +111,12 @@ def test_however_short_what_freezes_later_learns_first(steps: int) -> None:
     plan = planned(Method(freeze=("q", "k"), freeze_at=0.001), steps=steps)
     assert plan.frozen_at(0) == frozenset() and set(by_layer(plan).values()) == {(1, steps)}
     assert plan.moments == ({1} if steps > 1 else frozenset())
+
+
+@pytest.mark.parametrize("method", [Method(freeze=("q",), freeze_at=0.999), Method(freeze=("q",), thaw=LATE)])
+def test_what_changes_late_changes_before_the_last_update(method: Method) -> None:
+    plan = planned(method, steps=100)
+    assert plan.moments == {99} and plan.frozen_at(98) != plan.frozen_at(99)
 
 
 def test_what_is_frozen_from_first_to_last_has_no_moments() -> None:

@@ -19,6 +19,7 @@ from oelm.models.gpt import build_gpt
 from oelm.train.checkpoint import load_tensors
 from oelm.train.device import Compute
 from oelm.train.kinds import resolve
+from oelm.train.load import load_run
 from oelm.train.loop import run_loop
 from oelm.train.metrics import read_metrics
 from oelm.train.run import resolve_start
@@ -157,6 +158,24 @@ def test_init_from_a_run_starts_with_its_best_weights(text_file: Path, finished:
     run_here(config, tmp_path / "run", stop=stop)
     theirs, ours = load_tensors(Path(start.checkpoint) / "model.safetensors"), weights(tmp_path / "run")
     assert all(torch.equal(theirs[name], ours[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("method", ["oelm_lowrank", "oelm_matrix"])
+def test_init_from_a_run_on_which_a_little_learnt_starts_with_all_that_it_learnt(
+    text_file: Path, tmp_path: Path, method: str
+) -> None:
+    run_here(tiny_config(text_file, method=method, optim__lr=0.1), tmp_path / "source")
+    stop = StopFlag()
+    stop.request("test")
+    start = resolve_start(tmp_path / "source").model_dump()
+    run_here(tiny_config(text_file, method="pretrained_freeze", init_from=start), tmp_path / "run", stop=stop)
+    source = load_run(tmp_path / "source")
+    theirs, ours = source.folded().state_dict(), weights(tmp_path / "run")
+    assert theirs.keys() == ours.keys() and all(torch.equal(theirs[name], ours[name]) for name in theirs)
+    moved = [
+        name for name, tensor in source.model.state_dict().items() if name in theirs and not torch.equal(tensor, theirs[name])
+    ]
+    assert moved and all(name.endswith((".q.weight", ".k.weight")) for name in moved)
 
 
 def test_init_from_weights_that_changed_is_refused(text_file: Path, finished: Path, tmp_path: Path) -> None:

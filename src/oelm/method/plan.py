@@ -52,10 +52,14 @@ def plan_of(model: nn.Module, method: Method, *, steps: int) -> Plan:
 
 
 def _span(site: Site, chosen: list[Site], method: Method, steps: int) -> tuple[int, int]:
-    # Never before the first update: what is frozen at the start is frozen in it, and what is free at the start learns in it.
     if method.thaw is None:
-        return (max(1, round(method.freeze_at * steps)) if method.freeze_at else 0), steps
+        return (_moment(method.freeze_at, steps) if method.freeze_at else 0), steps
     layers = sorted({other.layer for other in chosen if other.stack == site.stack})
     turn = layers.index(site.layer) if method.thaw.order == "first_first" else len(layers) - 1 - layers.index(site.layer)
     share = turn / (len(layers) - 1) if len(layers) > 1 else 0.0
-    return 0, max(1, round((method.thaw.start + share * (method.thaw.end - method.thaw.start)) * steps))
+    return 0, _moment(method.thaw.start + share * (method.thaw.end - method.thaw.start), steps)
+
+
+def _moment(fraction: float, steps: int) -> int:
+    """Return the step at a fraction of training: neither before the first update nor after the last, if there are two."""
+    return max(1, min(steps - 1, round(fraction * steps)))

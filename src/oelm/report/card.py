@@ -36,11 +36,11 @@ transformers whose attention does not learn. A research artefact: one seed, smal
 | shape | {model.num_layers} layers, {model.num_heads} heads, {model.model_dim} wide, context {model.seq_len} |
 | parameters while training | {audit.total:,} |
 | of them frozen (Q and K) | {frozen} |
-| data | {_plain(data.get("source", "not recorded"))} (fingerprint {str(data.get("fingerprint", ""))[:12]}) |
+{_on_top(audit)}| data | {_plain(data.get("source", "not recorded"))} (fingerprint {str(data.get("fingerprint", ""))[:12]}) |
 | steps, of planned | {step:,} of {config.steps:,} |
 | batch, learning rate, seed | {config.batch_size} x {model.seq_len}, {config.optim.lr:g}, {config.seed} |
 {measured}
-Learnt gains, if any, are folded into the query weights: these are plain GPT-2 weights.
+{"What learnt on top is folded into Q and K: these" if _on_top(audit) else "These"} are plain GPT-2 weights.
 
 ```python
 from transformers import pipeline
@@ -49,6 +49,13 @@ write = pipeline("text-generation", model="PATH_OF_THIS_FOLDER")
 print(write("Once", max_new_tokens={new_tokens})[0]["generated_text"])
 ```
 """
+
+
+def _on_top(audit: Audit) -> str:
+    """Return a row for what learnt on top of the frozen weights; nothing where nothing did."""
+    counts = {role: audit.by_role[role]["trainable"] for role in ("gain", "correction") if role in audit.by_role}
+    told = ", ".join(f"{role} {count:,}" for role, count in counts.items())
+    return f"| learnt on top of them | {told} |\n" if told else ""
 
 
 def _plain(value: object) -> str:

@@ -20,11 +20,12 @@ from oelm.errors import CheckpointError, DataError
 from oelm.files import sha256_file
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.heads import summarize_heads
-from oelm.train.checkpoint import MODEL, load_tensors, load_weights
+from oelm.train.checkpoint import MODEL, load_weights
 from oelm.train.config import InitFrom, RunConfig
 from oelm.train.device import Compute
 from oelm.train.dist import ALONE, World
 from oelm.train.evaluate import Evaluation, Judged, evaluate_tokens
+from oelm.train.load import load_run
 from oelm.train.loss import mean_cross_entropy
 from oelm.train.preflight import Estimate, estimate
 from oelm.train.score import first_windows
@@ -257,4 +258,5 @@ def load_start(model: GPT, start: InitFrom, tokens: TokenSet) -> None:
         raise CheckpointError(f"--init-from: {path} is not there any more; its sha256 was {start.sha256[:12]}...")
     if (found := sha256_file(path)) != start.sha256:
         raise CheckpointError(f"--init-from: {path} has sha256 {found[:12]}..., this run started from {start.sha256[:12]}...")
-    load_weights(model, load_tensors(path), where=str(path))
+    # What learnt on top there is folded: here the same may be frozen, or something else learn on it.
+    load_weights(model, load_run(path.parent).folded().state_dict(), where=str(path))

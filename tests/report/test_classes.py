@@ -211,13 +211,30 @@ def test_two_arms_of_one_method_on_one_data_set_do_not_hide_each_other(study: Pa
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"method.thaw": {"start": 0.5, "end": 0.5, "order": "first_first"}}, "0, later all"),
-        ({"method.freeze_at": 0.5}, "0, later none"),
+        ({"method.thaw": {"start": 0.5, "end": 0.5, "order": "first_first"}}, "0, later 131,072"),
+        ({"method.freeze_at": 0.5}, "131,072, later 0"),
+        ({"method.freeze_at": 0.5, "method.layers": "last half"}, "131,072, later 65,536"),
+        ({"method.freeze_at": 0.5, "method.layers": [0], "method.freeze": ["k"]}, "131,072, later 98,304"),
+        ({"method.freeze_at": 0.0}, "0"),
     ],
 )
 def test_what_learns_at_another_time_is_told(study: Path, settings: dict[str, Any], told: str) -> None:
-    write_class(study, "GPT-02", more=settings)
-    assert told in [row["learns in Q/K"] for row in rows(english(study), "classes")]
+    is_late = bool(settings.get("method.freeze_at"))
+    for run in write_class(study, "GPT-02", more=settings):
+        audit = read_json(run / "audit.json")
+        frozen = 0 if is_late else QK
+        audit["by_role"] = {"query": {"trainable": QK - frozen, "frozen": frozen}, "other": {"trainable": 1000, "frozen": 0}}
+        audit |= {"total": QK + 1000, "trainable": QK - frozen + 1000, "frozen": frozen}
+        for projection in audit["projections"]:
+            projection |= {"num_parameters": QK // 4, "is_frozen": not is_late}
+        write_json(run / "audit.json", audit, durable=False)
+    document = english(study)
+    assert told in [row["learns in Q/K"] for row in rows(document, "classes")]
+    (cost,) = [row for row in rows(document, "costs") if row["arm"] == "GPT-02"]
+    ends = [int(number.replace(",", "")) for number in told.split(", later ")]
+    assert cost["trainable"] == ", later ".join(f"{number + 1000:,}" for number in ends)
+    assert cost["frozen"] == ", later ".join(f"{QK - number:,}" for number in ends)
+    assert cost["optimizer state"] == f"{8 * (max(ends) + 1000) / 2**20:,.1f} MiB"
 
 
 def test_tuned_arms_and_others_have_a_column_each(study: Path) -> None:

@@ -14,6 +14,8 @@ from oelm.cli.shell import out, printable, reported, roughly
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
     from oelm.experiments.registry import Catalog, Experiment
+    from oelm.method.audit import Audit
+    from oelm.method.method import Method
 
 
 @reported
@@ -94,6 +96,15 @@ def show(
     out.print(f"\nrun it: {printable(shlex.join(command))}", soft_wrap=True)
 
 
+def _counts(counted: Audit, method: Method) -> str:
+    """Return what trains and what is frozen, and what becomes of it on the way."""
+    from oelm.method.kind import learning_later
+
+    change = learning_later(method.model_dump(mode="json"), counted.projections)
+    later = f"; {abs(change):,} of Q and K {'thaw' if change > 0 else 'freeze'} on the way" if change else ""
+    return str(counted).removeprefix("parameters: ") + later
+
+
 def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> None:
     from oelm.data.encode import num_cores
     from oelm.experiments.forecast import Forecaster, count_parameters
@@ -111,7 +122,7 @@ def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> Non
         "baseline": experiment.baseline or "none: it is one",
         "success": str(experiment.criterion) if experiment.criterion else "no criterion",
         "seeds planned": str(experiment.seeds),
-        "parameters": str(counted).removeprefix("parameters: ") if counted is not None else unknown,
+        "parameters": _counts(counted, run.config.method) if counted is not None else unknown,
         "one run here": f"about {roughly(forecast.seconds)} on the CPU ({forecast.basis}, threads: {threads})",
         "memory, disk": f"about {gibibytes(forecast.needs.memory)} and {gibibytes(forecast.needs.disk)}",
     }

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 Kind = Literal["free", "pure", "little", "partial"]
+COUNTED_LAYERS = re.compile(r"(first|last) ([1-9][0-9]*|half)")
+
+
+def selects_layer(layers: str | tuple[int, ...], layer: int, num_layers: int) -> bool:
+    """Whether a choice of layers holds layer `layer` (counted from 0) of `num_layers`."""
+    if not isinstance(layers, str):
+        return layer in {n + num_layers if n < 0 else n for n in layers}
+    if counted := COUNTED_LAYERS.fullmatch(layers):
+        count = num_layers // 2 if counted[2] == "half" else int(counted[2])
+        return layer < count if counted[1] == "first" else layer >= num_layers - count
+    return layers == "all" or layer % 2 == (0 if layers == "even" else 1)
 
 
 def method_kind(method: Mapping[str, Any]) -> Kind:
@@ -19,3 +31,35 @@ def method_kind(method: Mapping[str, Any]) -> Kind:
     if len(parts) < 2 or method.get("layers", "all") != "all" or method.get("thaw") or method.get("freeze_at"):
         return "partial"
     return "little" if method.get("gain", "none") != "none" or method.get("correction") else "pure"
+
+
+class CountedProjection(Protocol):
+    """A Q or K of an audit, made or recorded."""
+
+    @property
+    def pattern(self) -> str: ...
+
+    @property
+    def layer(self) -> int: ...
+
+    @property
+    def part(self) -> str: ...
+
+    @property
+    def num_parameters(self) -> int: ...
+
+    @property
+    def is_frozen(self) -> bool: ...
+
+
+def learning_later(method: Mapping[str, Any], projections: Sequence[CountedProjection]) -> int:
+    """Return by how many parameters more of Q and K learn in the last step than in the first, whose audit it is; or fewer."""
+    if method.get("thaw"):
+        return sum(each.num_parameters for each in projections if each.is_frozen)
+    if not method.get("freeze_at"):
+        return 0
+    # A pattern is one stack's.
+    depths = {each.pattern: 1 + max(p.layer for p in projections if p.pattern == each.pattern) for each in projections}
+    layers = method.get("layers", "all")
+    chosen = [each for each in projections if selects_layer(layers, each.layer, depths[each.pattern])]
+    return -sum(each.num_parameters for each in chosen if each.part in method["freeze"])

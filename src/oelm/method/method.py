@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable
 from typing import Annotated, Literal, Self
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from oelm.errors import MethodError
 from oelm.method.frames import orthonormalize, sample_frames, sample_gaussian, sample_global_frame
-from oelm.method.kind import Kind, method_kind
+from oelm.method.kind import COUNTED_LAYERS, Kind, method_kind, selects_layer
 
 Part = Literal["q", "k"]
 Gain = Literal["none", "head", "matrix"]
@@ -21,8 +20,6 @@ Scale = Literal["unit", "layer"] | Annotated[float, Field(gt=0, allow_inf_nan=Fa
 InitName = Literal["native", "orthogonal", "orthogonal_global", "gaussian", "gaussian_matched", "orthonormalized"]
 # Given a projection's current weight (H, K, D) and its own generator, return the weight it shall start from.
 InitFunction = Callable[[Tensor, torch.Generator], Tensor]
-
-_COUNTED = re.compile(r"(first|last) ([1-9][0-9]*|half)")
 
 
 class Thaw(BaseModel):
@@ -77,7 +74,7 @@ class Method(BaseModel):
             if not layers:
                 raise ValueError("an empty list of layers matches nothing; use freeze: [] to train everything")
             return tuple(sorted(set(layers)))
-        if layers not in ("all", "even", "odd") and not _COUNTED.fullmatch(layers):
+        if layers not in ("all", "even", "odd") and not COUNTED_LAYERS.fullmatch(layers):
             raise ValueError(
                 "must be 'all', 'even', 'odd', 'first N', 'last N', 'first half', 'last half' or a list of layer numbers"
             )
@@ -132,19 +129,14 @@ class Method(BaseModel):
 
     def selects(self, layer: int, num_layers: int) -> bool:
         """Whether this method concerns layer `layer` (counted from 0) of `num_layers`."""
-        if isinstance(self.layers, tuple):
-            return layer in {n + num_layers if n < 0 else n for n in self.layers}
-        if counted := _COUNTED.fullmatch(self.layers):
-            count = num_layers // 2 if counted[2] == "half" else int(counted[2])
-            return layer < count if counted[1] == "first" else layer >= num_layers - count
-        return self.layers == "all" or layer % 2 == (0 if self.layers == "even" else 1)
+        return selects_layer(self.layers, layer, num_layers)
 
     def check_layers(self, num_layers: int) -> None:
         """Raise MethodError when the method names a layer that a model of `num_layers` does not have."""
         missing: list[int] = []
         if isinstance(self.layers, tuple):
             missing = [n for n in self.layers if not -num_layers <= n < num_layers]
-        elif (counted := _COUNTED.fullmatch(self.layers)) and counted[2] != "half" and int(counted[2]) > num_layers:
+        elif (counted := COUNTED_LAYERS.fullmatch(self.layers)) and counted[2] != "half" and int(counted[2]) > num_layers:
             missing = [int(counted[2]) - 1]
         elif (self.layers == "odd" or self.layers.endswith("half")) and num_layers == 1:
             missing = [1]

@@ -9,7 +9,7 @@ from oelm.experiments.fair import is_tuned_alone
 from oelm.report.collect import Arm, ArmKey
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
 from oelm.report.findings import DEMO, Findings, Pair, label, method_of, method_text
-from oelm.report.kinds import CLASSES, class_of, learning_in_qk
+from oelm.report.kinds import CLASSES, change_later, class_of, learning_in_qk
 from oelm.report.ladder import compared
 from oelm.report.plots import forest_by_set
 from oelm.report.stats import LEVEL
@@ -198,11 +198,8 @@ def _row(line: Line, by_set: Mapping[str, Judged], sets: Sequence[str], words: W
 
 def _learns(arm: Arm, line: Line, words: Words) -> str:
     """Return how much learns at the start, and what becomes of it later."""
-    config = arm.runs[0].config
-    assert config is not None
-    method = config.get("method", {})
-    later = "thawed" if method.get("thaw") else "frozen" if method.get("freeze_at") else None
-    return f"{line.learns:,}" if later is None else words(f"classes.{later}", learns=line.learns)
+    change = change_later(arm)
+    return words("counts.later", first=line.learns, last=line.learns + change) if change else f"{line.learns:,}"
 
 
 def _gap(row: Judged | None, words: Words) -> Cell:

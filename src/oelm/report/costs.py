@@ -14,6 +14,7 @@ from oelm.bench.record import read_timings
 from oelm.report.collect import Arm, Run
 from oelm.report.document import Block, Cell, Section, Table, Text
 from oelm.report.findings import Findings, label
+from oelm.report.kinds import change_later
 from oelm.report.words import Words
 
 _MIB = 2**20
@@ -28,7 +29,7 @@ def costs_section(findings: Findings, words: Words) -> Section | None:
     """Return parameters, bytes and step times of every arm beside its baseline's, and interleaved timings where there are."""
     rows: list[tuple[Cell, ...]] = []
     for baseline, pairs in findings.families():
-        rows += [_row(arm) for arm in (baseline, *(pair.arm for pair in pairs))]
+        rows += [_row(arm, words) for arm in (baseline, *(pair.arm for pair in pairs))]
     if not rows:
         return None
     names = ("arm", "budget", "trainable", "frozen", "share", "state", "checkpoint", "step")
@@ -38,21 +39,27 @@ def costs_section(findings: Findings, words: Words) -> Section | None:
     return Section("costs", words("costs.title"), tuple(blocks))
 
 
-def _row(arm: Arm) -> tuple[Cell, ...]:
-    audit = arm.runs[0].audit
+def _row(arm: Arm, words: Words) -> tuple[Cell, ...]:
+    audit, change = arm.runs[0].audit, change_later(arm)
     assert audit is not None
-    state, checkpoint = 8 * audit.trainable, 4 * audit.total + 8 * audit.trainable
+    # The most there ever is of it.
+    state = 8 * max(audit.trainable, audit.trainable + change)
+    checkpoint = 4 * audit.total + state
     step = median_step(arm.runs)
     return (
         Cell(label(arm)),
         Cell(arm.budget),
-        Cell(f"{audit.trainable:,}", audit.trainable),
-        Cell(f"{audit.frozen:,}", audit.frozen),
+        Cell(_counted(audit.trainable, change, words), audit.trainable),
+        Cell(_counted(audit.frozen, -change, words), audit.frozen),
         Cell(f"{100 * audit.frozen / audit.total:.2f}%", audit.frozen / audit.total),
         Cell(f"{state / _MIB:,.1f} MiB", state),
         Cell(f"{checkpoint / _MIB:,.1f} MiB", checkpoint),
         Cell("" if step is None else f"{1000 * step:,.1f} ms", step),
     )
+
+
+def _counted(first: int, change: int, words: Words) -> str:
+    return words("counts.later", first=first, last=first + change) if change else f"{first:,}"
 
 
 def median_step(runs: Iterable[Run]) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oelm.method.kind import method_kind
+from oelm.method.kind import learning_later, method_kind
 from oelm.report.collect import Arm
 from oelm.report.findings import Pair
 
@@ -32,3 +32,10 @@ def learning_in_qk(arm: Arm) -> int | None:
     if "query_key_value" in audit.by_role:
         return None
     return sum(counts["trainable"] for role, counts in audit.by_role.items() if role in _QK_ROLES)
+
+
+def change_later(arm: Arm) -> int:
+    """Return by how many parameters more learn at the end of an arm's training than at its start; or fewer."""
+    run = arm.runs[0]
+    assert run.config is not None and run.audit is not None
+    return learning_later(run.config.get("method", {}), run.audit.projections)

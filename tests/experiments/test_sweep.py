@@ -223,6 +223,23 @@ def test_tuned_arms_are_planned_in_one_place_and_are_not_confounded_by_what_was_
     assert [row.confounded for row in summarize(runs)] == [(), ()]
 
 
+def test_families_of_two_baselines_may_have_a_grid_each_and_a_variant_each(tmp_path: Path) -> None:
+    catalog = catalog_of(PAIR + "base2: {extends: base, title: b}\narm2: {extends: arm, title: a, baseline: base2}\n")
+    for names, grid in ((("base", "arm"), [1e-3, 2e-3]), (("base2", "arm2"), [1e-3, 2e-3, 4e-3])):
+        arms = [catalog.get(name) for name in names]
+        plan = plan_sweep(arms, {"optim.lr": grid}, budget="smoke", num_seeds=1, root=tmp_path, changes={})
+        for run in plan.runs:
+            finish(run, 1 / run.config.optim.lr)
+        conclude_sweep(plan)
+    runs = Study(("arm", "arm2"), "smoke", tmp_path, seeds=[5, 3], tuned=True).plan(catalog)
+    assert [(run.experiment.id, run.seed) for run in runs[:4]] == [("base", 5), ("base2", 5), ("arm", 5), ("arm2", 5)]
+    assert {run.experiment.id: run.config.optim.lr for run in runs} == {"base": 2e-3, "arm": 2e-3, "base2": 4e-3, "arm2": 4e-3}
+    first, second = (
+        {run.variant for run in runs if run.experiment.id.endswith("2") == is_second} for is_second in (False, True)
+    )
+    assert len(first) == len(second) == 1 and first != second
+
+
 def test_what_the_user_sets_cannot_be_tuned_as_well(tmp_path: Path) -> None:
     swept(tmp_path, {"base": 1e-3, "arm": 4e-3})
     with pytest.raises(ConfigError, match="^--set optim.lr: the sweep tries several values of it"):

@@ -159,18 +159,21 @@ def plan_runs(
     root: Path,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
     variant: str = "default",
+    variants: Mapping[str, str] | None = None,
 ) -> list[PlannedRun]:
     """Return the runs of experiments, seed by seed, so that whole comparisons come early.
 
-    `changes` are those of each experiment, by id; `seeds` None means as many as the catalog plans, and one at smoke.
+    `changes` are those of each experiment, by id, `variants` those that have another than `variant`; `seeds` None
+    means as many as the catalog plans, and one at smoke.
     """
     planned: list[PlannedRun] = []
     for experiment in experiments:
         own = seeds if seeds is not None else list(range(1 if budget == "smoke" else experiment.seeds))
         for seed in own:
             config = make_config(experiment, budget, seed=seed, changes=(changes or {}).get(experiment.id))
-            path = root / experiment.id / budget / variant / f"seed-{seed}"
-            planned.append(PlannedRun(experiment, budget, variant, seed, config, path))
+            named = (variants or {}).get(experiment.id, variant)
+            path = root / experiment.id / budget / named / f"seed-{seed}"
+            planned.append(PlannedRun(experiment, budget, named, seed, config, path))
     order = {seed: number for number, seed in enumerate(seeds or [])}
     return sorted(planned, key=lambda run: order.get(run.seed, run.seed))
 

@@ -13,7 +13,7 @@ from oelm.errors import ConfigError, DiskFullError
 from oelm.experiments.fair import tuned_alike
 from oelm.experiments.plan import PlannedRun, check_changes, check_same_recipe, plan_runs, variant_name, with_baselines
 from oelm.experiments.ready import make_ready
-from oelm.experiments.registry import Catalog
+from oelm.experiments.registry import Catalog, Experiment
 from oelm.experiments.sweep import Grid, SweepPlan, plan_sweep, tuned_changes
 from oelm.train.config import FinetuneConfig
 from oelm.train.preflight import gibibytes
@@ -45,10 +45,13 @@ class Study:
         chosen, baselines = catalog.select(self.names), catalog.baselines()
         experiments = with_baselines(catalog, chosen) if self.baselines else chosen
         changes = {experiment.id: dict(self.changes) for experiment in experiments}
-        variant, like = variant_name(self.changes), dict[str, str | None]()
-        if self.tuned:
-            changes, variant, like = tuned_changes(experiments, self.budget, self.root, changes=self.changes)
-        runs = plan_runs(experiments, budget=self.budget, seeds=self.seeds, root=self.root, changes=changes, variant=variant)
+        variants, like = dict.fromkeys(changes, variant_name(self.changes)), dict[str, str | None]()
+        for family in _families(experiments) if self.tuned else ():
+            tuned_so = tuned_changes(family, self.budget, self.root, changes=self.changes)
+            changes |= tuned_so.changes
+            variants |= dict.fromkeys(tuned_so.changes, tuned_so.variant)
+            like |= tuned_so.like
+        runs = plan_runs(experiments, budget=self.budget, seeds=self.seeds, root=self.root, changes=changes, variants=variants)
         _check_one_model(runs, self.model)
         tuned = tuple(sorted({key for chosen in changes.values() for key in chosen} - self.changes.keys()))
         fair = {name for name in like if tuned_alike(like[name], like.get(baselines.get(name, "")), baselines)}
@@ -84,6 +87,14 @@ class Study:
             raise ConfigError(f"--out {self.root}: {there} is a file; give a folder, new or with runs in it")
         if not os.access(there, os.W_OK | os.X_OK):
             raise ConfigError(f"--out {self.root}: {there} cannot be written to; give a folder of yours")
+
+
+def _families(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
+    """Return experiments by what they are compared with: of two families each may have a grid of its own."""
+    families: dict[str, list[Experiment]] = {}
+    for experiment in experiments:
+        families.setdefault(experiment.baseline or experiment.id, []).append(experiment)
+    return list(families.values())
 
 
 def _placed(run: PlannedRun, model: Path | None) -> PlannedRun:

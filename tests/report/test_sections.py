@@ -205,6 +205,9 @@ def test_attention_charts_show_means_over_heads_and_spread_over_seeds(tmp_path: 
     for measure, scale in scales.items():
         means = {row["group"]: row["mean"] for row in values(document, f"why-0-{measure}") if row["arm"] == "GPT-02"}
         assert means == {"0": 2.0 * scale, "1": 0.625 * scale}
+    told = {row["what the heads do"]: row for row in rows(document, "heads") if row["arm"] == "GPT-02"}
+    assert [told["entropy of attention (nats)"][f"layer {layer}"] for layer in (0, 1)] == ["2.00", f"{0.625:.2f}"]
+    assert [told["mean distance looked back (tokens)"][f"layer {layer}"] for layer in (0, 1)] == ["4.00", "1.25"]
 
 
 def test_of_many_families_four_are_drawn_head_by_head(tmp_path: Path) -> None:
@@ -218,6 +221,8 @@ def test_of_many_families_four_are_drawn_head_by_head(tmp_path: Path) -> None:
     assert len(charts) == 4 * 5 and "dropout-2" in charts[0].alt
     (note,) = texts(document, "why", "note")
     assert note.startswith("1 more families are not drawn")
+    # Numbers take less room than pictures.
+    assert len({row["arm"] for row in rows(document, "heads")}) == 2 * 5
 
 
 def test_arms_that_were_not_looked_at_have_no_attention_chart(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from oelm.dotted import flatten
@@ -37,9 +38,24 @@ def why_section(findings: Findings, words: Words) -> Section | None:
             blocks.append(Chart(f"why-{number}-{measure}", caption, spec, words("why.alt", arms=words.listed(names))))
     if not blocks:
         return None
+    blocks.append(_heads([arm for arms in looked_at for arm in arms], words))
     left_out = len(looked_at[_MOST_FAMILIES:])
     blocks += [Text(words("pictures.left_out", count=left_out), "note")] if left_out else []
     return Section("why", words("why.title"), (Text(words("why.text")), *blocks))
+
+
+def _heads(arms: Sequence[Arm], words: Words) -> Table:
+    """Return the means of the pictures as numbers, of all families: a row for each arm and measure, a column for each layer."""
+    layers = sorted({layer for arm in arms for run in arm.runs for means in run.heads.values() for layer in means})
+    rows = []
+    for arm in {arm.key: arm for arm in arms}.values():
+        for measure in MEASURES:
+            means = {row["group"]: float(str(row["mean"])) for row in _by_layer(arm, measure)}
+            cells = (Cell(f"{means[str(n)]:.2f}", means[str(n)]) if str(n) in means else Cell("") for n in layers)
+            if means:
+                rows.append((Cell(label(arm)), Cell(arm.budget), Cell(words(f"why.{measure}")), *cells))
+    columns = (*(words(f"why.{name}") for name in ("arm", "budget", "measure")), *(f"{words('why.layer')} {n}" for n in layers))
+    return Table("heads", words("why.heads"), columns, tuple(rows), frozenset(range(3, len(columns))))
 
 
 def _by_layer(arm: Arm, measure: str) -> list[dict[str, object]]:

@@ -27,6 +27,7 @@ FREEZING = [name for name, preset in PRESETS.items() if preset.freeze and not pr
 SOME_OF_THEM = {
     "oelm_first_half": {"0.q", "0.k"},
     "oelm_last_half": {"2.q", "2.k"},
+    "oelm_first_free": {"1.q", "1.k", "2.q", "2.k"},
     "oelm_even": {"0.q", "0.k", "2.q", "2.k"},
     "oelm_odd": {"1.q", "1.k"},
     "oelm_q_only": {"0.q", "1.q", "2.q"},
@@ -275,7 +276,7 @@ def test_freezing_twice_is_refused(frozen_gpt: GPT) -> None:
     assert digests(frozen_gpt) == before
 
 
-@pytest.mark.parametrize("layers", [(3,), (0, -4), "first 4", "last 4"], ids=str)
+@pytest.mark.parametrize("layers", [(3,), (0, -4), "first 4", "last 4", "all but first 3", "all but last 4"], ids=str)
 def test_layers_that_do_not_exist_leave_the_model_untouched(layers: str | tuple[int, ...]) -> None:
     model = fresh_gpt()
     before = digests(model)

@@ -145,6 +145,47 @@ def test_only_what_is_frozen_is_corrected(parts: tuple[Part, ...]) -> None:
     assert on_top(model).keys() == {f"blocks.2.attention.{parts[0]}.correction_{end}" for end in ("in", "out")}
 
 
+def test_a_correction_may_learn_in_some_layers_while_all_are_frozen() -> None:
+    model = trained(corrected(learn_layers="first 1"))
+    assert_unmoved(model)
+    assert on_top(model).keys() == {f"blocks.0.attention.{part}.correction_{end}" for part in "qk" for end in ("in", "out")}
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {f"blocks.{layer}.attention.{part}.weight" for layer in range(3) for part in "qk"}
+    # What is there starts as where all layers have it.
+    start = corrected(learn_layers="first 1")
+    assert all(torch.equal(parameter, on_top(corrected())[name]) for name, parameter in on_top(start).items())
+    before = logits(model)
+    fold_gains(model)
+    assert not on_top(model)
+    # Float32 rounding of logits of order one, as in test_gain.
+    assert torch.allclose(logits(model), before, rtol=0, atol=2e-5)
+
+
+def test_a_gain_may_learn_in_some_layers_alone() -> None:
+    assert on_top(corrected(correction=0.0, gain="head", learn_layers=(-1,))).keys() == {"blocks.2.attention.q.gain"}
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"learn_layers": "first 1", "layers": "last 1"}, r"learn_layers 'first 1' match none of the layers that it freezes"),
+        ({"learn_layers": "first 4"}, r"method\.learn_layers = 'first 4' names layer 3, but the model has 3"),
+    ],
+    ids=["frozen elsewhere", "not there"],
+)
+def test_layers_in_which_nothing_could_learn_are_refused_and_nothing_changed(more: dict[str, object], problem: str) -> None:
+    model = build_gpt(tiny_gpt_config(), seed=0)
+    before = digests(model)
+    with pytest.raises(MethodError, match=problem):
+        freeze(model, PRESETS["oelm_lowrank"].model_copy(update=more))
+    assert digests(model) == before and record_of(model) is None
+
+
+def test_layers_of_what_does_not_learn_are_refused() -> None:
+    with pytest.raises(ValidationError, match="learn_layers says where a gain or a correction learns, and there is neither"):
+        Method(init="orthogonal", freeze=("q", "k"), learn_layers="first 1")
+
+
 def test_both_factors_decay_like_the_matrices_they_are() -> None:
     model = corrected(gain="matrix")
     optimizer = build_optimizer(model, OptimConfig(lr=0.1, weight_decay=0.5), device="cpu")

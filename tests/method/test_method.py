@@ -38,8 +38,10 @@ AS_DESIGNED: dict[str, dict[str, Any]] = {
     "oelm_head_gain": FRAMES | {"gain": "head"},
     "oelm_matrix": FRAMES | {"gain": "matrix"},
     "oelm_lowrank": FRAMES | {"correction": 0.125},
+    "oelm_lowrank_first": FRAMES | {"correction": 0.125, "learn_layers": "first 1"},
     "oelm_first_half": FRAMES | {"layers": "first half"},
     "oelm_last_half": FRAMES | {"layers": "last half"},
+    "oelm_first_free": FRAMES | {"layers": "all but first 1"},
     "oelm_even": FRAMES | {"layers": "even"},
     "oelm_odd": FRAMES | {"layers": "odd"},
     "oelm_q_only": FRAMES | {"freeze": ["q"]},
@@ -50,11 +52,18 @@ AS_DESIGNED: dict[str, dict[str, Any]] = {
     "train_then_freeze": {"init": "native", "freeze": QK, "freeze_at": 0.25},
 }
 # The class of a preset's verdicts, where it is not that nothing of Q and K learns.
-NOT_PURE = {"baseline": "free"} | dict.fromkeys(("oelm_head_gain", "oelm_matrix", "oelm_lowrank"), "little")
-NOT_PURE |= dict.fromkeys([name for name in AS_DESIGNED if name.endswith(("half", "even", "odd", "only"))], "partial")
+NOT_PURE = {"baseline": "free"} | dict.fromkeys(
+    ("oelm_head_gain", "oelm_matrix", "oelm_lowrank", "oelm_lowrank_first"), "little"
+)
+NOT_PURE |= dict.fromkeys([name for name in AS_DESIGNED if name.endswith(("half", "even", "odd", "only", "free"))], "partial")
 NOT_PURE |= dict.fromkeys([name for name in AS_DESIGNED if name.startswith(("thaw", "train"))], "partial")
 
 _fractions = st.floats(0.001, 0.999)
+_layers = st.one_of(
+    st.sampled_from(["all", "even", "odd", "first half", "last half", "all but last half"]),
+    st.builds("{} {}".format, st.sampled_from(["first", "last", "all but first", "all but last"]), st.integers(1, 99)),
+    st.lists(st.integers(-50, 50), min_size=1).map(tuple),
+)
 _thaws = st.builds(
     lambda ends, order: Thaw(start=min(ends), end=max(ends), order=order),
     ends=st.tuples(_fractions, _fractions),
@@ -63,6 +72,7 @@ _thaws = st.builds(
 # What needs something frozen, and does not go together.
 _on_frozen = st.one_of(
     st.fixed_dictionaries({"gain": st.sampled_from(["none", "head", "matrix"]), "correction": st.floats(0, 0.99)}),
+    st.fixed_dictionaries({"correction": st.floats(0.01, 0.99), "learn_layers": _layers}),
     st.fixed_dictionaries({"thaw": _thaws}),
     st.fixed_dictionaries({"freeze_at": _fractions}),
 ).map(lambda times: Method(freeze=("q", "k"), **times))
@@ -74,11 +84,7 @@ methods = st.builds(
     init=st.sampled_from(["native", "orthogonal", "orthogonal_global", "gaussian", "gaussian_matched", "orthonormalized"]),
     std=st.floats(0, 1e6),
     freeze=st.lists(st.sampled_from(["q", "k"])).map(tuple),
-    layers=st.one_of(
-        st.sampled_from(["all", "even", "odd", "first half", "last half"]),
-        st.builds("{} {}".format, st.sampled_from(["first", "last"]), st.integers(1, 99)),
-        st.lists(st.integers(-50, 50), min_size=1).map(tuple),
-    ),
+    layers=_layers,
     seed=st.none() | st.integers(0, 2**62),
 )
 
@@ -92,7 +98,7 @@ def test_what_is_not_said_means_the_baseline() -> None:
     plain = Method()
     assert (plain.init, plain.freeze, plain.layers, plain.seed) == ("native", (), "all", None)
     assert (plain.gain, plain.correction, plain.scale, plain.thaw, plain.freeze_at) == ("none", 0, "unit", None, 0)
-    assert (plain.layer_lr_decay, plain.warmup_steps) == (1, None)
+    assert (plain.layer_lr_decay, plain.warmup_steps, plain.learn_layers) == (1, None, "all")
 
 
 def test_there_are_no_other_presets() -> None:
@@ -309,6 +315,10 @@ def test_the_order_of_layers_does_not_matter() -> None:
         ("first half", 5, [0, 1]),
         ("last half", 5, [3, 4]),
         ("first half", 2, [0]),
+        ("all but first 1", 4, [1, 2, 3]),
+        ("all but last 2", 5, [0, 1, 2]),
+        ("all but first half", 5, [2, 3, 4]),
+        ("all but last half", 1, [0]),
     ],
     ids=str,
 )
@@ -320,7 +330,15 @@ def test_layers_select(layers: str | tuple[int, ...], num_layers: int, selected:
 
 @pytest.mark.parametrize(
     ("layers", "num_layers", "missing"),
-    [((0, 5), 5, 5), ((-6,), 5, -6), ("first 6", 5, 5), ("last 6", 5, 5), ("odd", 1, 1), ("last half", 1, 1)],
+    [
+        ((0, 5), 5, 5),
+        ((-6,), 5, -6),
+        ("first 6", 5, 5),
+        ("last 6", 5, 5),
+        ("odd", 1, 1),
+        ("last half", 1, 1),
+        ("all but first 5", 5, 5),
+    ],
     ids=str,
 )
 def test_layers_that_do_not_exist_are_refused_by_number(layers: str | tuple[int, ...], num_layers: int, missing: int) -> None:

@@ -43,7 +43,8 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
     _split(model, [projection for site in chosen for part, projection in site.projections() if part in method.freeze])
     # Found anew, as the split moved them.
     keys = {site.key for site in chosen}
-    chosen = [site for site in attention_sites(model) if site.key in keys]
+    sites = attention_sites(model)
+    chosen = [site for site in sites if site.key in keys]
     for site in chosen:
         for _, projection in site.projections():
             if projection.name in starts:
@@ -56,7 +57,7 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
         for name, _ in projection.parameters()
     ]
     hold(model, frozen)
-    _add_learnt(chosen, method, seed if method.seed is None else method.seed)
+    _add_learnt(_learning(sites, method), method, seed if method.seed is None else method.seed)
     return tuple(frozen)
 
 
@@ -85,6 +86,12 @@ def hold(model: nn.Module, names: Collection[str]) -> None:
     set_record(model, FrozenRecord(digests) if digests else None)
 
 
+def _learning(sites: list[Site], method: Method) -> list[Site]:
+    """Return those of all sites on top of which something learns."""
+    depths = num_layers_by_stack(sites)
+    return [site for site in sites if method.learns_in(site.layer, depths[site.stack])]
+
+
 def _add_learnt(sites: list[Site], method: Method, seed: int) -> None:
     for site in sites:
         add_gain(site.q, method.gain)
@@ -109,15 +116,28 @@ def _choose(sites: list[Site], method: Method, model: nn.Module) -> list[Site]:
     if len({parameter.is_meta for parameter in model.parameters()}) > 1:
         raise MethodError(f"{type(model).__name__} is partly on the meta device (offloaded?); load all of its weights first")
     for site in chosen:
-        if method.learns_on_top and isinstance(site.q.module, nn.MultiheadAttention):
+        for _, projection in site.projections():
+            _check_owned(projection, model)
+    _check_learning(_learning(sites, method), method, model)
+    return chosen
+
+
+def _check_learning(sites: list[Site], method: Method, model: nn.Module) -> None:
+    """Raise MethodError where something is to learn and there is nothing that it could learn on."""
+    if method.learns_on_top and not sites:
+        raise MethodError(
+            f"method '{method_name(method)}': learn_layers {method.learn_layers!r} match none of the layers that it freezes in "
+            f"{type(model).__name__} (layers {method.layers!r}), so that nothing would learn there"
+        )
+    for site in sites:
+        if isinstance(site.q.module, nn.MultiheadAttention):
             what = f"correction {method.correction:g}" if method.gain == "none" else f"gain '{method.gain}'"
             raise MethodError(
                 f"{what}: {site.name} is a torch.nn.MultiheadAttention, whose queries are computed inside torch; "
                 "use gain none and correction 0, or an attention with a query layer of its own"
             )
         for part, projection in site.projections():
-            _check_owned(projection, model)
-            if method.learns_on_top and not can_learn_on(projection):
+            if not can_learn_on(projection):
                 raise MethodError(
                     f"{projection.path} is a {class_path(type(projection.module))}, and only on top of a plain linear layer "
                     "can anything learn; use gain none and correction 0, or make it an nn.Linear"
@@ -127,7 +147,6 @@ def _choose(sites: list[Site], method: Method, model: nn.Module) -> list[Site]:
                     f"correction {method.correction:g}: {projection.name} has {projection.weight_HKD().numel()} numbers, and "
                     "that share of them is less than a correction of rank 1 needs; raise the share or leave the correction out"
                 )
-    return chosen
 
 
 def _refuse_parallel(model: nn.Module, verb: str) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 Kind = Literal["free", "pure", "little", "partial"]
-COUNTED_LAYERS = re.compile(r"(first|last) ([1-9][0-9]*|half)")
+# "first 2", "last half", and all the others: "all but first 2".
+COUNTED_LAYERS = re.compile(r"(?P<but>all but )?(?P<end>first|last) (?P<count>[1-9][0-9]*|half)")
 
 
 def selects_layer(layers: str | tuple[int, ...], layer: int, num_layers: int) -> bool:
@@ -15,8 +16,9 @@ def selects_layer(layers: str | tuple[int, ...], layer: int, num_layers: int) ->
     if not isinstance(layers, str):
         return layer in {n + num_layers if n < 0 else n for n in layers}
     if counted := COUNTED_LAYERS.fullmatch(layers):
-        count = num_layers // 2 if counted[2] == "half" else int(counted[2])
-        return layer < count if counted[1] == "first" else layer >= num_layers - count
+        count = num_layers // 2 if counted["count"] == "half" else int(counted["count"])
+        is_counted = layer < count if counted["end"] == "first" else layer >= num_layers - count
+        return is_counted != bool(counted["but"])
     return layers == "all" or layer % 2 == (0 if layers == "even" else 1)
 
 
@@ -63,3 +65,14 @@ def learning_later(method: Mapping[str, Any], projections: Sequence[CountedProje
     layers = method.get("layers", "all")
     chosen = [each for each in projections if selects_layer(layers, each.layer, depths[each.pattern])]
     return -sum(each.num_parameters for each in chosen if each.part in method["freeze"])
+
+
+def missing_layer(layers: str | tuple[int, ...], num_layers: int) -> int | None:
+    """Return a layer that a choice of layers names or needs and a model of `num_layers` lacks; None where all are there."""
+    if not isinstance(layers, str):
+        return next((n for n in layers if not -num_layers <= n < num_layers), None)
+    if (counted := COUNTED_LAYERS.fullmatch(layers)) and counted["count"] != "half":
+        # Of all but so many, one at least must be left.
+        needed = int(counted["count"]) + bool(counted["but"])
+        return needed - 1 if needed > num_layers else None
+    return 1 if num_layers == 1 and (layers == "odd" or (counted and not counted["but"])) else None

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from oelm.errors import MethodError
 from oelm.method.frames import orthonormalize, sample_frames, sample_gaussian, sample_global_frame
-from oelm.method.kind import COUNTED_LAYERS, Kind, method_kind, selects_layer
+from oelm.method.kind import COUNTED_LAYERS, Kind, method_kind, missing_layer, selects_layer
 
 Part = Literal["q", "k"]
 Gain = Literal["none", "head", "matrix"]
+Layers = str | tuple[int, ...]
 Scale = Literal["unit", "layer"] | Annotated[float, Field(gt=0, allow_inf_nan=False)]
 InitName = Literal["native", "orthogonal", "orthogonal_global", "gaussian", "gaussian_matched", "orthonormalized"]
 # Given a projection's current weight (H, K, D) and its own generator, return the weight it shall start from.
@@ -46,10 +47,11 @@ class Method(BaseModel):
     init: InitName | InitFunction = "native"
     std: float = Field(default=0.02, ge=0.0, allow_inf_nan=False)
     freeze: tuple[Part, ...] = ()
-    layers: str | tuple[int, ...] = "all"
+    layers: Layers = "all"
     gain: Gain = "none"
     # The share of a projection's own parameters that a learnt correction of low rank may have.
     correction: float = Field(default=0.0, ge=0, lt=1)
+    learn_layers: Layers = "all"
     scale: Scale = "unit"
     thaw: Thaw | None = None
     freeze_at: float = Field(default=0.0, ge=0, lt=1)
@@ -57,7 +59,7 @@ class Method(BaseModel):
     warmup_steps: int | None = Field(default=None, ge=0)
     seed: int | None = Field(default=None, ge=0)
 
-    @field_validator("freeze", "layers", mode="before")
+    @field_validator("freeze", "layers", "learn_layers", mode="before")
     @classmethod
     def _list_as_tuple(cls, value: object) -> object:
         return tuple(value) if isinstance(value, list) else value
@@ -67,16 +69,17 @@ class Method(BaseModel):
     def _sorted_parts(cls, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         return tuple(part for part in ("q", "k") if part in parts)
 
-    @field_validator("layers")
+    @field_validator("layers", "learn_layers")
     @classmethod
-    def _known_layers(cls, layers: str | tuple[int, ...]) -> str | tuple[int, ...]:
+    def _known_layers(cls, layers: Layers) -> Layers:
         if isinstance(layers, tuple):
             if not layers:
                 raise ValueError("an empty list of layers matches nothing; use freeze: [] to train everything")
             return tuple(sorted(set(layers)))
         if layers not in ("all", "even", "odd") and not COUNTED_LAYERS.fullmatch(layers):
             raise ValueError(
-                "must be 'all', 'even', 'odd', 'first N', 'last N', 'first half', 'last half' or a list of layer numbers"
+                "must be 'all', 'even', 'odd', 'first N', 'last N', 'first half', 'last half', one of these four "
+                "after 'all but ', or a list of layer numbers"
             )
         return layers
 
@@ -86,6 +89,10 @@ class Method(BaseModel):
             raise ValueError(f"gain '{self.gain}' is learnt on top of frozen queries; add q to freeze, or use gain none")
         if self.correction and not self.freeze:
             raise ValueError(f"correction {self.correction} stands on what is frozen; add q or k to freeze, or leave it out")
+        if self.learn_layers != "all" and not self.learns_on_top:
+            raise ValueError(
+                "learn_layers says where a gain or a correction learns, and there is neither; give one, or leave it out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -131,20 +138,18 @@ class Method(BaseModel):
         """Whether this method concerns layer `layer` (counted from 0) of `num_layers`."""
         return selects_layer(self.layers, layer, num_layers)
 
+    def learns_in(self, layer: int, num_layers: int) -> bool:
+        """Whether something learns on top of what is frozen in layer `layer` (counted from 0) of `num_layers`."""
+        return self.learns_on_top and self.selects(layer, num_layers) and selects_layer(self.learn_layers, layer, num_layers)
+
     def check_layers(self, num_layers: int) -> None:
         """Raise MethodError when the method names a layer that a model of `num_layers` does not have."""
-        missing: list[int] = []
-        if isinstance(self.layers, tuple):
-            missing = [n for n in self.layers if not -num_layers <= n < num_layers]
-        elif (counted := COUNTED_LAYERS.fullmatch(self.layers)) and counted[2] != "half" and int(counted[2]) > num_layers:
-            missing = [int(counted[2]) - 1]
-        elif (self.layers == "odd" or self.layers.endswith("half")) and num_layers == 1:
-            missing = [1]
-        if missing:
-            raise MethodError(
-                f"method.layers = {self.layers!r} names layer {missing[0]}, but the model has {num_layers} "
-                f"(0 to {num_layers - 1}); choose among them or use 'all'"
-            )
+        for field, layers in (("layers", self.layers), ("learn_layers", self.learn_layers)):
+            if (missing := missing_layer(layers, num_layers)) is not None:
+                raise MethodError(
+                    f"method.{field} = {layers!r} names layer {missing}, but the model has {num_layers} "
+                    f"(0 to {num_layers - 1}); choose among them or use 'all'"
+                )
 
     def start(self, weight_HKD: Tensor, generator: torch.Generator) -> Tensor:
         """Return the weight that a projection starts from, given its present one."""
@@ -204,9 +209,11 @@ PRESETS: dict[str, Method] = {
     "oelm_head_gain": Method(init="orthogonal", freeze=_FROZEN, gain="head"),
     "oelm_matrix": Method(init="orthogonal", freeze=_FROZEN, gain="matrix"),
     "oelm_lowrank": Method(init="orthogonal", freeze=_FROZEN, correction=0.125),
+    "oelm_lowrank_first": Method(init="orthogonal", freeze=_FROZEN, correction=0.125, learn_layers="first 1"),
     # Only some of it is frozen, or only for a while.
     "oelm_first_half": Method(init="orthogonal", freeze=_FROZEN, layers="first half"),
     "oelm_last_half": Method(init="orthogonal", freeze=_FROZEN, layers="last half"),
+    "oelm_first_free": Method(init="orthogonal", freeze=_FROZEN, layers="all but first 1"),
     "oelm_even": Method(init="orthogonal", freeze=_FROZEN, layers="even"),
     "oelm_odd": Method(init="orthogonal", freeze=_FROZEN, layers="odd"),
     "oelm_q_only": Method(init="orthogonal", freeze=("q",)),
@@ -236,13 +243,16 @@ def method_name(method: Method) -> str:
         if plain == preset:
             return name
     init = "callable" if callable(method.init) else method.init
-    where = method.layers if isinstance(method.layers, str) else ",".join(map(str, method.layers))
+    where, learning = (
+        layers if isinstance(layers, str) else ",".join(map(str, layers)) for layers in (method.layers, method.learn_layers)
+    )
     gain = "" if method.gain == "none" else f", gain {method.gain}"
     correction = f", correction {method.correction:g}" if method.correction else ""
+    learns = "" if learning == "all" else f" in layers {learning}"
     size = f"{method.scale:g}" if isinstance(method.scale, float) else method.scale
     scale = "" if size == "unit" else f", scale {size}"
     what = f"{'+'.join(method.freeze) or 'nothing'} frozen{_when(method)}"
-    return f"{init}, {what}, layers {where}{gain}{correction}{scale}{_how(method)}"
+    return f"{init}, {what}, layers {where}{gain}{correction}{learns}{scale}{_how(method)}"
 
 
 def _when(method: Method) -> str:

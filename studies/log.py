@@ -9,6 +9,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from oelm.intervals import mean_ratio
@@ -42,6 +43,15 @@ SWEPT = {
     "`gaussian_matched`": "GPT-02-matched",
     "`oelm_lowrank`": "GPT-02-lowrank",
     "thin control": "GPT-01-thin",
+}
+# The same at the study's shape of now, half length: where the sweeps of the study and the probes lie.
+HALF = "lr-0.004-steps-500-ba66fbef"
+STUDY = RESULTS / "variants"
+NOW = {
+    "baseline": STUDY / "GPT-01" / "laptop" / HALF,
+    "frames (`oelm_freeze`)": STUDY / "GPT-02" / "laptop" / HALF,
+    "a correction in all layers (`oelm_lowrank`), 1/8": STUDY / "GPT-02-lowrank" / "laptop" / HALF,
+    "nothing frozen, Q and K an eighth as wide (thin control), 1/8": STUDY / "GPT-01-thin" / "laptop" / HALF,
 }
 CORPORA = {"TinyStories": "GPT-01", "OpenWebText": "GPT-04", "WikiText-103": "GPT-06", "standard library": "GPT-08"}
 WINDOWS = {("16 x 128", "2,048"): (PLAIN, 2), ("32 x 64", "512"): ("batch-size-32-tokenizer-bpe-512-eval-eve-768ea824", 100)}
@@ -186,6 +196,36 @@ def elsewhere() -> list[list[str]]:
     return rows
 
 
+def heads() -> list[list[str]]:
+    """What the heads of trained models do in every layer: means over heads and seeds."""
+    arms = {"baseline": "GPT-01", "thin control": "GPT-01-thin", "`oelm_freeze`": "GPT-02", "`oelm_lowrank`": "GPT-02-lowrank"}
+    measures = {"mean_distance": "tokens looked back", "logit_std": "std of the logits"}
+    rows = [["", "arm", *(f"layer {layer}" for layer in range(4))]]
+    for measure, text in measures.items():
+        for arm, experiment in arms.items():
+            paths = sorted((STUDY / experiment / "laptop" / "tuned-eed22aa9").glob("seed-*/attention.json"))
+            seen = [head for path in paths for head in json.loads(path.read_text(encoding="utf-8"))["heads"]]
+            means = (fmean(head[measure] for head in seen if head["layer"] == layer) for layer in range(4))
+            rows.append([text, arm, *(f"{mean:.1f}" for mean in means)])
+    return rows
+
+
+def first_layer() -> list[list[str]]:
+    """What the first layer needs: ideas at the study's shape of now, some of them given up early."""
+    baseline = float(figures(NOW["baseline"] / "seed-100")["best_ppl"])
+    found: list[tuple[str, float | None, float | None]] = []
+    for name, path in NOW.items():
+        found.append((name, None, float(figures(path / "seed-100")["best_ppl"])))
+    for each in json.loads((PROBES / "first-layer.json").read_text(encoding="utf-8")):
+        end = ppl_at(500, each["evaluations"]) if each["evaluations"] else None
+        found.append((each["idea"], float(each["loss_176_to_200"]), end))
+    rows = [["", "training loss, steps 176 to 200", "PPL at step 500", "against the baseline"]]
+    for name, early, end in found:
+        gap = "given up" if end is None else "" if name == "baseline" else percent(end / baseline)
+        rows.append([name, "" if early is None else f"{early:.3f}", "" if end is None else f"{end:.2f}", gap])
+    return rows
+
+
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "first": first,
     "ideas": ideas,
@@ -195,6 +235,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "early": early,
     "spikes": spikes,
     "elsewhere": elsewhere,
+    "heads": heads,
+    "first-layer": first_layer,
 }
 
 

@@ -33,7 +33,9 @@ def chart_config(*, ink: str, muted: str, rule: str, series: list[str]) -> dict[
     return {
         "aria": False,  # the picture has one description as a whole
         "background": None,
-        "font": "sans-serif",  # measuring by a long list of fonts takes vl-convert three times as long
+        # The one that vl-convert brings along: "sans-serif" is another one from machine to machine, and so are the pictures.
+        # Measuring by a long list of fonts takes three times as long.
+        "font": "Liberation Sans",
         "padding": 8,
         "view": {"stroke": None},
         "axis": text | axis | {"labelSeparation": 8, "labelLimit": 220, "titleLimit": 300},

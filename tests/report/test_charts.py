@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from oelm.report.charts import learning_curves, save_chart
+from oelm.report.svg import FONTS, MEASURED, PAGE, PAPER
 
 # Short enough for the legend to show it whole.
 HOSTILE_ARM = '<script>&amp; "q"'
@@ -147,3 +148,10 @@ def test_many_arms_still_have_a_colour_each(tmp_path: Path) -> None:
     chart = learning_curves(runs, baseline="arm-0", title="t", subtitle="s").to_dict()
     scale = chart["hconcat"][0]["layer"][0]["encoding"]["color"]["scale"]
     assert scale["domain"] == list(runs) and len(set(scale["range"])) == 7
+
+
+def test_texts_are_measured_by_a_font_that_every_machine_has(files: list[Path]) -> None:
+    texts = [element for element in ET.parse(files[0]).iter("{http://www.w3.org/2000/svg}text")]
+    assert texts and {element.get("font-family") for element in texts} == {FONTS}
+    # What vl-convert brings along; its widths are Arial's, which readers have.
+    assert PAPER["font"] == PAGE["font"] == MEASURED and FONTS.startswith("Arial, 'Liberation Sans'")

@@ -10,6 +10,7 @@ from typing import Any
 from oelm.errors import MissingExtraError
 from oelm.files import write_bytes, write_text
 from oelm.report.plain import plain_values
+from oelm.report.svg import FONTS, MEASURED
 from oelm.train.metrics import read_metrics
 
 # Okabe-Ito colours: distinct for readers who do not see red and green apart.
@@ -64,8 +65,10 @@ def save_chart(chart: Any, path: Path) -> list[Path]:
     # What XML forbids would end this whole process in the library.
     spec = json.dumps(plain_values(chart.to_dict()))
     svg, png = path.with_name(f"{path.name}.svg"), path.with_name(f"{path.name}.png")
-    write_text(svg, vl_convert.vegalite_to_svg(spec))
-    write_bytes(png, vl_convert.vegalite_to_png(spec, scale=2))
+    config = {"font": MEASURED}
+    drawn = vl_convert.vegalite_to_svg(spec, config=config)
+    write_text(svg, drawn.replace(f'font-family="{MEASURED}"', f'font-family="{FONTS}"'))
+    write_bytes(png, vl_convert.vegalite_to_png(spec, scale=2, config=config))
     return [svg, png]
 
 

@@ -9,7 +9,9 @@ from typing import Any
 from oelm.errors import MissingExtraError
 from oelm.report.plain import plain_values
 
-# Begins with what vl-convert measures by, so that no text outgrows the room that was left for it.
+# The font that vl-convert brings along: "sans-serif" is another one from machine to machine, and so would the pictures be.
+MEASURED = "Liberation Sans"
+# Begins with one of the same widths, so that no text outgrows the room that was left for it.
 FONTS = "Arial, 'Liberation Sans', Helvetica, 'PingFang SC', 'Microsoft YaHei', 'Noto Sans CJK SC', sans-serif"
 # Okabe-Ito colours and a grey: distinct for readers who do not see red and green apart. The first is for the baseline.
 _SERIES = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B97D00", "#2D8FC4", "#767676"]
@@ -33,9 +35,7 @@ def chart_config(*, ink: str, muted: str, rule: str, series: list[str]) -> dict[
     return {
         "aria": False,  # the picture has one description as a whole
         "background": None,
-        # The one that vl-convert brings along: "sans-serif" is another one from machine to machine, and so are the pictures.
-        # Measuring by a long list of fonts takes three times as long.
-        "font": "Liberation Sans",
+        "font": MEASURED,  # measuring by a long list of fonts takes vl-convert three times as long
         "padding": 8,
         "view": {"stroke": None},
         "axis": text | axis | {"labelSeparation": 8, "labelLimit": 220, "titleLimit": 300},

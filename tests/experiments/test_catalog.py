@@ -44,13 +44,16 @@ KEEP_THEIR_ARM_S_LR = {
 }
 # A thin control, and the low-rank arm of the same corpus.
 THIN = {"GPT-01-thin": "GPT-02", "GPT-04-thin": "GPT-05", "GPT-06-thin": "GPT-07", "GPT-08-thin": "GPT-09"}
+# The same for a correction of the first layer alone.
+THINNER = {f"{name}ner": arm for name, arm in THIN.items()}
 # Controls that train everything: what they have less of than their baseline.
-SHAPE = {"GPT-01-lean": "model.ff_dim"} | dict.fromkeys(THIN, "model.qk_dim")
-ON_EVERY_CORPUS = {"scaled": "pure", "matrix": "little", "lowrank": "little", "last-half": "partial"}
+SHAPE = {"GPT-01-lean": "model.ff_dim"} | dict.fromkeys([*THIN, *THINNER], "model.qk_dim")
+ON_EVERY_CORPUS = {"scaled": "pure"} | dict.fromkeys(("matrix", "lowrank", "lowrank-first"), "little")
+ON_EVERY_CORPUS |= dict.fromkeys(("last-half", "odd", "first-free"), "partial")
 # Each variant, by what follows the frozen arm's name, and the class of its verdicts.
 VARIANTS = {f"{arm}-{end}": kind for arm in THIN.values() for end, kind in ON_EVERY_CORPUS.items()}
 VARIANTS |= {f"GPT-0{number}-matched": "pure" for number in (5, 7, 9)} | {"GPT-02-head-gain": "little"}
-VARIANTS |= {f"GPT-02-{end}": "partial" for end in ("first-half", "even", "odd", "q-only", "k-only")}
+VARIANTS |= {f"GPT-02-{end}": "partial" for end in ("first-half", "even", "q-only", "k-only")}
 VARIANTS |= {f"GPT-02-{end}": "partial" for end in ("thaw-first", "thaw-last", "thaw-all", "then-freeze")}
 
 
@@ -247,6 +250,16 @@ def test_a_thin_control_has_exactly_the_trainable_parameters_of_the_low_rank_arm
     assert trainable(catalog, thin, budget) == trainable(catalog, f"{THIN[thin]}-lowrank", budget)
 
 
+@pytest.mark.parametrize("thinner", THINNER)
+def test_a_thinner_control_has_as_many_as_a_correction_of_the_first_layer_or_the_most_that_are_no_more(
+    thinner: str, catalog: Catalog
+) -> None:
+    for budget in BUDGETS:
+        ours, theirs = (trainable(catalog, name, budget) for name in (thinner, f"{THINNER[thinner]}-lowrank-first"))
+        wider = trainable(catalog, thinner, budget, **{"model.qk_dim": 2})
+        assert ours <= theirs < wider and (ours == theirs or budget == "paper")
+
+
 @pytest.mark.parametrize("name", [name for name, kind in VARIANTS.items() if kind == "little"])
 def test_what_learns_on_top_is_at_most_an_eighth_of_the_baseline_s_q_and_k(name: str, catalog: Catalog) -> None:
     # At smoke, which is never a result, two heads make a matrix of each a quarter.
@@ -259,7 +272,7 @@ def test_what_learns_on_top_is_at_most_an_eighth_of_the_baseline_s_q_and_k(name:
 
 
 def test_each_variant_is_in_the_class_that_the_plan_of_the_study_says(catalog: Catalog) -> None:
-    free = {"GPT-08": "free"} | dict.fromkeys(THIN, "free")
+    free = {"GPT-08": "free"} | dict.fromkeys([*THIN, *THINNER], "free")
     expected = VARIANTS | free | {"GPT-09": "pure"}
     assert {name: made(catalog, name, "laptop").method.kind for name in catalog.groups()["variants"]} == expected
 
@@ -280,8 +293,8 @@ def test_a_variant_differs_from_the_frozen_arm_of_its_corpus_in_the_method_and_a
 def test_the_groups_are_those_of_the_docs_and_hold_what_they_say(catalog: Catalog) -> None:
     groups = catalog.groups()
     assert set(groups) == {"gpt", "bert", "study", "ablation", "variants", "encoder-decoder", "all"}
-    assert groups["all"] == list(catalog.experiments) and len(groups["all"]) == 63
-    assert {*groups["variants"]} <= {*groups["gpt"]} and len(groups["variants"]) == 35
+    assert groups["all"] == list(catalog.experiments) and len(groups["all"]) == 78
+    assert {*groups["variants"]} <= {*groups["gpt"]} and len(groups["variants"]) == 50
     assert not {*groups["variants"]} & {*groups["study"], *groups["ablation"]}
     assert {*groups["gpt"], *groups["bert"], *groups["encoder-decoder"]} == {*groups["all"]} >= {*groups["ablation"]}
     assert not {*groups["study"]} & {*groups["ablation"]}

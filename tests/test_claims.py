@@ -20,7 +20,10 @@ def gaps(page: str, command: str, *, on: str = "") -> dict[str, str]:
     assert block is not None, f"{page} has no block of {command}"
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block[1].strip().splitlines()]
     where = head.index(on) if on else next(n for n, name in enumerate(head) if "[95%]" in name)
-    names = [next(cell for cell in row if "_" in cell or cell in ("thin", "baseline")) for row in rows]
+    names = [
+        next(cell for cell in row if "_" in cell or cell in ("thin", "thinner", "baseline"))
+        for row in rows
+    ]
     return {name: row[where] for name, row in zip(names, rows, strict=True)}
 
 
@@ -29,6 +32,40 @@ def ends(gap: str) -> tuple[float, float]:
     found = re.search(r"\[([+-][\d.]+), ([+-][\d.]+)\]", gap)
     assert found is not None, gap
     return float(found[1]), float(found[2])
+
+
+def value(gap: str) -> float:
+    """Return a gap without its interval."""
+    found = re.search(r"[+-][\d.]+", gap)
+    assert found is not None, gap
+    return float(found[0])
+
+
+@pytest.fixture(scope="module")
+def selected() -> dict[str, float]:
+    """The gaps of the arms that were selected among."""
+    found = gaps(PAGE, "oelm report --out results/selection --table classes", on="tinystories (steps-500-e5c64618)")
+    return {arm: value(gap) for arm, gap in found.items()}
+
+
+def test_it_is_the_first_layer_that_needs_to_learn(selected: dict[str, float]) -> None:
+    everywhere = selected["oelm_freeze"]
+    assert all(abs(selected[arm] - everywhere) < 3 for arm in ("oelm_first_half", "oelm_even"))
+    assert all(selected[arm] < 2 for arm in ("oelm_last_half", "oelm_odd", "oelm_first_free"))
+
+
+def test_it_needs_to_learn_from_the_start_and_for_long(selected: dict[str, float]) -> None:
+    assert selected["thaw_first_first"] < 5 < 20 < selected["thaw_last_first"]
+    assert abs(selected["train_then_freeze"] - selected["oelm_freeze"]) < 3
+
+
+def test_one_of_the_two_may_be_frozen_at_a_small_cost(selected: dict[str, float]) -> None:
+    assert all(1 < selected[arm] < 5 for arm in ("oelm_q_only", "oelm_k_only"))
+
+
+def test_a_correction_of_the_first_layer_does_what_one_of_all_does(selected: dict[str, float]) -> None:
+    assert abs(selected["oelm_lowrank_first"] - selected["oelm_lowrank"]) < 1
+    assert selected["oelm_lowrank_first"] < selected["thin"] < selected["thinner"]
 
 
 @pytest.mark.parametrize("corpus", CORPORA)

@@ -20,10 +20,7 @@ def gaps(page: str, command: str, *, on: str = "") -> dict[str, str]:
     assert block is not None, f"{page} has no block of {command}"
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block[1].strip().splitlines()]
     where = head.index(on) if on else next(n for n, name in enumerate(head) if "[95%]" in name)
-    names = [
-        next(cell for cell in row if "_" in cell or cell in ("thin", "thinner", "baseline"))
-        for row in rows
-    ]
+    names = [next(cell for cell in row if "_" in cell or cell in ("thin", "thinner", "baseline")) for row in rows]
     return {name: row[where] for name, row in zip(names, rows, strict=True)}
 
 

@@ -68,7 +68,9 @@ def test_export_writes_a_card_with_the_audit_and_the_figures(run: Path, tmp_path
     assert f"{audit['frozen']:,} of {audit['total']:,}" in card and f"{best['value']:.4f}" in card
 
 
-@pytest.mark.parametrize("method", ["oelm_freeze", "oelm_lowrank", "oelm_matrix", "oelm_head_gain", "oelm_last_half"])
+@pytest.mark.parametrize(
+    "method", ["oelm_freeze", "oelm_lowrank", "oelm_lowrank_first", "oelm_matrix", "oelm_head_gain", "oelm_last_half"]
+)
 def test_what_was_exported_gives_transformers_the_same_logits(method: str, text_file: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="needs the extra 'hf'")
     run_here(tiny_config(text_file, steps=8, optim__lr=0.01, method=method), tmp_path / "run")

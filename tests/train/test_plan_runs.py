@@ -201,7 +201,9 @@ def test_a_run_killed_around_every_moment_ends_in_the_same_bits(
     assert evidence(disturb(config, tmp_path / "run", die_at=deaths)) == evidence(undisturbed)
 
 
-@pytest.mark.parametrize("method", ["thaw_first_first", "train_then_freeze", "oelm_freeze", "oelm_lowrank"])
+@pytest.mark.parametrize(
+    "method", ["thaw_first_first", "train_then_freeze", "oelm_freeze", "oelm_lowrank", "oelm_lowrank_first"]
+)
 def test_an_extended_run_keeps_the_plan_of_its_first_length_and_resumes(method: str, text_file: Path, tmp_path: Path) -> None:
     first, longer = (config_of(text_file, method, steps=steps, save_every=1, keep_checkpoints=99) for steps in (8, STEPS))
     runs = tmp_path / "whole", tmp_path / "run"

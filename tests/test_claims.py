@@ -41,7 +41,7 @@ def value(gap: str) -> float:
 @pytest.fixture(scope="module")
 def selected() -> dict[str, float]:
     """The gaps of the arms that were selected among."""
-    found = gaps(PAGE, "oelm report --out results/selection --table classes", on="tinystories (steps-500-e5c64618)")
+    found = gaps(PAGE, "oelm report --out results/selection --table classes", on="tinystories (steps-500)")
     return {arm: value(gap) for arm, gap in found.items()}
 
 

@@ -284,7 +284,15 @@ def test_a_family_is_a_baseline_and_all_that_is_compared_with_it(tmp_path: Path)
 def test_a_variant_shows_in_an_arms_name(tmp_path: Path) -> None:
     write_arm(tmp_path, "GPT-02", [30.0], seeds=[0])
     write_arm(tmp_path, "GPT-02", [30.0], seeds=[0], variant="lr-0.002-abcd1234")
-    assert [label(arm) for arm in found(tmp_path).arms] == ["GPT-02", "GPT-02 (lr-0.002-abcd1234)"]
+    assert [label(arm) for arm in found(tmp_path).arms] == ["GPT-02", "GPT-02 (lr-0.002)"]
+
+
+def test_the_digest_of_a_variant_shows_where_it_tells_two_apart(tmp_path: Path) -> None:
+    for experiment, variant in (("GPT-01", "steps-9-abcd1234"), ("GPT-02", "steps-9-abcd1234"), ("GPT-02", "steps-9-01234567")):
+        write_arm(tmp_path, experiment, [30.0], seeds=[0], variant=variant)
+    ends = ("steps-9-abcd1234", "steps-9-01234567", "steps-9-abcd1234")
+    names = ("GPT-01", "GPT-02", "GPT-02")
+    assert [label(arm) for arm in found(tmp_path).arms] == [f"{name} ({end})" for name, end in zip(names, ends, strict=True)]
 
 
 def test_a_method_of_the_users_own_has_no_name(tmp_path: Path) -> None:

@@ -166,7 +166,9 @@ def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:
         # What was tuned and what was not have baselines of their own: in one column they would look alike. The demo's variants
         # are its methods.
         is_alone = arm.experiment == DEMO or (_is_plain(arm) and len(plain[_data(pair), arm.budget]) == 1)
-        more = [arm.budget] * has_budgets + [arm.variant] * (not is_alone)
+        # Of several sweeps on one data set the digests tell which is whose.
+        told = arm.variant if _is_plain(arm) else arm.shown
+        more = [arm.budget] * has_budgets + [told] * (not is_alone)
         names[arm.key] = f"{_data(pair)} ({', '.join(more)})" if more else _data(pair)
     return names
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection as Some
@@ -37,6 +38,8 @@ from oelm.train.records import (
 
 # Where something lies, as opposed to what it is: the weights' digest and the data's fingerprint tell that.
 _PLACES = (("model", "source"), ("examples", "folder"))
+# How the name of a variant ends: of its changes.
+_DIGEST = re.compile(r"-[0-9a-f]{8}$")
 MixtureCode = Literal["seed_twice", "recipes_differ", "data_differ"]
 
 
@@ -184,10 +187,18 @@ def collect(roots: Sequence[Path], *, only: Some[str] = (), budgets: Some[str] =
             continue
         run = _in_its_place(read_run(view))
         groups.setdefault((run.experiment, run.budget, run.variant), []).append(run)
-    tuned = Counter(key[:2] for key in groups if is_tuned_alone(key[2]))
-    # Digests tell nobody anything, as long as there is nothing to tell apart.
-    shown = {key: "tuned" for key in groups if is_tuned_alone(key[2]) and tuned[key[:2]] == 1}
-    return [replace(_arm(key, runs), shown=shown.get(key, key[2])) for key, runs in sorted(groups.items())]
+    shown = _shown(groups)
+    return [replace(_arm(key, runs), shown=shown[key]) for key, runs in sorted(groups.items())]
+
+
+def _shown(keys: Iterable[ArmKey]) -> dict[ArmKey, str]:
+    """Return what readers are told of each variant: digests tell nobody anything, as long as there is nothing to tell apart."""
+    keys = list(keys)
+    tuned = Counter(key[:2] for key in keys if is_tuned_alone(key[2]))
+    stems = {variant: _DIGEST.sub("", variant) for variant in {key[2] for key in keys}}
+    alike = Counter(stems.values())
+    is_alone = {key: (tuned[key[:2]] if is_tuned_alone(key[2]) else alike[stems[key[2]]]) == 1 for key in keys}
+    return {key: stems[key[2]] if is_alone[key] else key[2] for key in keys}
 
 
 def _check_budgets(wanted: Some[str], found: set[str]) -> None:

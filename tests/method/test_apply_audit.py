@@ -276,7 +276,7 @@ def test_freezing_twice_is_refused(frozen_gpt: GPT) -> None:
     assert digests(frozen_gpt) == before
 
 
-@pytest.mark.parametrize("layers", [(3,), (0, -4), "first 4", "last 4", "all but first 3", "all but last 4"], ids=str)
+@pytest.mark.parametrize("layers", [(3,), (0, -4), "first 4", "last 4"], ids=str)
 def test_layers_that_do_not_exist_leave_the_model_untouched(layers: str | tuple[int, ...]) -> None:
     model = fresh_gpt()
     before = digests(model)

@@ -168,10 +168,14 @@ def test_a_gain_may_learn_in_some_layers_alone() -> None:
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        ({"learn_layers": "first 1", "layers": "last 1"}, r"learn_layers 'first 1' match none of the layers that it freezes"),
+        (
+            {"learn_layers": "first 1", "layers": "last 1"},
+            r"shall learn in layers 'first 1', but what it freezes of GPT is attention in layers 2;",
+        ),
+        ({"learn_layers": (0, 2), "layers": "last 2"}, r"shall learn in layers \(0, 2\), but .* in layers 1, 2; choose"),
         ({"learn_layers": "first 4"}, r"method\.learn_layers = 'first 4' names layer 3, but the model has 3"),
     ],
-    ids=["frozen elsewhere", "not there"],
+    ids=["frozen elsewhere", "one of them not frozen", "not there"],
 )
 def test_layers_in_which_nothing_could_learn_are_refused_and_nothing_changed(more: dict[str, object], problem: str) -> None:
     model = build_gpt(tiny_gpt_config(), seed=0)

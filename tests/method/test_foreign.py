@@ -20,6 +20,7 @@ from oelm.method import architectures
 from oelm.method.apply import adopt_record, cast, freeze, thaw
 from oelm.method.audit import assert_unmoved, audit
 from oelm.method.frames import orthonormality_error
+from oelm.method.gain import has_learnt
 from oelm.method.method import InitName, Method, Part, method_name
 from oelm.method.record import digest, record_of
 from oelm.method.sites import attention_sites
@@ -53,6 +54,7 @@ def keys_frozen(name: str, layers: str | tuple[int, ...]) -> list[str]:
         # BART here: one encoder layer, two decoder layers.
         ("bart", "first 1", ["encoder.0", "decoder.0", "decoder.0.1"]),
         ("bart", (1,), ["decoder.1", "decoder.1.1"]),
+        ("bart", "all but first 1", ["decoder.1", "decoder.1.1"]),
         ("torch", "first 1", ["encoder.0", "decoder.0", "decoder.0.1"]),
         ("gpt2_cross", (1,), ["1", "1.1"]),
     ],
@@ -83,6 +85,29 @@ class Sparse(nn.Module):
 def test_layers_without_attention_are_refused(layers: str | tuple[int, ...]) -> None:
     with pytest.raises(MethodError, match="match no attention of Sparse, which has some in layers 0, 2"):
         freeze(Sparse(), Method(init="orthogonal", freeze=QK, layers=layers))
+
+
+def test_all_but_layers_without_attention_is_not_taken_for_all() -> None:
+    model = Sparse()
+    model.layers.insert(0, nn.Linear(8, 8))
+    with pytest.raises(MethodError, match="'all but first 1' leave out no attention of Sparse, which has some in layers 1, 3;"):
+        freeze(model, "oelm_first_free")
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("learn_layers", "keys"),
+    [("first 1", ["encoder.0", "decoder.0", "decoder.0.1"]), ((1,), ["decoder.1", "decoder.1.1"])],
+    ids=str,
+)
+def test_what_learns_on_top_counts_layers_within_encoder_and_decoder(
+    learn_layers: str | tuple[int, ...], keys: list[str]
+) -> None:
+    model = tiny_model(BY_NAME["bart"])
+    freeze(model, Method(init="orthogonal", freeze=QK, correction=0.25, learn_layers=learn_layers))
+    sites = attention_sites(model)
+    assert [site.key for site in sites if has_learnt(site.q) and has_learnt(site.k)] == keys
+    assert [site.key for site in sites if has_learnt(site.q) or has_learnt(site.k)] == keys
 
 
 def test_a_model_without_attention_is_refused() -> None:

@@ -337,13 +337,18 @@ def test_layers_select(layers: str | tuple[int, ...], num_layers: int, selected:
         ("last 6", 5, 5),
         ("odd", 1, 1),
         ("last half", 1, 1),
-        ("all but first 5", 5, 5),
     ],
     ids=str,
 )
 def test_layers_that_do_not_exist_are_refused_by_number(layers: str | tuple[int, ...], num_layers: int, missing: int) -> None:
     with pytest.raises(MethodError, match=f"names layer {missing}, but the model has {num_layers} \\(0 to {num_layers - 1}\\)"):
         Method(layers=layers).check_layers(num_layers)
+
+
+@pytest.mark.parametrize("layers", ["all but first 5", "all but last 7"])
+def test_layers_that_leave_none_are_refused(layers: str) -> None:
+    with pytest.raises(MethodError, match=f"method.layers = '{layers}' leaves none of the model's 5 layers; choose"):
+        Method(layers=layers).check_layers(5)
 
 
 def _halves(weight_HKD: Tensor, generator: torch.Generator) -> Tensor:

@@ -13,6 +13,7 @@ from oelm.method.audit import assert_unmoved
 from oelm.method.frames import frame_generator
 from oelm.method.fused import merge_modules, split_module
 from oelm.method.gain import add_correction, add_gain, can_learn_on, correction_rank, fold_learnt, has_learnt
+from oelm.method.kind import ALL_BUT
 from oelm.method.method import Method, method_name, resolve_method
 from oelm.method.mha import merge_attentions, split_attention
 from oelm.method.record import FrozenRecord, Originals, digest, originals_of, record_of, set_originals, set_record
@@ -107,27 +108,37 @@ def _choose(sites: list[Site], method: Method, model: nn.Module) -> list[Site]:
     chosen = [site for site in sites if method.selects(site.layer, depths[site.stack])]
     wanted = method.layers if isinstance(method.layers, tuple) else ()
     missing = [n for n in wanted if n not in {layer for s in sites for layer in (s.layer, s.layer - depths[s.stack])}]
+    there = ", ".join(map(str, sorted({site.layer for site in sites})))
     if missing or not chosen:
-        there = ", ".join(map(str, sorted({site.layer for site in sites})))
         raise MethodError(
             f"method '{method_name(method)}': layers {method.layers!r} match no attention of {type(model).__name__}, "
             f"which has some in layers {there}"
+        )
+    if isinstance(method.layers, str) and method.layers.startswith(ALL_BUT) and len(chosen) == len(sites):
+        raise MethodError(
+            f"method '{method_name(method)}': layers {method.layers!r} leave out no attention of {type(model).__name__}, "
+            f"which has some in layers {there}; name those to be frozen by a list"
         )
     if len({parameter.is_meta for parameter in model.parameters()}) > 1:
         raise MethodError(f"{type(model).__name__} is partly on the meta device (offloaded?); load all of its weights first")
     for site in chosen:
         for _, projection in site.projections():
             _check_owned(projection, model)
-    _check_learning(_learning(sites, method), method, model)
+    _check_learning(sites, method, model)
     return chosen
 
 
-def _check_learning(sites: list[Site], method: Method, model: nn.Module) -> None:
+def _check_learning(everywhere: list[Site], method: Method, model: nn.Module) -> None:
     """Raise MethodError where something is to learn and there is nothing that it could learn on."""
-    if method.learns_on_top and not sites:
+    sites = _learning(everywhere, method)
+    wanted = method.learn_layers if isinstance(method.learn_layers, tuple) else ()
+    depths = num_layers_by_stack(everywhere)
+    there = {layer for site in sites for layer in (site.layer, site.layer - depths[site.stack])}
+    if method.learns_on_top and (not sites or not there.issuperset(wanted)):
+        frozen = sorted({site.layer for site in everywhere if method.selects(site.layer, depths[site.stack])})
         raise MethodError(
-            f"method '{method_name(method)}': learn_layers {method.learn_layers!r} match none of the layers that it freezes in "
-            f"{type(model).__name__} (layers {method.layers!r}), so that nothing would learn there"
+            f"method '{method_name(method)}': something shall learn in layers {method.learn_layers!r}, but what it freezes of "
+            f"{type(model).__name__} is attention in layers {', '.join(map(str, frozen))}; choose learn_layers among these"
         )
     for site in sites:
         if isinstance(site.q.module, nn.MultiheadAttention):

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 Kind = Literal["free", "pure", "little", "partial"]
+ALL_BUT = "all but "
 # "first 2", "last half", and all the others: "all but first 2".
-COUNTED_LAYERS = re.compile(r"(?P<but>all but )?(?P<end>first|last) (?P<count>[1-9][0-9]*|half)")
+COUNTED_LAYERS = re.compile(rf"(?P<but>{ALL_BUT})?(?P<end>first|last) (?P<count>[1-9][0-9]*|half)")
 
 
 def selects_layer(layers: str | tuple[int, ...], layer: int, num_layers: int) -> bool:
@@ -67,12 +68,17 @@ def learning_later(method: Mapping[str, Any], projections: Sequence[CountedProje
     return -sum(each.num_parameters for each in chosen if each.part in method["freeze"])
 
 
-def missing_layer(layers: str | tuple[int, ...], num_layers: int) -> int | None:
-    """Return a layer that a choice of layers names or needs and a model of `num_layers` lacks; None where all are there."""
+def layers_problem(layers: str | tuple[int, ...], num_layers: int) -> str | None:
+    """Say what of a choice of layers a model of `num_layers` has not; None where all is there."""
+    counted = COUNTED_LAYERS.fullmatch(layers) if isinstance(layers, str) else None
+    if counted and counted["but"]:
+        is_none_left = counted["count"] != "half" and int(counted["count"]) >= num_layers
+        return f"leaves none of the model's {num_layers} layers" if is_none_left else None
+    missing: list[int] = []
     if not isinstance(layers, str):
-        return next((n for n in layers if not -num_layers <= n < num_layers), None)
-    if (counted := COUNTED_LAYERS.fullmatch(layers)) and counted["count"] != "half":
-        # Of all but so many, one at least must be left.
-        needed = int(counted["count"]) + bool(counted["but"])
-        return needed - 1 if needed > num_layers else None
-    return 1 if num_layers == 1 and (layers == "odd" or (counted and not counted["but"])) else None
+        missing = [n for n in layers if not -num_layers <= n < num_layers]
+    elif counted and counted["count"] != "half" and int(counted["count"]) > num_layers:
+        missing = [int(counted["count"]) - 1]
+    elif num_layers == 1 and (counted and counted["count"] == "half" or layers == "odd"):
+        missing = [1]
+    return f"names layer {missing[0]}, but the model has {num_layers} (0 to {num_layers - 1})" if missing else None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from oelm.errors import MethodError
 from oelm.method.frames import orthonormalize, sample_frames, sample_gaussian, sample_global_frame
-from oelm.method.kind import COUNTED_LAYERS, Kind, method_kind, missing_layer, selects_layer
+from oelm.method.kind import COUNTED_LAYERS, Kind, layers_problem, method_kind, selects_layer
 
 Part = Literal["q", "k"]
 Gain = Literal["none", "head", "matrix"]
@@ -74,7 +74,9 @@ class Method(BaseModel):
     def _known_layers(cls, layers: Layers) -> Layers:
         if isinstance(layers, tuple):
             if not layers:
-                raise ValueError("an empty list of layers matches nothing; use freeze: [] to train everything")
+                raise ValueError(
+                    "an empty list of layers matches nothing; to train everything use freeze: [], without gain and correction"
+                )
             return tuple(sorted(set(layers)))
         if layers not in ("all", "even", "odd") and not COUNTED_LAYERS.fullmatch(layers):
             raise ValueError(
@@ -145,11 +147,8 @@ class Method(BaseModel):
     def check_layers(self, num_layers: int) -> None:
         """Raise MethodError when the method names a layer that a model of `num_layers` does not have."""
         for field, layers in (("layers", self.layers), ("learn_layers", self.learn_layers)):
-            if (missing := missing_layer(layers, num_layers)) is not None:
-                raise MethodError(
-                    f"method.{field} = {layers!r} names layer {missing}, but the model has {num_layers} "
-                    f"(0 to {num_layers - 1}); choose among them or use 'all'"
-                )
+            if (problem := layers_problem(layers, num_layers)) is not None:
+                raise MethodError(f"method.{field} = {layers!r} {problem}; choose among them or use 'all'")
 
     def start(self, weight_HKD: Tensor, generator: torch.Generator) -> Tensor:
         """Return the weight that a projection starts from, given its present one."""
@@ -248,7 +247,7 @@ def method_name(method: Method) -> str:
     )
     gain = "" if method.gain == "none" else f", gain {method.gain}"
     correction = f", correction {method.correction:g}" if method.correction else ""
-    learns = "" if learning == "all" else f" in layers {learning}"
+    learns = "" if learning == "all" else f", learning in layers {learning}"
     size = f"{method.scale:g}" if isinstance(method.scale, float) else method.scale
     scale = "" if size == "unit" else f", scale {size}"
     what = f"{'+'.join(method.freeze) or 'nothing'} frozen{_when(method)}"

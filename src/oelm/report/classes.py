@@ -106,7 +106,7 @@ def _beside_controls(found: _Found, words: Words) -> list[Block]:
             continue
         for control, theirs in controls.items():
             cells = [_against(by_set.get(name), theirs.get(name), words) for name in sets]
-            if control.whole == line.whole and control.learns <= line.learns and any(cell.text for cell in cells):
+            if _is_beside(control, line) and any(cell.text for cell in cells):
                 names = (Cell(line.name), Cell(f"{line.learns:,}", line.learns))
                 rows.append((*names, Cell(control.name), Cell(f"{control.learns:,}", control.learns), *cells))
     blocks: list[Block] = []
@@ -119,11 +119,16 @@ def _beside_controls(found: _Found, words: Words) -> list[Block]:
     return blocks
 
 
+def _is_beside(control: Line, line: Line) -> bool:
+    """Whether a control has as many learning parameters as an arm, or fewer, but not so few that beating it shows nothing."""
+    return control.whole == line.whole and line.learns / 2 <= control.learns <= line.learns
+
+
 def _alone(found: _Found, controls: _Found) -> dict[Line, list[str]]:
     """Return the arms on which a little learns, with the data sets on which no control of as few parameters stands beside."""
     alone: dict[Line, list[str]] = {}
     for line, by_set in found.items():
-        fair = [theirs for control, theirs in controls.items() if control.whole == line.whole and control.learns <= line.learns]
+        fair = [theirs for control, theirs in controls.items() if _is_beside(control, line)]
         missing = [name for name in by_set if not any(name in theirs for theirs in fair)]
         if CLASSES[line.place] == "little" and missing:
             alone[line] = missing

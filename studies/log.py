@@ -9,7 +9,6 @@ import argparse
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from oelm.intervals import mean_ratio
@@ -196,32 +195,18 @@ def elsewhere() -> list[list[str]]:
     return rows
 
 
-def heads() -> list[list[str]]:
-    """What the heads of trained models do in every layer: means over heads and seeds."""
-    arms = {"baseline": "GPT-01", "thin control": "GPT-01-thin", "`oelm_freeze`": "GPT-02", "`oelm_lowrank`": "GPT-02-lowrank"}
-    measures = {"mean_distance": "tokens looked back", "logit_std": "std of the logits"}
-    rows = [["", "arm", *(f"layer {layer}" for layer in range(4))]]
-    for measure, text in measures.items():
-        for arm, experiment in arms.items():
-            paths = sorted((STUDY / experiment / "laptop" / "tuned-eed22aa9").glob("seed-*/attention.json"))
-            seen = [head for path in paths for head in json.loads(path.read_text(encoding="utf-8"))["heads"]]
-            means = (fmean(head[measure] for head in seen if head["layer"] == layer) for layer in range(4))
-            rows.append([text, arm, *(f"{mean:.1f}" for mean in means)])
-    return rows
-
-
 def first_layer() -> list[list[str]]:
     """What the first layer needs: ideas at the study's shape of now, some of them given up early."""
     baseline = float(figures(NOW["baseline"] / "seed-100")["best_ppl"])
-    found: list[tuple[str, float | None, float | None]] = []
+    found: list[tuple[str, float | None, float | None, int]] = []
     for name, path in NOW.items():
-        found.append((name, None, float(figures(path / "seed-100")["best_ppl"])))
+        found.append((name, None, float(figures(path / "seed-100")["best_ppl"]), 500))
     for each in json.loads((PROBES / "first-layer.json").read_text(encoding="utf-8")):
         end = ppl_at(500, each["evaluations"]) if each["evaluations"] else None
-        found.append((each["idea"], float(each["loss_176_to_200"]), end))
+        found.append((each["idea"], float(each["loss_176_to_200"]), end, int(each["last_step"])))
     rows = [["", "training loss, steps 176 to 200", "PPL at step 500", "against the baseline"]]
-    for name, early, end in found:
-        gap = "given up" if end is None else "" if name == "baseline" else percent(end / baseline)
+    for name, early, end, stopped in found:
+        gap = f"given up at step {stopped}" if end is None else "" if name == "baseline" else percent(end / baseline)
         rows.append([name, "" if early is None else f"{early:.3f}", "" if end is None else f"{end:.2f}", gap])
     return rows
 
@@ -235,7 +220,6 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "early": early,
     "spikes": spikes,
     "elsewhere": elsewhere,
-    "heads": heads,
     "first-layer": first_layer,
 }
 

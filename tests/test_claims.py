@@ -21,6 +21,7 @@ def gaps(page: str, command: str, *, on: str = "") -> dict[str, str]:
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block[1].strip().splitlines()]
     where = head.index(on) if on else next(n for n, name in enumerate(head) if "[95%]" in name)
     names = [next(cell for cell in row if "_" in cell or cell in ("thin", "thinner", "baseline")) for row in rows]
+    assert len({*names}) == len(names), "two rows of one name: which of them is meant?"
     return {name: row[where] for name, row in zip(names, rows, strict=True)}
 
 
@@ -51,8 +52,10 @@ def test_it_is_the_first_layer_that_needs_to_learn(selected: dict[str, float]) -
     assert all(selected[arm] < 2 for arm in ("oelm_last_half", "oelm_odd", "oelm_first_free"))
 
 
-def test_it_needs_to_learn_from_the_start_and_for_long(selected: dict[str, float]) -> None:
-    assert selected["thaw_first_first"] < 5 < 20 < selected["thaw_last_first"]
+def test_the_later_it_begins_to_learn_the_more_it_costs_and_a_quarter_is_too_short(selected: dict[str, float]) -> None:
+    # The first layer begins at a quarter, at half and at three quarters of the training.
+    early, half, late = (selected[arm] for arm in ("thaw_first_first", "thaw_together", "thaw_last_first"))
+    assert early < half < late
     assert abs(selected["train_then_freeze"] - selected["oelm_freeze"]) < 3
 
 
@@ -60,9 +63,10 @@ def test_one_of_the_two_may_be_frozen_at_a_small_cost(selected: dict[str, float]
     assert all(1 < selected[arm] < 5 for arm in ("oelm_q_only", "oelm_k_only"))
 
 
-def test_a_correction_of_the_first_layer_does_what_one_of_all_does(selected: dict[str, float]) -> None:
-    assert abs(selected["oelm_lowrank_first"] - selected["oelm_lowrank"]) < 1
-    assert selected["oelm_lowrank_first"] < selected["thin"] < selected["thinner"]
+def test_a_correction_of_the_first_layer_does_about_as_well_as_one_of_all(selected: dict[str, float]) -> None:
+    # By the rule of selection, within 0.3%.
+    assert abs(selected["oelm_lowrank_first"] - selected["oelm_lowrank"]) < 0.3
+    assert selected["oelm_lowrank_first"] < selected["thinner"]
 
 
 @pytest.mark.parametrize("corpus", CORPORA)

@@ -25,8 +25,10 @@ LUCK = [0.999, 1.001, 1.0, 1.002, 0.998]
 QK = 131_072
 SVG = "{http://www.w3.org/2000/svg}"
 LEARNING = {"GPT-01": QK, "GPT-02": 0, "GPT-02-lowrank": 16_384, "GPT-02-last-half": QK // 2, "GPT-01-thin": 16_384}
+LEARNING["GPT-01-thinner-thin"] = 4_096
 METHODS = {"GPT-02": "oelm_freeze", "GPT-02-lowrank": "oelm_lowrank", "GPT-02-last-half": "oelm_last_half"}
 RATIOS = {"GPT-01": 1.0, "GPT-02": 1.2, "GPT-02-lowrank": 1.01, "GPT-02-last-half": 1.03, "GPT-01-thin": 1.04}
+RATIOS["GPT-01-thinner-thin"] = 1.1
 
 
 def write_class(
@@ -339,3 +341,10 @@ def test_a_control_on_another_data_set_or_with_more_that_learns_is_no_control(st
         audit["by_role"]["query"]["trainable"] += 1
         write_json(run / "audit.json", audit, durable=False)
     assert alone(study)[0].endswith("oelm_lowrank (a little): tinystories, wikitext103.")
+
+
+def test_a_control_of_far_fewer_parameters_stands_beside_nothing(study: Path) -> None:
+    write_class(study, "GPT-01-thinner-thin", name="GPT-01-thinner")
+    assert [(row["method"], row["control"]) for row in rows(english(study), "controls")] == [("oelm_lowrank", "thin")]
+    shutil.rmtree(study / "GPT-01-thin")
+    assert alone(study)[0].endswith("oelm_lowrank (a little): tinystories.")

@@ -53,9 +53,11 @@ def _heads(arms: Sequence[Arm], words: Words) -> Table:
             means = {row["group"]: float(str(row["mean"])) for row in _by_layer(arm, measure)}
             cells = (Cell(f"{means[str(n)]:.2f}", means[str(n)]) if str(n) in means else Cell("") for n in layers)
             if means:
-                rows.append((Cell(label(arm)), Cell(arm.budget), Cell(words(f"why.{measure}")), *cells))
-    columns = (*(words(f"why.{name}") for name in ("arm", "budget", "measure")), *(f"{words('why.layer')} {n}" for n in layers))
-    return Table("heads", words("why.heads"), columns, tuple(rows), frozenset(range(3, len(columns))))
+                seen = sum(measure in run.heads for run in arm.runs)
+                rows.append((Cell(label(arm)), Cell(arm.budget), Cell(str(seen), seen), Cell(words(f"why.{measure}")), *cells))
+    named = (words(f"why.{name}") for name in ("arm", "budget", "seeds", "measure"))
+    columns = (*named, *(f"{words('why.layer')} {n}" for n in layers))
+    return Table("heads", words("why.heads"), columns, tuple(rows), frozenset({2, *range(4, len(columns))}))
 
 
 def _by_layer(arm: Arm, measure: str) -> list[dict[str, object]]:

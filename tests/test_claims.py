@@ -77,6 +77,11 @@ def test_pure_freezing_misses_the_target_and_a_little_learning_meets_it(page: st
 
 
 @pytest.mark.parametrize("corpus", CORPORA)
+def test_frozen_in_the_last_half_of_the_layers_alone_the_target_is_met(corpus: str) -> None:
+    assert gaps(PAGE, STUDY, on=corpus)["oelm_last_half"][0] == "✓"
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
 def test_what_a_little_learning_costs_shows_on_the_standard_library_alone(corpus: str) -> None:
     low, high = ends(gaps(PAGE, STUDY, on=corpus)["oelm_lowrank"])
     assert low > 1 and high < 3 if corpus == STDLIB else low < 0 < high

@@ -92,6 +92,12 @@ def test_a_little_learning_loses_less_than_the_thin_control(corpus: str) -> None
     assert ends(gaps(PAGE, "oelm report --out results/variants --table controls", on=corpus)["oelm_lowrank"])[1] < 0
 
 
+def test_orthonormal_rows_add_nothing_that_shows_on_tinystories() -> None:
+    row = next(line for line in (ROOT / PAGE).read_text().splitlines() if "GPT-02-matched (tuned) | GPT-02 (tuned)" in line)
+    low, high = ends(row.replace("\\", ""))
+    assert low < 0 < high
+
+
 def test_the_thin_control_meets_the_target_on_tinystories_and_may_or_may_not_elsewhere() -> None:
     assert [gaps(PAGE, STUDY, on=corpus)["thin"][0] for corpus in CORPORA] == ["✓", "△", "△", "△"]
 

@@ -69,7 +69,12 @@ def _by_line(findings: Findings, rows: Sequence[Judged], words: Words) -> _Found
 
 
 def _sets(found: _Found) -> list[str]:
-    return list(dict.fromkeys(name for by_set in found.values() for name in by_set))
+    """Return the columns in the order of their baselines, whatever stands in the first row."""
+    places: dict[str, ArmKey] = {}
+    for by_set in found.values():
+        for name, row in by_set.items():
+            places[name] = min(places.get(name, row.pair.baseline.key), row.pair.baseline.key)
+    return sorted(places, key=places.__getitem__)
 
 
 def _title(line: Line, found: _Found, words: Words) -> str:

@@ -14,19 +14,21 @@ last recorded.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
+import runpy
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(?P<head><!-- \$ (?P<command>[^\n]+?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL)
-_SECONDS = 300
 # By their path in the project.
 PICTURES = {
     "docs/images/demo.svg": "make demo",
@@ -52,22 +54,48 @@ def output(command: str) -> str:
         return (ROOT / RECORDED[command]).read_text(encoding="utf-8")
     program, *arguments = shlex.split(command)
     if program == "oelm":
-        arguments = ["-m", "oelm", *arguments]
-    elif program != "python" or arguments[:1] not in [[script] for script in _SCRIPTS]:
+        return printed(command, arguments)
+    if program != "python" or arguments[:1] not in [[script] for script in _SCRIPTS]:
         raise SystemExit(
             f"a block may only run oelm, {', '.join((DEMO, *RECORDED))}, or python with one of {', '.join(_SCRIPTS)}: {command}"
         )
-    return printed(command, arguments)
+    return printed(command, arguments[1:], script=arguments[0])
 
 
-def printed(command: str, arguments: list[str]) -> str:
-    """Return what Python prints, given these arguments; stop where it fails."""
-    argv = [sys.executable, *arguments]
-    wide = {**os.environ, "COLUMNS": "130"}
-    done = subprocess.run(argv, cwd=ROOT, env=wide, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    if done.returncode:
-        raise SystemExit(f"{command}: exit code {done.returncode}\n{done.stderr}{done.stdout}")
-    return done.stdout
+def printed(command: str, arguments: list[str], *, script: str | None = None) -> str:
+    """Return what oelm, or a script of ours, prints, given these arguments; stop where it fails.
+
+    All of them run in this process: alone, such a command spends most of its time on imports.
+    """
+    shown, said = io.StringIO(), io.StringIO()
+    code: str | int | None = 0
+    with as_if_typed([script or "oelm", *arguments]), redirect_stdout(shown), redirect_stderr(said):
+        try:
+            if script:
+                runpy.run_path(script, run_name="__main__")
+            else:
+                runpy.run_module("oelm", run_name="__main__")
+        except SystemExit as stop:
+            code = stop.code
+    if code:
+        raise SystemExit(f"{command}: exit code {code}\n{said.getvalue()}{shown.getvalue()}")
+    return shown.getvalue()
+
+
+@contextmanager
+def as_if_typed(argv: list[str]) -> Iterator[None]:
+    """Let a program find these arguments, in the project's folder, on a terminal of 130 columns."""
+    arguments, columns = sys.argv, os.environ.get("COLUMNS")
+    sys.argv, os.environ["COLUMNS"] = argv, "130"
+    try:
+        with chdir(ROOT):
+            yield
+    finally:
+        sys.argv = arguments
+        if columns is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = columns
 
 
 @cache
@@ -75,7 +103,7 @@ def demo() -> tuple[str, str]:
     """Return the table of the demo and its learning curves. It finds its runs done in a copy of the records."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "results" / "demo", Path(folder) / "demo")
-        lines = printed(DEMO, ["-m", "oelm", "demo", "--out", folder]).splitlines()
+        lines = printed(DEMO, ["demo", "--out", folder]).splitlines()
         first, last = (next(n for n, line in enumerate(lines) if line.startswith(start)) for start in ("one seed:", "└"))
         (picture,) = Path(folder).glob("demo/*.svg")
         return "\n".join(line.rstrip() for line in lines[first : last + 1]), picture.read_text(encoding="utf-8")

@@ -46,6 +46,8 @@ KEEP_THEIR_ARM_S_LR = {
 THIN = {"GPT-01-thin": "GPT-02", "GPT-04-thin": "GPT-05", "GPT-06-thin": "GPT-07", "GPT-08-thin": "GPT-09"}
 # The same for a correction of the first layer alone.
 THINNER = {f"{name}ner": arm for name, arm in THIN.items()}
+# Frozen arms and baselines of which there is one behind a short convolution, too.
+CONV = {"GPT-02": "GPT-01", "GPT-05": "GPT-04", "GPT-07": "GPT-06", "GPT-09": "GPT-08"}
 # Controls that train everything: what they have less of than their baseline.
 SHAPE = {"GPT-01-lean": "model.ff_dim"} | dict.fromkeys([*THIN, *THINNER], "model.qk_dim")
 ON_EVERY_CORPUS = {"scaled": "pure"} | dict.fromkeys(("matrix", "lowrank", "lowrank-first"), "little")
@@ -118,6 +120,7 @@ def test_medium_512_is_the_study_s_recipe_to_the_last_setting(catalog: Catalog) 
             "ff_dim": 2048,
             "dropout": 0.1,
             "qk_dim": None,
+            "short_conv": 0,
         },
         "data": {"source": "tinystories", "tokenizer": "gpt2", "max_tokens": None},
         "optim": {"lr": 3e-4, "betas": [0.9, 0.999], "weight_decay": 0.01, "clip_norm": 1.0},
@@ -250,6 +253,19 @@ def test_a_thin_control_has_exactly_the_trainable_parameters_of_the_low_rank_arm
     assert trainable(catalog, thin, budget) == trainable(catalog, f"{THIN[thin]}-lowrank", budget)
 
 
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize(("frozen", "plain"), CONV.items())
+def test_arms_behind_a_short_convolution_have_a_baseline_behind_one_and_differ_in_nothing_else(
+    frozen: str, plain: str, budget: str, catalog: Catalog
+) -> None:
+    assert catalog.get(f"{frozen}-conv").baseline == f"{plain}-conv"
+    arm, baseline = settings(catalog, f"{frozen}-conv", budget), settings(catalog, f"{plain}-conv", budget)
+    differing = {key for key in arm if arm[key] != baseline[key]}
+    assert differing and all(key.startswith("method.") for key in differing)
+    without = settings(catalog, plain, budget)
+    assert {key for key in baseline if baseline[key] != without[key]} == {"model.short_conv"}
+
+
 @pytest.mark.parametrize("thinner", THINNER)
 def test_a_thinner_control_has_as_many_as_a_correction_of_the_first_layer_or_the_most_that_are_no_more(
     thinner: str, catalog: Catalog
@@ -273,7 +289,8 @@ def test_what_learns_on_top_is_at_most_an_eighth_of_the_baseline_s_q_and_k(name:
 
 def test_each_variant_is_in_the_class_that_the_plan_of_the_study_says(catalog: Catalog) -> None:
     free = {"GPT-08": "free"} | dict.fromkeys([*THIN, *THINNER], "free")
-    expected = VARIANTS | free | {"GPT-09": "pure"}
+    conv = {f"{name}-conv": kind for arms in CONV.items() for name, kind in zip(arms, ("pure", "free"), strict=True)}
+    expected = VARIANTS | free | conv | {"GPT-09": "pure"}
     assert {name: made(catalog, name, "laptop").method.kind for name in catalog.groups()["variants"]} == expected
 
 
@@ -293,8 +310,8 @@ def test_a_variant_differs_from_the_frozen_arm_of_its_corpus_in_the_method_and_a
 def test_the_groups_are_those_of_the_docs_and_hold_what_they_say(catalog: Catalog) -> None:
     groups = catalog.groups()
     assert set(groups) == {"gpt", "bert", "study", "ablation", "variants", "encoder-decoder", "all"}
-    assert groups["all"] == list(catalog.experiments) and len(groups["all"]) == 78
-    assert {*groups["variants"]} <= {*groups["gpt"]} and len(groups["variants"]) == 50
+    assert groups["all"] == list(catalog.experiments) and len(groups["all"]) == 86
+    assert {*groups["variants"]} <= {*groups["gpt"]} and len(groups["variants"]) == 58
     assert not {*groups["variants"]} & {*groups["study"], *groups["ablation"]}
     assert {*groups["gpt"], *groups["bert"], *groups["encoder-decoder"]} == {*groups["all"]} >= {*groups["ablation"]}
     assert not {*groups["study"]} & {*groups["ablation"]}

@@ -19,8 +19,14 @@ from oelm.models.gpt import GPT, Attention, Block
 def export_gpt2(model: GPT, tokenizer: Tokenizer, folder: Path, *, end_of_text: int, card: str) -> None:
     """Write config, weights, tokenizer and model card to a new or empty folder, whole or not at all.
 
-    Raises OelmError when the folder holds anything, or when the model has learnt gains or corrections that were not folded in.
+    Raises OelmError when the folder holds anything, or when the model has what GPT-2 has not: learnt gains or corrections that
+    were not folded in, or a short convolution.
     """
+    if model.config.short_conv:
+        raise OelmError(
+            "a short convolution (model.short_conv) has no place in GPT-2, so this model cannot be exported; "
+            "oelm generate and oelm eval read it as it is"
+        )
     with torch.device("meta"):
         own = dict(GPT(model.config).named_parameters())
     if any(name not in own for name, _ in model.named_parameters()):

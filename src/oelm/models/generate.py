@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from oelm.errors import ConfigError
-from oelm.models.gpt import GPT, LayerCache
+from oelm.models.gpt import GPT, Cache
 from oelm.seeds import stream_seed
 from oelm.strict import Strict
 
@@ -56,13 +56,13 @@ def generate(model: GPT, prompt: list[int], *, sampling: Sampling, cached: bool 
     model.eval()
     generator = torch.Generator().manual_seed(stream_seed(sampling.seed, "sampling"))
     tokens = list(prompt)
-    start, caches = 0, empty_caches(model)
+    start, cache = 0, empty_cache(model)
     unread = tokens
     while True:
         if not cached or window_start(len(tokens), model.config.seq_len) != start:
-            start, caches = window_start(len(tokens), model.config.seq_len), empty_caches(model)
+            start, cache = window_start(len(tokens), model.config.seq_len), empty_cache(model)
             unread = tokens[start:]
-        token = choose(_next_logits(model, unread, caches), sampling, generator)
+        token = choose(_next_logits(model, unread, cache), sampling, generator)
         yield token
         tokens.append(token)
         unread = [token]
@@ -76,12 +76,12 @@ def check_prompt(prompt: list[int], seq_len: int) -> None:
         raise ConfigError(f"the prompt has {len(prompt)} tokens, the model's context {seq_len}; shorten the prompt")
 
 
-def empty_caches(model: GPT) -> list[LayerCache]:
-    return [LayerCache(model.config, batch_size=1, like=model.head_VD) for _ in range(model.config.num_layers)]
+def empty_cache(model: GPT) -> Cache:
+    return Cache(model.config, batch_size=1, like=model.head_VD)
 
 
-def _next_logits(model: GPT, unread: list[int], caches: list[LayerCache]) -> Tensor:
-    hidden_BTD = model(torch.tensor([unread], device=model.head_VD.device), caches)
+def _next_logits(model: GPT, unread: list[int], cache: Cache) -> Tensor:
+    hidden_BTD = model(torch.tensor([unread], device=model.head_VD.device), cache)
     return (hidden_BTD[0, -1] @ model.head_VD.T).float().cpu()
 
 

@@ -30,6 +30,8 @@ class GPTConfig(BaseModel):
     dropout: float = Field(ge=0.0, lt=1.0)
     # Rows of each head's Q and K where they are fewer than those of V: thin attention, the control of few parameters.
     qk_dim: int | None = Field(default=None, gt=0)
+    # How many earlier tokens a short convolution adds to each one's embedding, before the first layer.
+    short_conv: int = Field(default=0, ge=0, le=64)
 
     @model_validator(mode="after")
     def _heads_divide(self) -> GPTConfig:
@@ -74,6 +76,38 @@ class LayerCache:
         self.k_BHTK[:, :, start : self.length] = k_BHTK
         self.v_BHTK[:, :, start : self.length] = v_BHTK
         return self.k_BHTK[:, :, : self.length], self.v_BHTK[:, :, : self.length]
+
+
+class Cache:
+    """What a model keeps of the tokens it has seen: a cache a layer, and embeddings for a short convolution to look back at."""
+
+    def __init__(self, config: GPTConfig, *, batch_size: int, like: Tensor) -> None:
+        self.layers = [LayerCache(config, batch_size=batch_size, like=like) for _ in range(config.num_layers)]
+        # Before a text there is nothing: zeros, as in training.
+        self.embedded_BTD = like.new_zeros(batch_size, config.short_conv, config.model_dim)
+
+    @property
+    def length(self) -> int:
+        return self.layers[0].length
+
+
+class ShortConvolution(nn.Module):
+    """Adds the few tokens before each one to it, with a weight per distance and dimension: causal and depthwise."""
+
+    def __init__(self, num_tokens: int, model_dim: int) -> None:
+        super().__init__()
+        # Nearest first.
+        self.weight = nn.Parameter(torch.empty(num_tokens, model_dim))
+
+    def forward(self, x_BTD: Tensor, cache: Cache | None = None) -> Tensor:
+        reach, length = len(self.weight), x_BTD.shape[1]
+        before_BTD = x_BTD.new_zeros(len(x_BTD), reach, x_BTD.shape[2]) if cache is None else cache.embedded_BTD
+        seen_BTD = torch.cat([before_BTD, x_BTD], dim=1)
+        if cache is not None:
+            cache.embedded_BTD = seen_BTD[:, length:]
+        for distance, weight_D in enumerate(self.weight, start=1):
+            x_BTD = x_BTD + weight_D * seen_BTD[:, reach - distance : reach - distance + length]
+        return x_BTD
 
 
 class Attention(nn.Module):
@@ -131,24 +165,30 @@ class GPT(nn.Module):
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.model_dim)
         self.position_embedding = nn.Embedding(config.seq_len, config.model_dim)
+        self.short_conv = ShortConvolution(config.short_conv, config.model_dim) if config.short_conv else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.model_dim)
 
-    def forward(self, tokens_BT: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
         """Return the hidden states that the head reads: (B, T, D). Training multiplies by the head in chunks.
 
-        With `caches`, one a layer, the tokens continue those seen before; several at once only where they are empty.
+        With a cache the tokens continue those seen before; several at once only where it is empty.
         """
-        first = caches[0].length if caches else 0
+        x_BTD = self.dropout(self.embed(tokens_BT, cache))
+        for layer, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, cache.layers[layer] if cache else None)
+        hidden: Tensor = self.final_norm(x_BTD)
+        return hidden
+
+    def embed(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        """Return what the first layer reads, before dropout: (B, T, D)."""
+        first = cache.length if cache else 0
         if first + tokens_BT.shape[1] > self.config.seq_len:
             raise ConfigError(f"{first + tokens_BT.shape[1]} tokens exceed the model's context of {self.config.seq_len}")
         positions_T = torch.arange(first, first + tokens_BT.shape[1], device=tokens_BT.device)
-        x_BTD = self.dropout(self.token_embedding(tokens_BT) + self.position_embedding(positions_T))
-        for layer, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, caches[layer] if caches else None)
-        hidden: Tensor = self.final_norm(x_BTD)
-        return hidden
+        x_BTD: Tensor = self.token_embedding(tokens_BT) + self.position_embedding(positions_T)
+        return x_BTD if self.short_conv is None else self.short_conv(x_BTD, cache)
 
     @property
     def head_VD(self) -> Tensor:

@@ -53,7 +53,7 @@ def _summarize_window(model: GPT, tokens_BT: Tensor) -> list[HeadSummary]:
     model.eval()
     repeats_BT = _repeated_tokens(model, tokens_BT)
     summaries: list[HeadSummary] = []
-    x_BTD, y_BTD = _embed(model, tokens_BT), _embed(model, repeats_BT)
+    x_BTD, y_BTD = model.embed(tokens_BT), model.embed(repeats_BT)
     for layer, block in enumerate(model.blocks):
         assert isinstance(block, Block)
         logits_BHTT = attention_logits(block.attention, block.attention_norm(x_BTD))
@@ -71,12 +71,6 @@ def attention_logits(attention: Attention, x_BTD: Tensor) -> Tensor:
     logits_BHTT = (q_BHTK @ k_BHTK.mT) * q_BHTK.shape[-1] ** -0.5
     future_TT = torch.ones(logits_BHTT.shape[-2:], dtype=torch.bool, device=x_BTD.device).triu(1)
     return logits_BHTT.masked_fill(future_TT, float("-inf")).float()
-
-
-def _embed(model: GPT, tokens_BT: Tensor) -> Tensor:
-    positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-    embedded: Tensor = model.token_embedding(tokens_BT) + model.position_embedding(positions_T)
-    return embedded
 
 
 def _repeated_tokens(model: GPT, like_BT: Tensor) -> Tensor:

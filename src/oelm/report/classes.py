@@ -156,11 +156,15 @@ def _table(found: _Found, words: Words) -> Table:
 
 
 def _name(findings: Findings, pair: Pair, words: Words) -> str:
-    if class_of(pair) != "control":
-        return method_text(pair.arm, findings.catalog, words)
-    # A control has its baseline's method: what tells it apart is the end of its name.
-    suffix = pair.arm.experiment.removeprefix(pair.baseline.experiment).strip("-")
-    return suffix or method_of(pair.arm, findings.catalog) or pair.arm.experiment
+    """Return what an arm is called in its row: arms of one method on models of two architectures are not the same line."""
+    name = method_text(pair.arm, findings.catalog, words)
+    if class_of(pair) == "control":
+        # A control has its baseline's method: what tells it apart is the end of its name.
+        suffix = pair.arm.experiment.removeprefix(pair.baseline.experiment).strip("-")
+        name = suffix or method_of(pair.arm, findings.catalog) or pair.arm.experiment
+    config = pair.arm.runs[0].config
+    has_conv = config is not None and config.get("model", {}).get("short_conv", 0)
+    return words("classes.short_conv", method=name) if has_conv else name
 
 
 def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:

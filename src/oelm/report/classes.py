@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from oelm.experiments.fair import is_tuned_alone
-from oelm.report.collect import Arm, ArmKey
+from oelm.report.collect import Arm, ArmKey, common_split
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
 from oelm.report.findings import DEMO, Findings, Pair, label, method_of, method_text
 from oelm.report.kinds import CLASSES, change_later, class_of, learning_in_qk
@@ -15,7 +15,6 @@ from oelm.report.plots import forest_by_set
 from oelm.report.stats import LEVEL
 from oelm.report.verdicts import BOUNDS, Judged
 from oelm.report.words import Words
-from oelm.train.records import Split
 
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "UNFIT_BASELINE": "warn"}
 
@@ -40,7 +39,7 @@ def classes_section(findings: Findings, judged: Sequence[Judged], words: Words) 
         return None
     found = _by_line(findings, rows, words)
     blocks: list[Block] = [Text(words("classes.text")), _table(found, words), *_together(rows, words), *_forest(found, words)]
-    blocks += _beside_controls(found, words)
+    blocks += [*_beside_controls(found, words), *_beside_plain(found, words)]
     return Section("classes", words("classes.title"), tuple(blocks))
 
 
@@ -110,7 +109,7 @@ def _beside_controls(found: _Found, words: Words) -> list[Block]:
         if CLASSES[line.place] not in ("little", "much"):
             continue
         for control, theirs in controls.items():
-            cells = [_against(by_set.get(name), theirs.get(name), words) for name in sets]
+            cells = [_against_control(by_set.get(name), theirs.get(name), words) for name in sets]
             if _is_beside(control, line) and any(cell.text for cell in cells):
                 names = (Cell(line.name), Cell(f"{line.learns:,}", line.learns))
                 rows.append((*names, Cell(control.name), Cell(f"{control.learns:,}", control.learns), *cells))
@@ -122,6 +121,38 @@ def _beside_controls(found: _Found, words: Words) -> list[Block]:
     if alone := [f"{_title(line, found, words)}: {words.listed(sets)}" for line, sets in _alone(found, controls).items()]:
         blocks.append(Text(words("classes.alone", arms="; ".join(alone)), "note"))
     return blocks
+
+
+def _beside_plain(found: _Found, words: Words) -> list[Block]:
+    """Return what stands behind a short convolution, baselines among them, against the baselines that have none."""
+    judged = [(line, name, row) for line, by_set in found.items() for name, row in by_set.items()]
+    plain = {name: row.pair.baseline for _, name, row in judged if not _has_conv(row.pair.baseline)}
+    arms: dict[str, dict[str, Arm]] = {words("classes.short_conv", method="baseline"): {}}
+    for line, name, row in judged:
+        if _has_conv(row.pair.baseline) and name in plain:
+            arms[words("classes.short_conv", method="baseline")][name] = row.pair.baseline
+            arms.setdefault(line.name, {})[name] = row.pair.arm
+    if len(arms) == 1:
+        return []
+    sets = [name for name in _sets(found) if any(name in by_set for by_set in arms.values())]
+    first = plain[sets[0]]
+    rows = [(Cell("baseline"), _trainable(first), *(Cell("") for _ in sets))]
+    for title, by_set in arms.items():
+        cells = (_against(by_set.get(name), plain[name], words) for name in sets)
+        rows.append((Cell(title), _trainable(next(iter(by_set.values()))), *cells))
+    columns = (words("classes.method"), words("classes.trainable"), *sets)
+    return [Table("plain", words("classes.plain"), columns, tuple(rows), frozenset(range(1, len(columns))))]
+
+
+def _trainable(arm: Arm) -> Cell:
+    audit = arm.runs[0].audit
+    assert audit is not None
+    return Cell(f"{audit.trainable:,}", audit.trainable)
+
+
+def _has_conv(arm: Arm) -> bool:
+    config = arm.runs[0].config
+    return config is not None and bool(config.get("model", {}).get("short_conv", 0))
 
 
 def _is_beside(control: Line, line: Line) -> bool:
@@ -140,11 +171,17 @@ def _alone(found: _Found, controls: _Found) -> dict[Line, list[str]]:
     return alone
 
 
-def _against(ours: Judged | None, theirs: Judged | None, words: Words) -> Cell:
+def _against_control(ours: Judged | None, theirs: Judged | None, words: Words) -> Cell:
     if ours is None or theirs is None or ours.pair.baseline.key != theirs.pair.baseline.key:
         return Cell("")
-    split: Split = "test" if ours.pair.split == theirs.pair.split == "test" else "val"
-    gap, text = compared(ours.pair.arm, theirs.pair.arm, split)
+    return _against(ours.pair.arm, theirs.pair.arm, words)
+
+
+def _against(ours: Arm | None, theirs: Arm | None, words: Words) -> Cell:
+    if ours is None or theirs is None:
+        return Cell("")
+    split = common_split(ours, theirs)
+    gap, text = compared(ours, theirs, split)
     return Cell(words("across.on_test", gap=text) if split == "test" else text, gap.value if gap is not None else None)
 
 
@@ -162,9 +199,7 @@ def _name(findings: Findings, pair: Pair, words: Words) -> str:
         # A control has its baseline's method: what tells it apart is the end of its name.
         suffix = pair.arm.experiment.removeprefix(pair.baseline.experiment).strip("-")
         name = suffix or method_of(pair.arm, findings.catalog) or pair.arm.experiment
-    config = pair.arm.runs[0].config
-    has_conv = config is not None and config.get("model", {}).get("short_conv", 0)
-    return words("classes.short_conv", method=name) if has_conv else name
+    return words("classes.short_conv", method=name) if _has_conv(pair.arm) else name
 
 
 def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:

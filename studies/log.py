@@ -211,6 +211,24 @@ def first_layer() -> list[list[str]]:
     return rows
 
 
+def short_conv() -> list[list[str]]:
+    """What a short convolution before the first layer changes, in both arms."""
+    behind = {
+        "baseline behind a short convolution": STUDY / "GPT-01-conv" / "laptop" / HALF,
+        "frames behind one (`oelm_freeze`)": STUDY / "GPT-02-conv" / "laptop" / HALF,
+    }
+    plain, conv = (float(figures(path / "seed-100")["best_ppl"]) for path in (NOW["baseline"], next(iter(behind.values()))))
+    found = [(name, float(figures(NOW[name] / "seed-100")["best_ppl"]), plain) for name in list(NOW)[:2]]
+    found += [(name, float(figures(path / "seed-100")["best_ppl"]), conv) for name, path in behind.items()]
+    kept = json.loads((PROBES / "short-conv.json").read_text(encoding="utf-8"))
+    found += [(each["idea"], ppl_at(500, each["evaluations"]), conv) for each in kept]
+    rows = [["", "PPL at step 500", "against the baseline of its own kind", "against the plain baseline"]]
+    for name, value, own in found:
+        gaps = ["" if value == other else percent(value / other) for other in (own, plain)]
+        rows.append([name, f"{value:.2f}", *gaps])
+    return rows
+
+
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "first": first,
     "ideas": ideas,
@@ -221,6 +239,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "spikes": spikes,
     "elsewhere": elsewhere,
     "first-layer": first_layer,
+    "short-conv": short_conv,
 }
 
 

@@ -258,10 +258,12 @@ def test_a_thin_control_has_exactly_the_trainable_parameters_of_the_low_rank_arm
 def test_arms_behind_a_short_convolution_have_a_baseline_behind_one_and_differ_in_nothing_else(
     frozen: str, plain: str, budget: str, catalog: Catalog
 ) -> None:
-    assert catalog.get(f"{frozen}-conv").baseline == f"{plain}-conv"
-    arm, baseline = settings(catalog, f"{frozen}-conv", budget), settings(catalog, f"{plain}-conv", budget)
-    differing = {key for key in arm if arm[key] != baseline[key]}
-    assert differing and all(key.startswith("method.") for key in differing)
+    baseline = settings(catalog, f"{plain}-conv", budget)
+    for name in (f"{frozen}-conv", f"{frozen}-conv-uniform"):
+        assert catalog.get(name).baseline == f"{plain}-conv"
+        arm = settings(catalog, name, budget)
+        differing = {key for key in arm if arm[key] != baseline[key]}
+        assert differing and all(key.startswith("method.") for key in differing)
     without = settings(catalog, plain, budget)
     assert {key for key in baseline if baseline[key] != without[key]} == {"model.short_conv"}
 
@@ -290,6 +292,7 @@ def test_what_learns_on_top_is_at_most_an_eighth_of_the_baseline_s_q_and_k(name:
 def test_each_variant_is_in_the_class_that_the_plan_of_the_study_says(catalog: Catalog) -> None:
     free = {"GPT-08": "free"} | dict.fromkeys([*THIN, *THINNER], "free")
     conv = {f"{name}-conv": kind for arms in CONV.items() for name, kind in zip(arms, ("pure", "free"), strict=True)}
+    conv |= {f"{name}-conv-uniform": "pure" for name in CONV}
     expected = VARIANTS | free | conv | {"GPT-09": "pure"}
     assert {name: made(catalog, name, "laptop").method.kind for name in catalog.groups()["variants"]} == expected
 
@@ -310,8 +313,8 @@ def test_a_variant_differs_from_the_frozen_arm_of_its_corpus_in_the_method_and_a
 def test_the_groups_are_those_of_the_docs_and_hold_what_they_say(catalog: Catalog) -> None:
     groups = catalog.groups()
     assert set(groups) == {"gpt", "bert", "study", "ablation", "variants", "encoder-decoder", "all"}
-    assert groups["all"] == list(catalog.experiments) and len(groups["all"]) == 86
-    assert {*groups["variants"]} <= {*groups["gpt"]} and len(groups["variants"]) == 58
+    assert groups["all"] == list(catalog.experiments) and len(groups["all"]) == 90
+    assert {*groups["variants"]} <= {*groups["gpt"]} and len(groups["variants"]) == 62
     assert not {*groups["variants"]} & {*groups["study"], *groups["ablation"]}
     assert {*groups["gpt"], *groups["bert"], *groups["encoder-decoder"]} == {*groups["all"]} >= {*groups["ablation"]}
     assert not {*groups["study"]} & {*groups["ablation"]}

@@ -77,6 +77,8 @@ def printed(command: str, arguments: list[str], *, script: str | None = None) ->
                 runpy.run_module("oelm", run_name="__main__")
         except SystemExit as stop:
             code = stop.code
+        except Exception as problem:
+            raise SystemExit(f"{command}: {problem!r}\n{said.getvalue()}{shown.getvalue()}") from problem
     if code:
         raise SystemExit(f"{command}: exit code {code}\n{said.getvalue()}{shown.getvalue()}")
     return shown.getvalue()

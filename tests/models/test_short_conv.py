@@ -82,9 +82,11 @@ def test_cached_text_equals_uncached_text_token_for_token(reach: int, prompt: li
 
 def test_a_cache_holds_no_more_than_what_is_looked_back_at() -> None:
     model, cache = lively(3), empty_cache(lively(3))
-    for token in range(10):
+    model(TOKENS[:1, :6], cache)
+    for token in range(6, 10):
         model(torch.tensor([[token]]), cache)
         assert cache.embedded_BTD.shape == (1, 3, WIDTH) and cache.length == token + 1
+        assert cache.embedded_BTD.untyped_storage().nbytes() == 3 * WIDTH * 4
     with pytest.raises(ConfigError, match="17 tokens exceed the model's context of 16"):
         model(torch.zeros(1, 7, dtype=torch.long), cache)
 

@@ -100,40 +100,6 @@ def test_a_study_of_controls_alone_has_no_classes(tmp_path: Path) -> None:
     assert "classes" not in names(english(tmp_path))
 
 
-def test_arms_of_one_method_on_two_architectures_stand_in_rows_of_their_own(study: Path) -> None:
-    for like, name in (("GPT-01", "GPT-01-conv"), ("GPT-02", "GPT-02-conv")):
-        write_class(study, like, name=name, more={"model.short_conv": 3})
-    found = {row["method"]: row for row in rows(english(study), "classes") if row["class"] == "pure"}
-    assert list(found) == ["oelm_freeze", "oelm_freeze after a short convolution"]
-    assert all("FAIL" in row["tinystories"] for row in found.values())
-
-
-def test_what_stands_behind_a_short_convolution_is_also_told_against_the_plain_baseline(study: Path) -> None:
-    assert "plain" not in names(english(study))
-    arms = {"GPT-01-conv": ("GPT-01", "tinystories"), "GPT-02-conv": ("GPT-02-lowrank", "tinystories")}
-    # Of the second corpus there is no plain baseline: nothing to tell of it.
-    arms |= {"GPT-08-conv": ("GPT-01", "stdlib"), "GPT-09-conv": ("GPT-02", "stdlib")}
-    for name, (like, data) in arms.items():
-        for run in write_class(study, like, name=name, data=data, more={"model.short_conv": 3}):
-            figures = read_json(run / "timing_stats.json")
-            write_json(run / "timing_stats.json", figures | {"best_ppl": 0.9 * figures["best_ppl"]}, durable=False)
-    found = rows(english(study), "plain")
-    assert [tuple(row) for row in found] == [("method", "trainable", "tinystories")] * 3
-    assert [(row["method"], row["tinystories"].split(" ")[0]) for row in found] == [
-        ("baseline", ""),
-        ("baseline after a short convolution", "-10.0%"),
-        ("oelm_freeze after a short convolution", "-9.1%"),
-    ]
-    assert all(row["trainable"].replace(",", "").isdecimal() for row in found)
-
-
-def test_an_arm_with_a_short_convolution_proves_nothing_against_a_baseline_without(tmp_path: Path) -> None:
-    write_class(tmp_path, "GPT-01")
-    write_class(tmp_path, "GPT-02", more={"model.short_conv": 3})
-    (row,) = rows(english(tmp_path), "verdicts")
-    assert row["verdict"].startswith("CONFOUNDED")
-
-
 @pytest.mark.parametrize("pace", ["layer_lr_decay", "warmup_steps"])
 def test_an_arm_that_learns_at_another_pace_than_its_baseline_is_confounded(tmp_path: Path, pace: str) -> None:
     write_class(tmp_path, "GPT-01")

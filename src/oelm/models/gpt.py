@@ -104,7 +104,8 @@ class ShortConvolution(nn.Module):
         before_BTD = x_BTD.new_zeros(len(x_BTD), reach, x_BTD.shape[2]) if cache is None else cache.embedded_BTD
         seen_BTD = torch.cat([before_BTD, x_BTD], dim=1)
         if cache is not None:
-            cache.embedded_BTD = seen_BTD[:, length:]
+            # A copy: a view would keep the whole prompt.
+            cache.embedded_BTD = seen_BTD[:, length:].clone()
         for distance, weight_D in enumerate(self.weight, start=1):
             x_BTD = x_BTD + weight_D * seen_BTD[:, reach - distance : reach - distance + length]
         return x_BTD

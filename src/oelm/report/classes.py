@@ -8,7 +8,7 @@ from typing import NamedTuple
 from oelm.experiments.fair import is_tuned_alone
 from oelm.report.collect import Arm, ArmKey, common_split
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
-from oelm.report.findings import DEMO, Findings, Pair, label, method_of, method_text
+from oelm.report.findings import DEMO, Findings, Pair, has_short_conv, label, method_of, method_text, on_architecture
 from oelm.report.kinds import CLASSES, change_later, class_of, learning_in_qk
 from oelm.report.ladder import compared
 from oelm.report.plots import forest_by_set
@@ -125,34 +125,32 @@ def _beside_controls(found: _Found, words: Words) -> list[Block]:
 
 def _beside_plain(found: _Found, words: Words) -> list[Block]:
     """Return what stands behind a short convolution, baselines among them, against the baselines that have none."""
-    judged = [(line, name, row) for line, by_set in found.items() for name, row in by_set.items()]
-    plain = {name: row.pair.baseline for _, name, row in judged if not _has_conv(row.pair.baseline)}
-    arms: dict[str, dict[str, Arm]] = {words("classes.short_conv", method="baseline"): {}}
-    for line, name, row in judged:
-        if _has_conv(row.pair.baseline) and name in plain:
-            arms[words("classes.short_conv", method="baseline")][name] = row.pair.baseline
-            arms.setdefault(line.name, {})[name] = row.pair.arm
-    if len(arms) == 1:
-        return []
+    judged = [(line, name, row.pair) for line, by_set in found.items() for name, row in by_set.items()]
+    plain = {name: pair.baseline for _, name, pair in judged if not has_short_conv(pair.baseline)}
+    behind = [(line, name, pair) for line, name, pair in judged if has_short_conv(pair.baseline) and name in plain]
+    # Of one name and size, by data set; the plain baselines first, then those behind a convolution.
+    arms: dict[tuple[str, int], dict[str, Arm]] = {}
+    for _, name, _ in behind:
+        arms.setdefault(("baseline", _trainable(plain[name])), {})[name] = plain[name]
+    for _, name, pair in behind:
+        title = on_architecture(pair.baseline, "baseline", words)
+        arms.setdefault((title, _trainable(pair.baseline)), {})[name] = pair.baseline
+    for line, name, pair in behind:
+        arms.setdefault((line.name, _trainable(pair.arm)), {})[name] = pair.arm
     sets = [name for name in _sets(found) if any(name in by_set for by_set in arms.values())]
-    first = plain[sets[0]]
-    rows = [(Cell("baseline"), _trainable(first), *(Cell("") for _ in sets))]
-    for title, by_set in arms.items():
+    rows = []
+    for (title, trainable), by_set in arms.items():
         cells = (_against(by_set.get(name), plain[name], words) for name in sets)
-        rows.append((Cell(title), _trainable(next(iter(by_set.values()))), *cells))
+        rows.append((Cell(title), Cell(f"{trainable:,}", trainable), *cells))
     columns = (words("classes.method"), words("classes.trainable"), *sets)
-    return [Table("plain", words("classes.plain"), columns, tuple(rows), frozenset(range(1, len(columns))))]
+    table = Table("plain", words("classes.plain"), columns, tuple(rows), frozenset(range(1, len(columns))))
+    return [table] if rows else []
 
 
-def _trainable(arm: Arm) -> Cell:
+def _trainable(arm: Arm) -> int:
     audit = arm.runs[0].audit
     assert audit is not None
-    return Cell(f"{audit.trainable:,}", audit.trainable)
-
-
-def _has_conv(arm: Arm) -> bool:
-    config = arm.runs[0].config
-    return config is not None and bool(config.get("model", {}).get("short_conv", 0))
+    return audit.trainable
 
 
 def _is_beside(control: Line, line: Line) -> bool:
@@ -165,24 +163,28 @@ def _alone(found: _Found, controls: _Found) -> dict[Line, list[str]]:
     alone: dict[Line, list[str]] = {}
     for line, by_set in found.items():
         fair = [theirs for control, theirs in controls.items() if _is_beside(control, line)]
-        missing = [name for name in by_set if not any(name in theirs for theirs in fair)]
+        missing = [name for name, row in by_set.items() if not any(_share_baseline(row, theirs.get(name)) for theirs in fair)]
         if CLASSES[line.place] == "little" and missing:
             alone[line] = missing
     return alone
 
 
 def _against_control(ours: Judged | None, theirs: Judged | None, words: Words) -> Cell:
-    if ours is None or theirs is None or ours.pair.baseline.key != theirs.pair.baseline.key:
-        return Cell("")
-    return _against(ours.pair.arm, theirs.pair.arm, words)
+    return _against(ours.pair.arm, theirs.pair.arm, words) if ours and theirs and _share_baseline(ours, theirs) else Cell("")
 
 
-def _against(ours: Arm | None, theirs: Arm | None, words: Words) -> Cell:
-    if ours is None or theirs is None:
+def _share_baseline(ours: Judged, theirs: Judged | None) -> bool:
+    return theirs is not None and ours.pair.baseline.key == theirs.pair.baseline.key
+
+
+def _against(ours: Arm | None, theirs: Arm, words: Words) -> Cell:
+    """Return one arm against another; nothing against itself, or where no seed is common to both."""
+    if ours is None or ours is theirs:
         return Cell("")
     split = common_split(ours, theirs)
     gap, text = compared(ours, theirs, split)
-    return Cell(words("across.on_test", gap=text) if split == "test" else text, gap.value if gap is not None else None)
+    told = words("across.on_test", gap=text) if split == "test" and text else text
+    return Cell(told, gap.value if gap is not None else None)
 
 
 def _table(found: _Found, words: Words) -> Table:
@@ -193,33 +195,36 @@ def _table(found: _Found, words: Words) -> Table:
 
 
 def _name(findings: Findings, pair: Pair, words: Words) -> str:
-    """Return what an arm is called in its row: arms of one method on models of two architectures are not the same line."""
-    name = method_text(pair.arm, findings.catalog, words)
-    if class_of(pair) == "control":
-        # A control has its baseline's method: what tells it apart is the end of its name.
-        suffix = pair.arm.experiment.removeprefix(pair.baseline.experiment).strip("-")
-        name = suffix or method_of(pair.arm, findings.catalog) or pair.arm.experiment
-    return words("classes.short_conv", method=name) if _has_conv(pair.arm) else name
+    if class_of(pair) != "control":
+        return method_text(pair.arm, findings.catalog, words)
+    # A control has its baseline's method: what tells it apart is the end of its name.
+    suffix = pair.arm.experiment.removeprefix(pair.baseline.experiment).strip("-")
+    return on_architecture(pair.arm, suffix or method_of(pair.arm, findings.catalog) or pair.arm.experiment, words)
 
 
 def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:
     """Return the column that each arm stands in: its data set, and as much besides as tells it from others on the same one."""
     has_budgets = len({pair.arm.budget for pair in pairs}) > 1
-    plain: dict[tuple[str, str], set[str]] = {}
+    plain: dict[tuple[str, str, bool], set[str]] = {}
     for pair in pairs:
         if _is_plain(pair.arm):
-            plain.setdefault((_data(pair), pair.arm.budget), set()).add(pair.arm.variant)
+            plain.setdefault(_family(pair), set()).add(pair.arm.variant)
     names: dict[ArmKey, str] = {}
     for pair in pairs:
         arm = pair.arm
         # What was tuned and what was not have baselines of their own: in one column they would look alike. The demo's variants
         # are its methods.
-        is_alone = arm.experiment == DEMO or (_is_plain(arm) and len(plain[_data(pair), arm.budget]) == 1)
+        is_alone = arm.experiment == DEMO or (_is_plain(arm) and len(plain[_family(pair)]) == 1)
         # Of several sweeps on one data set the digests tell which is whose.
         told = arm.variant if _is_plain(arm) else arm.shown
         more = [arm.budget] * has_budgets + [told] * (not is_alone)
         names[arm.key] = f"{_data(pair)} ({', '.join(more)})" if more else _data(pair)
     return names
+
+
+def _family(pair: Pair) -> tuple[str, str, bool]:
+    """Return what arms share that stand in one row or column by right: each architecture has its own sweep."""
+    return _data(pair), pair.arm.budget, has_short_conv(pair.arm)
 
 
 def _data(pair: Pair) -> str:

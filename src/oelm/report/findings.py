@@ -219,5 +219,19 @@ def method_of(arm: Arm, catalog: Catalog) -> str | None:
 
 
 def method_text(arm: Arm, catalog: Catalog, words: Words) -> str:
-    """Return how an arm's method is called in tables; those without a name are told apart by their experiment."""
-    return method_of(arm, catalog) or words("method.own", experiment=arm.experiment)
+    """Return how an arm's method is called in tables; those without a name are told apart by their experiment.
+
+    One method on models of two architectures is not the same thing, so another architecture is named with it.
+    """
+    return on_architecture(arm, method_of(arm, catalog) or words("method.own", experiment=arm.experiment), words)
+
+
+def on_architecture(arm: Arm, name: str, words: Words) -> str:
+    """Return a name with what the arm's model has that others have not."""
+    return words("method.short_conv", method=name) if has_short_conv(arm) else name
+
+
+def has_short_conv(arm: Arm) -> bool:
+    """Whether a short convolution stands before the first layer of the arm's model."""
+    config = arm.runs[0].config
+    return config is not None and bool(config.get("model", {}).get("short_conv", 0))

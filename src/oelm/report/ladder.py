@@ -117,7 +117,8 @@ def _matrix(findings: Findings, pairs: list[Pair], metric: str, words: Words) ->
         text = words("across.on_test", gap=text) if pair.split == "test" and text else text
         method = method_text(pair.arm, findings.catalog, words)
         # A control has the method of another arm, or of the baseline itself: it stands under its own name.
-        is_control = method == method_of(pair.baseline, findings.catalog) or (method, _data(pair)) in cells
+        is_free = method_of(pair.arm, findings.catalog) == method_of(pair.baseline, findings.catalog)
+        is_control = is_free or (method, _data(pair)) in cells
         row = f"{method}, {pair.arm.experiment}" if is_control else method
         cells[row, _data(pair)] = Cell(text, gap.value if gap is not None else None)
     methods = sorted({method for method, _ in cells})

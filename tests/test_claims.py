@@ -20,7 +20,7 @@ def gaps(page: str, command: str, *, on: str = "") -> dict[str, str]:
     assert block is not None, f"{page} has no block of {command}"
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block[1].strip().splitlines()]
     where = head.index(on) if on else next(n for n, name in enumerate(head) if "[95%]" in name)
-    names = [next(cell for cell in row if "_" in cell or cell in ("thin", "thinner", "baseline")) for row in rows]
+    names = [next(cell for cell in row if "_" in cell or cell.startswith(("thin", "baseline"))) for row in rows]
     assert len({*names}) == len(names), "two rows of one name: which of them is meant?"
     return {name: row[where] for name, row in zip(names, rows, strict=True)}
 
@@ -92,8 +92,41 @@ def test_a_little_learning_loses_less_than_the_thin_control(corpus: str) -> None
     assert ends(gaps(PAGE, "oelm report --out results/variants --table controls", on=corpus)["oelm_lowrank"])[1] < 0
 
 
-def test_orthonormal_rows_add_nothing_that_shows_on_tinystories() -> None:
-    row = next(line for line in (ROOT / PAGE).read_text().splitlines() if "GPT-02-matched (tuned) | GPT-02 (tuned)" in line)
+BEHIND = "oelm_freeze after a short convolution"
+
+
+def test_behind_a_short_convolution_pure_freezing_meets_the_target_or_is_at_its_edge() -> None:
+    assert {corpus: gaps(PAGE, STUDY, on=corpus)[BEHIND][:1] for corpus in CORPORA} == {
+        "tinystories": "△",
+        "openwebtext": "",
+        "wikitext103": "",
+        STDLIB: "✓",
+    }
+
+
+@pytest.mark.parametrize("corpus", ["tinystories", STDLIB])
+def test_behind_a_short_convolution_it_does_better_than_the_plain_baseline_and_loses_less_than_that_gains(corpus: str) -> None:
+    found = gaps(PAGE, "oelm report --out results/variants --table plain", on=corpus)
+    assert ends(found[BEHIND])[1] < 0 and ends(found["baseline after a short convolution"])[1] < 0
+
+
+def test_behind_a_short_convolution_the_first_layer_looks_at_everything() -> None:
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    for arm in ("GPT-01-conv", "GPT-02-conv"):
+        row = next(line for line in text.splitlines() if line.startswith(f"| {arm} (tuned)") and "logits" in line)
+        first, *others = [float(cell) for cell in row.strip("|").split("|")[4:]]
+        assert first < 0.3 and all(first < other / 4 for other in others)
+
+
+def test_logits_twice_as_large_are_better_on_tinystories_and_not_good_enough() -> None:
+    found = gaps(PAGE, STUDY, on="tinystories")
+    assert found["oelm_scaled"][0] == "✗" and ends(found["oelm_scaled"])[1] < ends(found["oelm_freeze"])[0]
+
+
+@pytest.mark.parametrize("frozen", ["GPT-02", "GPT-09"])
+def test_orthonormal_rows_add_nothing_that_shows(frozen: str) -> None:
+    step = f"{frozen}-matched (tuned) | {frozen} (tuned)"
+    row = next(line for line in (ROOT / PAGE).read_text().splitlines() if step in line)
     low, high = ends(row.replace("\\", ""))
     assert low < 0 < high
 

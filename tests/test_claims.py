@@ -104,6 +104,10 @@ def test_behind_a_short_convolution_pure_freezing_meets_the_target_or_is_at_its_
     }
 
 
+def test_behind_a_short_convolution_pure_freezing_meets_it_on_tinystories_after_a_sweep_at_full_length() -> None:
+    assert gaps(PAGE, "oelm report --out results/short-conv --table classes", on="tinystories")[BEHIND][0] == "✓"
+
+
 @pytest.mark.parametrize("corpus", ["tinystories", STDLIB])
 def test_behind_a_short_convolution_it_does_better_than_the_plain_baseline_and_loses_less_than_that_gains(corpus: str) -> None:
     found = gaps(PAGE, "oelm report --out results/variants --table plain", on=corpus)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from oelm.experiments.budget import budget_settings
-from oelm.models.gpt import GPTConfig
+from oelm.models.gpt import GPT, GPTConfig, build_gpt
 from oelm.train.config import RunConfig, parse_config, with_overrides
 from oelm.train.run import Options, Result, train
 from oelm.train.stop import StopFlag
@@ -81,6 +81,16 @@ def run_here(config: RunConfig, out: Path, *, stop: StopFlag | None = None, opti
 def tiny_gpt_config(**overrides: Any) -> GPTConfig:
     shape = {"vocab_size": 61, "seq_len": 16, "model_dim": 24, "num_layers": 3, "num_heads": 3, "ff_dim": 40, "dropout": 0.0}
     return GPTConfig(**(shape | overrides))
+
+
+def lively_gpt(**overrides: Any) -> GPT:
+    """Return a model whose attention is far from uniform and whose texts differ."""
+    model = build_gpt(tiny_gpt_config(**overrides), seed=3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.mul_(12.0)
+    return model.eval()
 
 
 def oelm_command(*arguments: str) -> list[str]:

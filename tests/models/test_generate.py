@@ -14,18 +14,14 @@ from oelm.errors import ConfigError
 from oelm.method.apply import freeze
 from oelm.method.method import Method
 from oelm.models.generate import Sampling, choose, generate, lay_out_by_columns, window_start
-from oelm.models.gpt import GPT, build_gpt
-from tests.conftest import tiny_gpt_config
+from oelm.models.gpt import GPT
+from tests.conftest import lively_gpt
 
 
 @pytest.fixture(scope="module")
 def model() -> GPT:
     """A model whose weights are large enough for its texts to differ."""
-    gpt = build_gpt(tiny_gpt_config(), seed=3)
-    with torch.no_grad():
-        for parameter in gpt.parameters():
-            if parameter.dim() >= 2:
-                parameter.mul_(12.0)
+    gpt = lively_gpt()
     freeze(gpt, Method(init="orthogonal", freeze=("q", "k"), gain="matrix"))
     return gpt
 

@@ -20,20 +20,10 @@ from oelm.models.generate import Sampling, empty_cache, generate
 from oelm.models.gpt import GPT, ShortConvolution, build_gpt
 from oelm.models.heads import summarize_heads
 from oelm.train.load import load_run
-from tests.conftest import run_here, tiny_config, tiny_gpt_config
+from tests.conftest import lively_gpt, run_here, tiny_config, tiny_gpt_config
 
 TOKENS = torch.randint(61, (2, 16), generator=torch.Generator().manual_seed(1))
 WIDTH = 24
-
-
-def lively(reach: int) -> GPT:
-    """A model whose attention is far from uniform and whose texts differ."""
-    model = build_gpt(tiny_gpt_config(short_conv=reach), seed=3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() >= 2:
-                parameter.mul_(12.0)
-    return model.eval()
 
 
 @pytest.mark.parametrize("reach", [1, 3, 20])
@@ -52,7 +42,7 @@ def test_it_adds_what_a_causal_depthwise_convolution_gives(reach: int) -> None:
 
 @pytest.mark.parametrize("changed", [0, 5, 15])
 def test_no_token_sees_a_later_one_and_the_next_few_do_see_it(changed: int) -> None:
-    model, other = lively(3), TOKENS.clone()
+    model, other = lively_gpt(short_conv=3), TOKENS.clone()
     other[:, changed] = (other[:, changed] + 1) % 61
     moved_BT = (model.embed(TOKENS) != model.embed(other)).any(-1)
     assert moved_BT.tolist() == [[changed <= place <= changed + 3 for place in range(16)]] * 2
@@ -60,7 +50,7 @@ def test_no_token_sees_a_later_one_and_the_next_few_do_see_it(changed: int) -> N
 
 
 def test_with_weights_of_zero_it_is_the_plain_model_and_all_else_is_drawn_alike() -> None:
-    plain, conv = lively(0), lively(3)
+    plain, conv = lively_gpt(short_conv=0), lively_gpt(short_conv=3)
     ours = dict(conv.named_parameters())
     assert ours.keys() - dict(plain.named_parameters()).keys() == {"short_conv.weight"}
     assert all(torch.equal(weight, ours[name]) for name, weight in plain.named_parameters())
@@ -74,14 +64,14 @@ def test_with_weights_of_zero_it_is_the_plain_model_and_all_else_is_drawn_alike(
 @pytest.mark.parametrize("prompt", [[7], [1, 2], [1, 2, 3, 4, 5], list(range(16))])
 @pytest.mark.parametrize("reach", [1, 3, 20])
 def test_cached_text_equals_uncached_text_token_for_token(reach: int, prompt: list[int], sampling: Sampling) -> None:
-    model = lively(reach)
+    model = lively_gpt(short_conv=reach)
     cached = list(islice(generate(model, prompt, sampling=sampling), 40))
     assert cached == list(islice(generate(model, prompt, sampling=sampling, cached=False), 40))
     assert len(set(cached)) > 1, "a text of one repeated token would prove nothing"
 
 
 def test_a_cache_holds_no_more_than_what_is_looked_back_at() -> None:
-    model, cache = lively(3), empty_cache(lively(3))
+    model, cache = lively_gpt(short_conv=3), empty_cache(lively_gpt(short_conv=3))
     model(TOKENS[:1, :6], cache)
     for token in range(6, 10):
         model(torch.tensor([[token]]), cache)
@@ -117,7 +107,7 @@ def test_a_run_trains_it_and_is_read_back_whole(text_file: Path, tmp_path: Path)
 
 
 def test_the_heads_are_measured_behind_it() -> None:
-    conv, plain = lively(3), lively(0)
+    conv, plain = lively_gpt(short_conv=3), lively_gpt(short_conv=0)
     assert summarize_heads(conv, TOKENS) != summarize_heads(plain, TOKENS)
     with torch.no_grad():
         conv.get_parameter("short_conv.weight").zero_()
@@ -127,7 +117,7 @@ def test_the_heads_are_measured_behind_it() -> None:
 def test_an_export_says_that_gpt2_has_no_place_for_it(tmp_path: Path) -> None:
     tokenizer = Tokenizer(BPE())
     with pytest.raises(OelmError, match=r"short convolution \(model.short_conv\) has no place in GPT-2"):
-        export_gpt2(lively(1), tokenizer, tmp_path / "out", end_of_text=0, card="")
+        export_gpt2(lively_gpt(short_conv=1), tokenizer, tmp_path / "out", end_of_text=0, card="")
     assert not (tmp_path / "out").exists()
 
 

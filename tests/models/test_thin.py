@@ -22,21 +22,11 @@ from oelm.models.generate import Sampling, generate
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.heads import summarize_heads
 from oelm.train.load import load_run
-from tests.conftest import run_here, tiny_config, tiny_gpt_config
+from tests.conftest import lively_gpt, run_here, tiny_config, tiny_gpt_config
 
 TOKENS = torch.randint(61, (2, 16), generator=torch.Generator().manual_seed(1))
 # Heads of 8; with 2 rows the export's factor, the root of 8 / 2, is a whole number.
 HEAD_DIM, NUM_HEADS, WIDTH, LAYERS = 8, 3, 24, 3
-
-
-def lively(qk_dim: int | None) -> GPT:
-    """A model whose attention is far from uniform and whose texts differ."""
-    model = build_gpt(tiny_gpt_config(qk_dim=qk_dim), seed=3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() >= 2:
-                parameter.mul_(12.0)
-    return model.eval()
 
 
 def naive_attention(model: GPT, layer: int, x_BTD: Tensor) -> Tensor:
@@ -55,7 +45,7 @@ def naive_attention(model: GPT, layer: int, x_BTD: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("qk_dim", [1, 2, 5, 8])
 def test_attention_is_the_textbooks_with_fewer_rows(qk_dim: int) -> None:
-    model = lively(qk_dim).double()
+    model = lively_gpt(qk_dim=qk_dim).double()
     x_BTD = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     # Sums of at most 24 products in another order, in float64, of numbers below 1000.
     expected = naive_attention(model, 1, x_BTD)
@@ -63,7 +53,7 @@ def test_attention_is_the_textbooks_with_fewer_rows(qk_dim: int) -> None:
 
 
 def test_as_wide_as_a_head_is_the_model_without_the_setting() -> None:
-    wide, plain = lively(HEAD_DIM), lively(None)
+    wide, plain = lively_gpt(qk_dim=HEAD_DIM), lively_gpt(qk_dim=None)
     assert {n: digest(p) for n, p in wide.named_parameters()} == {n: digest(p) for n, p in plain.named_parameters()}
     assert torch.equal(wide.logits(TOKENS), plain.logits(TOKENS))
 
@@ -91,7 +81,7 @@ def test_wider_than_a_head_is_refused_with_both_widths(qk_dim: int) -> None:
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=1.0, seed=1)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("qk_dim", [1, 3])
 def test_cached_text_equals_uncached_text_token_for_token(qk_dim: int, sampling: Sampling) -> None:
-    model = lively(qk_dim)
+    model = lively_gpt(qk_dim=qk_dim)
     cached, uncached = (list(islice(generate(model, [5, 9], sampling=sampling, cached=c), 60)) for c in (True, False))
     assert cached == uncached and len(set(cached)) > 1
 
@@ -114,7 +104,7 @@ def test_thin_frames_are_orthonormal() -> None:
 
 
 def test_heads_are_summarised_with_the_rank_they_can_have() -> None:
-    assert all(summary.effective_rank <= 2 + 1e-5 for summary in summarize_heads(lively(2), TOKENS))
+    assert all(summary.effective_rank <= 2 + 1e-5 for summary in summarize_heads(lively_gpt(qk_dim=2), TOKENS))
 
 
 def as_gpt2(model: GPT, folder: Path) -> torch.nn.Module:
@@ -126,7 +116,7 @@ def as_gpt2(model: GPT, folder: Path) -> torch.nn.Module:
 
 @pytest.mark.parametrize("qk_dim", [2, 3, 8])
 def test_exported_it_gives_transformers_the_same_logits(qk_dim: int, tmp_path: Path) -> None:
-    model = lively(qk_dim)
+    model = lively_gpt(qk_dim=qk_dim)
     theirs = as_gpt2(model, tmp_path / "hf").double()
     with torch.no_grad():
         ours, read = model.double().logits(TOKENS), theirs(TOKENS).logits

@@ -128,15 +128,13 @@ def _beside_plain(found: _Found, words: Words) -> list[Block]:
     judged = [(line, name, row.pair) for line, by_set in found.items() for name, row in by_set.items()]
     plain = {name: pair.baseline for _, name, pair in judged if not has_short_conv(pair.baseline)}
     behind = [(line, name, pair) for line, name, pair in judged if has_short_conv(pair.baseline) and name in plain]
-    # Of one name and size, by data set; the plain baselines first, then those behind a convolution.
+    told = [("baseline", name, plain[name]) for _, name, _ in behind]
+    told += [(on_architecture(pair.baseline, "baseline", words), name, pair.baseline) for _, name, pair in behind]
+    told += [(line.name, name, pair.arm) for line, name, pair in behind]
+    # Those of one name and size make a row, by data set.
     arms: dict[tuple[str, int], dict[str, Arm]] = {}
-    for _, name, _ in behind:
-        arms.setdefault(("baseline", _trainable(plain[name])), {})[name] = plain[name]
-    for _, name, pair in behind:
-        title = on_architecture(pair.baseline, "baseline", words)
-        arms.setdefault((title, _trainable(pair.baseline)), {})[name] = pair.baseline
-    for line, name, pair in behind:
-        arms.setdefault((line.name, _trainable(pair.arm)), {})[name] = pair.arm
+    for title, name, arm in told:
+        arms.setdefault((title, _trainable(arm)), {})[name] = arm
     sets = [name for name in _sets(found) if any(name in by_set for by_set in arms.values())]
     rows = []
     for (title, trainable), by_set in arms.items():

@@ -19,6 +19,7 @@ from oelm.report.findings import Findings, find, swept_remarks
 from oelm.report.ladder import across_section, ladder_section
 from oelm.report.learning import learning_section, reach_section
 from oelm.report.repeat import repeat_section
+from oelm.report.sizes import sizes_section
 from oelm.report.verdicts import Judged, judge_all, verdict_section
 from oelm.report.why import tuning_section, why_section
 from oelm.report.words import Words
@@ -43,6 +44,7 @@ class Report:
             learning_section(findings, words),
             ladder_section(findings, words),
             across_section(findings, words),
+            sizes_section(findings, words),
             costs_section(findings, words),
             reach_section(findings, words),
             tuning_section(findings, words),

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from oelm.experiments.fair import is_tuned_alone
 from oelm.report.collect import Arm, ArmKey, common_split
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
-from oelm.report.findings import DEMO, Findings, Pair, has_short_conv, label, method_of, method_text, on_architecture
-from oelm.report.kinds import CLASSES, change_later, class_of, learning_in_qk
+from oelm.report.findings import DEMO, Findings, Pair, has_short_conv, label, on_architecture
+from oelm.report.kinds import CLASSES, change_later, class_of, learning_in_qk, pair_text
 from oelm.report.ladder import compared
 from oelm.report.plots import forest_by_set
 from oelm.report.stats import LEVEL
@@ -60,7 +60,9 @@ def _by_line(findings: Findings, rows: Sequence[Judged], words: Words) -> _Found
     for row in rows:
         arm, baseline = row.pair.arm, row.pair.baseline
         counts = (learning_in_qk(arm) or 0, learning_in_qk(baseline) or 0)
-        line = found.setdefault(Line(CLASSES.index(class_of(row.pair)), _name(findings, row.pair, words), *counts), {})
+        line = found.setdefault(
+            Line(CLASSES.index(class_of(row.pair)), pair_text(row.pair, findings.catalog, words), *counts), {}
+        )
         name = names[row.pair.arm.key]
         # Two arms of one method on one data set: told apart by their own names, never one over the other.
         line[f"{name} ({label(arm)})" if name in line else name] = row
@@ -190,14 +192,6 @@ def _table(found: _Found, words: Words) -> Table:
     body = tuple(_row(line, by_set, sets, words) for line, by_set in found.items())
     columns = (*(words(f"classes.{name}") for name in ("class", "method", "learns", "share")), *sets)
     return Table("classes", words("classes.caption"), columns, body, frozenset({2, 3, *range(4, len(columns))}))
-
-
-def _name(findings: Findings, pair: Pair, words: Words) -> str:
-    if class_of(pair) != "control":
-        return method_text(pair.arm, findings.catalog, words)
-    # A control has its baseline's method: what tells it apart is the end of its name.
-    suffix = pair.arm.experiment.removeprefix(pair.baseline.experiment).strip("-")
-    return on_architecture(pair.arm, suffix or method_of(pair.arm, findings.catalog) or pair.arm.experiment, words)
 
 
 def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:

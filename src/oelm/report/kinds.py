@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from oelm.experiments.registry import Catalog
 from oelm.method.kind import learning_later, method_kind
 from oelm.report.collect import Arm
-from oelm.report.findings import Pair
+from oelm.report.findings import Pair, method_of, method_text, on_architecture
+from oelm.report.words import Words
 
 # Beyond `LITTLE` of the baseline's Q and K what learns on top is no little any more. The controls last: what as few trainable
 # parameters give without any frame.
@@ -39,3 +41,12 @@ def change_later(arm: Arm) -> int:
     run = arm.runs[0]
     assert run.config is not None and run.audit is not None
     return learning_later(run.config.get("method", {}), run.audit.projections)
+
+
+def pair_text(pair: Pair, catalog: Catalog, words: Words) -> str:
+    """Return how an arm is called beside others of its baseline: by its method, or as the control that it is."""
+    if class_of(pair) != "control":
+        return method_text(pair.arm, catalog, words)
+    # A control has its baseline's method: what tells it apart is the end of its name.
+    suffix = pair.arm.experiment.removeprefix(pair.baseline.experiment).strip("-")
+    return on_architecture(pair.arm, suffix or method_of(pair.arm, catalog) or pair.arm.experiment, words)

@@ -247,12 +247,19 @@ TUNED = ("run", "mine-02", *SMOKE, "--tuned")
 def test_sweep_marks_the_best_and_tuned_runs_take_it(queue: Queue) -> None:
     # Stand-ins do best at 0.01, amid the grid.
     printed = queue.finish(*SWEEP, "optim.lr=0.001,0.01,0.1")
-    assert printed.count("best │") == 2 and "edge of the grid" not in printed
+    assert printed.count("best │") == 2 and "edge of the grid" not in printed and "close" not in printed
     assert {run.name for run in queue.runs()} == {"seed-100"} and len(queue.runs()) == 6
     queue.finish(*TUNED, "--seeds", "2")
     tuned = [run for run in queue.runs() if run.parent.name.startswith("tuned-")]
     assert [run.name for run in tuned] == ["seed-0", "seed-1"] * 2
     assert {json.loads((run / "config.json").read_text())["optim"]["lr"] for run in tuned} == {0.01}
+
+
+def test_sweep_says_where_another_seed_may_choose_another_point(queue: Queue) -> None:
+    printed = queue.finish(*SWEEP, "optim.lr=0.001,0.0099,0.01,0.1")
+    assert printed.count("close │") == 2
+    for name in ("mine-01", "mine-02"):
+        assert f"{name}: another seed may choose another of the close ones (within 0.01 of the best)" in printed
 
 
 def test_sweep_of_another_is_taken_over_and_used(queue: Queue) -> None:

@@ -1,4 +1,4 @@
-"""How a sweep ends: which failures take a point out, and which record of two sweeps stands."""
+"""How a sweep ends: which failures take a point out, which are close to the best, and which record of two sweeps stands."""
 
 from __future__ import annotations
 
@@ -166,3 +166,23 @@ def test_a_damaged_record_gives_way_to_any(content: str, tmp_path: Path) -> None
     (tmp_path / "arm" / "smoke" / "sweep.json").write_text(content)
     records = conclude_sweep(plan(tmp_path, WIDER))
     assert list(standing(records, tmp_path)) == ["base"] and read_sweep("arm", "smoke", tmp_path) == records[1]
+
+
+@pytest.mark.parametrize(
+    ("losses", "close"),
+    [((3.0, 3.0099, 3.02), [1]), ((3.0099, 3.0, 3.005), [0, 2]), ((3.0, 3.0101, 4.0), []), ((3.0, 3.0, 3.0), [1, 2])],
+)
+def test_points_that_another_seed_may_choose_are_close(losses: tuple[float, ...], close: list[int], tmp_path: Path) -> None:
+    made = plan_sweep(ARMS[:1], GRID, budget="smoke", num_seeds=1, root=tmp_path, changes={})
+    for run, loss in zip(made.runs, losses, strict=True):
+        finish(run, loss)
+    [found] = conclude_sweep(made)
+    assert found.close == tuple(found.points[number] for number in close)
+
+
+def test_nothing_is_close_to_a_best_that_is_not_there(tmp_path: Path) -> None:
+    made = plan_sweep(ARMS[:1], GRID, budget="smoke", num_seeds=1, root=tmp_path, changes={})
+    for run in made.runs[:-1]:
+        finish(run, 3.0)
+    [found] = conclude_sweep(made)
+    assert found.best is None and found.close == ()

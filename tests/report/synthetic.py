@@ -342,10 +342,13 @@ def write_sweep(
     seeds: tuple[int, ...] = (100, 101),
     changes: dict[str, Any] | None = None,
     like: str | None = None,
+    apart: float = 1.0,
 ) -> SweepRecord:
     """Write an arm's sweep over learning rates, of which the one of this number came out best; return it."""
     points = tuple(
-        SweepPoint(values={"optim.lr": rate}, variant=f"lr-{rate:g}-0{number}", seeds=seeds, score=3.0 + abs(number - best))
+        SweepPoint(
+            values={"optim.lr": rate}, variant=f"lr-{rate:g}-0{number}", seeds=seeds, score=3.0 + apart * abs(number - best)
+        )
         for number, rate in enumerate(rates)
     )
     sweep = SweepRecord(

@@ -246,6 +246,14 @@ def test_a_sweep_shows_every_point_and_marks_the_best_and_the_edge(tmp_path: Pat
     assert best == [("GPT-01, laptop", 1e-3), ("GPT-02, laptop", 3e-3)]
 
 
+def test_a_sweep_says_which_points_another_seed_may_choose(tmp_path: Path) -> None:
+    for experiment in ("GPT-01", "GPT-02"):
+        write_sweep(tmp_path, experiment, 0, apart=0.008)
+        write_tuned(tmp_path, experiment, 3e-4)
+    remarks = [row["remark"] for row in rows(english(tmp_path), "tuning")]
+    assert remarks == ["best, at the edge of the grid", "close to the best", ""] * 2
+
+
 def test_a_sweep_taken_over_shows_its_best_alone_and_whose_it_is(tmp_path: Path) -> None:
     write_sweep(tmp_path, "GPT-01", 1)
     write_sweep(tmp_path, "GPT-02", 2, like="GPT-05")

@@ -342,7 +342,8 @@ def _print_sweep(record: SweepRecord) -> None:
     for number, point in enumerate(record.points):
         missing = "diverged" if point.has_failed else "failed" if point.problem else "unfinished"
         score = missing if point.score is None else f"{point.score:.4f}"
-        table.add_row(*map(str, point.values.values()), score, "best" if number == record.best else "")
+        remark = "best" if number == record.best else "close" if point in record.close else ""
+        table.add_row(*map(str, point.values.values()), score, remark)
     out.print(table)
     if any(point.problem for point in record.points):
         err.print(printable(f"the sweep of {record.experiment} {record.why_no_best}"), style="bold red", soft_wrap=True)
@@ -350,6 +351,13 @@ def _print_sweep(record: SweepRecord) -> None:
         err.print(
             f"warning: {record.experiment}: the best {key} lies at the edge of the grid: try values beyond it",
             style="bold yellow",
+            soft_wrap=True,
+        )
+    if record.close:
+        err.print(
+            f"{record.experiment}: another seed may choose another of the close ones (within 0.01 of the best): more seeds "
+            "(--seeds 3), or tries as long as the runs that follow, tell better",
+            style="yellow",
             soft_wrap=True,
         )
 

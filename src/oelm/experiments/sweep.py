@@ -25,6 +25,8 @@ from oelm.train.status import now_text, read_status
 
 # Not among the seeds of any comparison: what was chosen by the luck of a seed must not be judged on that seed.
 FIRST_SEED = 100
+# A hundredth of a nat, one percent of perplexity, or a point of accuracy: about what another seed moves a run by.
+CLOSE = 0.01
 Grid = dict[str, list[Any]]
 
 
@@ -72,6 +74,13 @@ class SweepRecord(Strict):
     def terms(self) -> tuple[object, ...]:
         """What the sweeps of two arms must share for their best to be comparable."""
         return self.grid, self.changes, [(point.values, point.seeds) for point in self.points]
+
+    @property
+    def close(self) -> tuple[SweepPoint, ...]:
+        """The points so close to the best that another seed may well choose one of them."""
+        least = None if self.best is None else self.points[self.best].score
+        others = [point for number, point in enumerate(self.points) if number != self.best]
+        return tuple(point for point in others if least is not None and point.score is not None and point.score - least < CLOSE)
 
     @property
     def why_no_best(self) -> str:

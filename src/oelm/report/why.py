@@ -90,7 +90,7 @@ def tuning_section(findings: Findings, words: Words) -> Section | None:
             score = "" if own is None else f"{own:.4f}"
             is_at_edge = is_best and bool(sweep.at_edge)
             best = words("tuning.best") if sweep.like is None else words("tuning.like", other=sweep.like)
-            remarks = [best] * is_best + [words("tuning.edge")] * is_at_edge
+            remarks = [best] * is_best + [words("tuning.edge")] * is_at_edge + [words("tuning.close")] * (point in sweep.close)
             rows.append(
                 (
                     Cell(sweep.experiment),

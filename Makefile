@@ -10,8 +10,11 @@ STAMP := $(VENV)/.installed
 demo: setup  ## train four small GPTs, compare them (under 5 minutes on 2 cores)
 	@$(BIN)/oelm demo
 
+# One more than there are cores: tests that kill and restart spend much of their time waiting.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, (os.cpu_count() or 1) + 1))')
+
 test: setup  ## every test but the slow ones
-	@$(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile -m "not slow"
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
 test-all: setup  ## every test
 	@$(BIN)/pytest

@@ -32,6 +32,13 @@ SUBSETS = (("q",), ("k",), ("q", "k"))
 ROUNDING = 1e-5
 
 every = pytest.mark.parametrize("tiny", ARCHITECTURES, ids=lambda tiny: tiny.name)
+# One of each kind: separate maps, one fused map, grouped queries, torch's own packed attention, and ours.
+KINDS = ("bert", "gpt2", "llama", "torch", "our_gpt")
+# Compiling takes longer than all else here, and what is ours is the same within a kind.
+one_of_each_kind = pytest.mark.parametrize(
+    "tiny",
+    [pytest.param(tiny, id=tiny.name, marks=() if tiny.name in KINDS else pytest.mark.slow) for tiny in ARCHITECTURES],
+)
 every_fused = pytest.mark.parametrize("tiny", FUSED, ids=lambda tiny: tiny.name)
 
 
@@ -325,7 +332,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(tiny: Tiny) -> None:
     assert_unmoved(model)
 
 
-@every
+@one_of_each_kind
 def test_a_compiled_model_gives_the_same_loss_and_gradients(tiny: Tiny) -> None:
     model = frozen(tiny)
     plain = gradients(model, tiny)

@@ -97,8 +97,9 @@ def test_export_of_a_step_without_evaluation_mentions_no_loss(run: Path, tmp_pat
 
 
 def test_bench_prints_interval_bound_and_a_sentence() -> None:
-    output = oelm("bench", "baseline", "oelm_freeze", "--budget", "smoke", "--rounds", 3)
+    output = oelm("bench", "baseline", "oelm_freeze", "--budget", "smoke", "--rounds", 3, "--set", "model.short_conv=2")
     words = " ".join(output.split())
+    assert "2 layers, 32 wide, dropout 0.0, short convolution of 2, batch 8 x 32" in words
     assert "95% interval over 3 rounds" in words and "arithmetic allows at most" in words and "all-reduced" in words
 
 

@@ -58,6 +58,7 @@ def _config(name: str, budget: str, overrides: list[str]) -> RunConfig:
 def _shape(config: RunConfig) -> str:
     model = config.model
     shape = f"{model.num_layers} layers, {model.model_dim} wide, dropout {model.dropout}"
+    shape += f", short convolution of {model.short_conv}" if model.short_conv else ""
     return f"{shape}, batch {config.batch_size} x {model.seq_len}"
 
 

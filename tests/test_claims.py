@@ -20,7 +20,7 @@ def gaps(page: str, command: str, *, on: str = "") -> dict[str, str]:
     assert block is not None, f"{page} has no block of {command}"
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block[1].strip().splitlines()]
     where = head.index(on) if on else next(n for n, name in enumerate(head) if "[95%]" in name)
-    names = [next(cell for cell in row if "_" in cell or cell.startswith(("thin", "baseline"))) for row in rows]
+    names = [next(cell for cell in row if "_" in cell or cell.startswith(("thin", "baseline", "uniform"))) for row in rows]
     assert len({*names}) == len(names), "two rows of one name: which of them is meant?"
     return {name: row[where] for name, row in zip(names, rows, strict=True)}
 
@@ -93,7 +93,7 @@ def test_a_little_learning_loses_less_than_the_thin_control(corpus: str) -> None
     assert ends(gaps(PAGE, "oelm report --out results/variants --table controls", on=corpus)["oelm_lowrank"])[1] < 0
 
 
-BEHIND = "oelm_freeze after a short convolution"
+BEHIND, UNIFORM = "oelm_freeze after a short convolution", "uniform after a short convolution"
 
 
 def test_behind_a_short_convolution_pure_freezing_meets_the_target_or_is_at_its_edge() -> None:
@@ -107,6 +107,16 @@ def test_behind_a_short_convolution_pure_freezing_meets_the_target_or_is_at_its_
 
 def test_behind_a_short_convolution_pure_freezing_meets_it_on_tinystories_after_a_sweep_at_full_length() -> None:
     assert gaps(PAGE, "oelm report --out results/short-conv --table classes", on="tinystories")[BEHIND][0] == "✓"
+
+
+def test_behind_a_short_convolution_frames_are_worth_more_than_half_of_what_learning_gains_over_uniform_attention() -> None:
+    assert gaps(PAGE, "oelm report --out results/short-conv --table classes", on="tinystories")[UNIFORM][0] == "△"
+    rows = [
+        line.replace("\\", "") for line in (ROOT / PAGE).read_text().splitlines() if line.startswith("| GPT-01-conv (tuned), ")
+    ]
+    frames, learning = (ends(row) for row in rows)
+    assert frames[1] < 0 and learning[1] < 0
+    assert value(rows[0].split("|")[5]) < value(rows[1].split("|")[5])
 
 
 @pytest.mark.parametrize("corpus", ["tinystories", STDLIB])

@@ -10,8 +10,9 @@ STAMP := $(VENV)/.installed
 demo: setup  ## train four small GPTs, compare them (under 5 minutes on 2 cores)
 	@$(BIN)/oelm demo
 
-# One more than there are cores: tests that kill and restart spend much of their time waiting.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(8, (os.cpu_count() or 1) + 1))')
+# One more than there are cores, eight at the most: tests that kill and restart spend much of their time waiting.
+CORES = import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+WORKERS = $(shell n=$$($(BIN)/python -c '$(CORES)'); echo $$((n < 8 ? n + 1 : 8)))
 
 test: setup  ## every test but the slow ones
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"

@@ -259,7 +259,7 @@ def test_sweep_says_where_another_seed_may_choose_another_point(queue: Queue) ->
     printed = queue.finish(*SWEEP, "optim.lr=0.001,0.0099,0.01,0.1")
     assert printed.count("close │") == 2
     for name in ("mine-01", "mine-02"):
-        assert f"{name}: another seed may choose another of the close ones (within 0.01 of the best)" in printed
+        assert f"{name}: other seeds may choose another of the close ones (within 0.01 of the best)" in printed
 
 
 def test_sweep_of_another_is_taken_over_and_used(queue: Queue) -> None:

@@ -180,6 +180,14 @@ def test_points_that_another_seed_may_choose_are_close(losses: tuple[float, ...]
     assert found.close == tuple(found.points[number] for number in close)
 
 
+@pytest.mark.parametrize(("num_seeds", "close"), [(1, 2), (4, 1), (16, 0)])
+def test_the_more_seeds_were_tried_the_closer_is_close(num_seeds: int, close: int, tmp_path: Path) -> None:
+    made = plan(tmp_path, num_seeds=num_seeds)
+    for run in made.runs:
+        finish(run, {1e-3: 3.0, 2e-3: 3.004, 4e-3: 3.008}[run.config.optim.lr])
+    assert [len(found.close) for found in conclude_sweep(made)] == [close, close]
+
+
 def test_nothing_is_close_to_a_best_that_is_not_there(tmp_path: Path) -> None:
     made = plan_sweep(ARMS[:1], GRID, budget="smoke", num_seeds=1, root=tmp_path, changes={})
     for run in made.runs[:-1]:

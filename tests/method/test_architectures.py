@@ -32,9 +32,10 @@ SUBSETS = (("q",), ("k",), ("q", "k"))
 ROUNDING = 1e-5
 
 every = pytest.mark.parametrize("tiny", ARCHITECTURES, ids=lambda tiny: tiny.name)
-# One of each kind: separate maps, one fused map, grouped queries, torch's own packed attention, and ours.
-KINDS = ("bert", "gpt2", "llama", "torch", "our_gpt")
-# Compiling takes longer than all else here, and what is ours is the same within a kind.
+# One of each kind: separate maps, the three layouts of a fused one, grouped queries, cross-attention, and ours.
+KINDS = {"bert", "gpt2", "gpt_neox", "torch", "llama", "gpt2_cross", "our_gpt"}
+assert KINDS <= {tiny.name for tiny in ARCHITECTURES}
+# Compiling takes longer than all else here.
 one_of_each_kind = pytest.mark.parametrize(
     "tiny",
     [pytest.param(tiny, id=tiny.name, marks=() if tiny.name in KINDS else pytest.mark.slow) for tiny in ARCHITECTURES],

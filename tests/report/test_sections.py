@@ -248,7 +248,7 @@ def test_a_sweep_shows_every_point_and_marks_the_best_and_the_edge(tmp_path: Pat
 
 def test_a_sweep_says_which_points_another_seed_may_choose(tmp_path: Path) -> None:
     for experiment in ("GPT-01", "GPT-02"):
-        write_sweep(tmp_path, experiment, 0, apart=0.008)
+        write_sweep(tmp_path, experiment, 0, apart=0.006)
         write_tuned(tmp_path, experiment, 3e-4)
     remarks = [row["remark"] for row in rows(english(tmp_path), "tuning")]
     assert remarks == ["best, at the edge of the grid", "close to the best", ""] * 2

@@ -355,8 +355,8 @@ def _print_sweep(record: SweepRecord) -> None:
         )
     if record.close:
         err.print(
-            f"{record.experiment}: another seed may choose another of the close ones (within 0.01 of the best): more seeds "
-            "(--seeds 3), or tries as long as the runs that follow, tell better",
+            f"{record.experiment}: other seeds may choose another of the close ones (within {record.margin:.2g} of the best); "
+            "more --seeds, or tries as long as the runs that follow, tell better",
             style="yellow",
             soft_wrap=True,
         )

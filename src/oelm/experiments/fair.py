@@ -9,7 +9,10 @@ from collections.abc import Callable, Collection, Mapping
 TUNED = "tuned-"
 _TUNED_ALONE = re.compile(rf"{TUNED}[0-9a-f]{{8}}")
 # What the lean and thin controls have less of. Other weights to start from, another dropout or another context are no shape.
-_SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim"}
+SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim"}
+# A hundredth of a nat, one percent of perplexity, or a point of accuracy: what seeds move a plain baseline by at `laptop`
+# (docs/study.md), so that one seed does not tell points of a sweep apart that lie closer. Frozen arms move more.
+CLOSE = 0.01
 _METHOD = "method."
 # Fields of a method that say how fast an arm learns: a gain by these is none of freezing.
 PACE = ("method.layer_lr_decay", "method.warmup_steps")
@@ -25,7 +28,7 @@ def confounding(differing: Collection[str], *, tuned: Collection[str] = (), is_l
     same sweep, may differ too, as far as they say how a model learns: by its size or by more text one would win unfairly.
     """
     method = {key for key in differing if key.startswith(_METHOD)}
-    shape = _SHAPE.intersection(differing)
+    shape = SHAPE.intersection(differing)
     may_be_smaller = bool(shape) and not method and not is_larger()
     allowed = (method - set(PACE)) | {key for key in tuned if key.startswith(_TUNABLE)} | (shape if may_be_smaller else set())
     return [key for key in differing if key not in allowed]

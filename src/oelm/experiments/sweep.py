@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 from pydantic import ValidationError, model_validator
 
 from oelm.errors import ConfigError, DataError, NonFiniteError
-from oelm.experiments.fair import PACE, TUNED
+from oelm.experiments.fair import CLOSE, PACE, TUNED
 from oelm.experiments.inventory import SWEEP
 from oelm.experiments.plan import PlannedRun, plan_runs, variant_name
 from oelm.experiments.registry import Experiment
@@ -25,8 +25,6 @@ from oelm.train.status import now_text, read_status
 
 # Not among the seeds of any comparison: what was chosen by the luck of a seed must not be judged on that seed.
 FIRST_SEED = 100
-# A hundredth of a nat, one percent of perplexity, or a point of accuracy: about what another seed moves a run by.
-CLOSE = 0.01
 Grid = dict[str, list[Any]]
 
 
@@ -76,11 +74,18 @@ class SweepRecord(Strict):
         return self.grid, self.changes, [(point.values, point.seeds) for point in self.points]
 
     @property
+    def margin(self) -> float:
+        """How close to the best a point must be for other seeds to choose it rather easily: the less, the more were tried."""
+        return CLOSE / math.sqrt(len(self.points[0].seeds))
+
+    @property
     def close(self) -> tuple[SweepPoint, ...]:
-        """The points so close to the best that another seed may well choose one of them."""
+        """The points within that margin of the best."""
         least = None if self.best is None else self.points[self.best].score
         others = [point for number, point in enumerate(self.points) if number != self.best]
-        return tuple(point for point in others if least is not None and point.score is not None and point.score - least < CLOSE)
+        return tuple(
+            point for point in others if least is not None and point.score is not None and point.score - least < self.margin
+        )
 
     @property
     def why_no_best(self) -> str:

@@ -1,118 +1,165 @@
-"""How gaps go with the size of the model and the length of its training: a row for each that a data set was tried at."""
+"""How gaps go with the size of the model and the length of its training: a row for each that was tried on the same text."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from oelm.report.collect import Arm
+from oelm.dotted import flatten
+from oelm.experiments.fair import SHAPE, TUNED
+from oelm.report.baselines import unfit_baselines
+from oelm.report.collect import Arm, differing_settings, mean_figure
 from oelm.report.document import Cell, Section, Table, Text
-from oelm.report.findings import Findings, Pair, has_short_conv, label, on_architecture
+from oelm.report.findings import Findings, Pair, label, on_architecture
 from oelm.report.kinds import pair_text
 from oelm.report.ladder import compared
 from oelm.report.words import Words
 
+_RATE, _STEPS = "optim.lr", "steps"
+# What families of one table may differ in: size and length, what goes with them, and what only says when to look and to save.
+_MAY_DIFFER = {*SHAPE, _STEPS, _RATE, "schedule.warmup_steps", "extended_at", "micro_batch_size"}
+_MAY_DIFFER |= {"eval_every", "save_every", "keep_checkpoints", "timing_warmup_steps"}
+
 
 @dataclass(frozen=True)
 class _Family:
-    """A baseline of one size and length, and the arms that can be compared with it."""
+    """A baseline of one size and length, and the arms that can be compared with it, by name: of each that of most seeds."""
 
     baseline: Arm
-    pairs: tuple[Pair, ...]
+    pairs: dict[str, Pair]
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        return flatten(self.baseline.runs[0].config or {})
 
     @property
-    def kind(self) -> tuple[str, bool]:
-        """What families must share for their sizes to make a row of numbers: the data, and the architecture."""
-        manifest = self.baseline.runs[0].manifest
-        assert manifest is not None
-        return manifest.data.name, has_short_conv(self.baseline)
+    def is_whole(self) -> bool:
+        """Whether the record tells size and length; what a damaged one lacks is not guessed."""
+        return all(type(self.settings.get(key)) is int for key in ("model.num_layers", "model.model_dim", _STEPS))
 
     @property
     def size(self) -> tuple[int, int]:
         """Parameters, and steps."""
         audit = self.baseline.runs[0].audit
         assert audit is not None
-        return audit.total, int(self._config["steps"])
+        return audit.total, self.settings[_STEPS]
 
     @property
-    def shape(self) -> str:
-        model = self._config["model"]
-        return f"{model['num_layers']} x {model['model_dim']}"
+    def data(self) -> str:
+        manifest = self.baseline.runs[0].manifest
+        assert manifest is not None
+        return manifest.data.name
 
-    @property
-    def _config(self) -> dict[str, Any]:
-        config = self.baseline.runs[0].config
-        assert config is not None
-        return config
+    def is_like(self, other: _Family) -> bool:
+        """Whether two differ in size and length and what goes with them, and in nothing else."""
+        ours, theirs = self.baseline.runs[0], other.baseline.runs[0]
+        return ours.fingerprint == theirs.fingerprint and differing_settings(ours.recipe, theirs.recipe).keys() <= _MAY_DIFFER
 
 
 def sizes_section(findings: Findings, words: Words) -> Section | None:
-    """Return the gaps at every size and length of those data sets that were tried at more than one."""
-    families = _tried_at_several(_families(findings))
-    methods = _tried_again(families, findings, words)
-    families = [each for each in families if any(pair_text(pair, findings.catalog, words) in methods for pair in each.pairs)]
-    if not families:
+    """Return the gaps at every size and length of what was tried at more than one."""
+    groups = [group for alike in _groups(_families(findings, words)) if (group := _followed(alike))]
+    if not groups:
         return None
-    alike = Counter((each.kind, each.size) for each in families)
-    rows = tuple(
-        (*_about(each, words, is_alone=alike[each.kind, each.size] == 1), *_gaps(each, methods, findings, words))
-        for each in families
-    )
-    names = ("data", "shape", "parameters", "steps", "seeds", "ppl")
+    families = [family for group in groups for family in group]
+    methods = list(dict.fromkeys(name for family in families for name in family.pairs))
+    same = Counter((number, family.size) for number, group in enumerate(groups) for family in group)
+    unfit = unfit_baselines(findings)
+    rows = [
+        (
+            Cell(family.data if same[number, family.size] == 1 else f"{family.data} ({label(family.baseline)})"),
+            *_about(family, words, is_unfit=family.baseline.key in unfit),
+            *_gaps(family, methods, words),
+        )
+        for number, group in enumerate(groups)
+        for family in group
+    ]
+    names = ("data", "shape", "parameters", "steps", "rate", "seeds", "ppl")
     columns = (*(words(f"sizes.{name}") for name in names), *methods)
-    table = Table("sizes", words("sizes.caption"), columns, rows, frozenset(range(2, len(columns))))
+    table = Table("sizes", words("sizes.caption"), columns, tuple(rows), frozenset(range(2, len(columns))))
     return Section("sizes", words("sizes.title"), (Text(words("sizes.text")), table))
 
 
-def _families(findings: Findings) -> list[_Family]:
+def _families(findings: Findings, words: Words) -> list[_Family]:
     """Return the language models that are results, each with its fair comparisons, smallest and shortest first."""
     found = []
     for baseline, pairs in findings.families():
-        fair = tuple(pair for pair in pairs if not pair.confounded)
-        if fair and baseline.metric == "ppl" and baseline.budget != "smoke":
-            found.append(_Family(baseline, fair))
-    return sorted(found, key=lambda family: (family.kind, family.size, family.baseline.key))
+        named: dict[str, Pair] = {}
+        for pair in pairs:
+            name = pair_text(pair, findings.catalog, words)
+            if pair.seeds and not pair.confounded and len(pair.seeds) > (len(named[name].seeds) if name in named else 0):
+                named[name] = pair
+        family = _Family(baseline, named)
+        if named and baseline.metric == "ppl" and baseline.budget != "smoke" and family.is_whole:
+            found.append(family)
+    return sorted(found, key=lambda family: (family.data, family.size, family.baseline.key))
 
 
-def _tried_at_several(families: Sequence[_Family]) -> list[_Family]:
-    sizes: dict[tuple[str, bool], set[tuple[int, int]]] = {}
+def _groups(families: Sequence[_Family]) -> list[list[_Family]]:
+    groups: list[list[_Family]] = []
     for family in families:
-        sizes.setdefault(family.kind, set()).add(family.size)
-    return [family for family in families if len(sizes[family.kind]) > 1]
+        group = next((group for group in groups if group[0].is_like(family)), None)
+        if group is None:
+            groups.append([family])
+        else:
+            group.append(family)
+    return groups
 
 
-def _tried_again(families: Sequence[_Family], findings: Findings, words: Words) -> list[str]:
-    """Return the methods that were tried at several sizes of one data set: of the others there is nothing to follow."""
-    sizes: dict[tuple[str, tuple[str, bool]], set[tuple[int, int]]] = {}
-    for family in families:
-        for pair in family.pairs:
-            sizes.setdefault((pair_text(pair, findings.catalog, words), family.kind), set()).add(family.size)
-    return list(dict.fromkeys(method for (method, _), found in sizes.items() if len(found) > 1))
+def _followed(alike: Sequence[_Family]) -> list[_Family]:
+    """Return families with the arms that were tried at several of their sizes: of the others there is nothing to follow."""
+    sizes: dict[str, set[tuple[int, int]]] = {}
+    for family in alike:
+        for name in family.pairs:
+            sizes.setdefault(name, set()).add(family.size)
+    kept = [
+        _Family(family.baseline, {name: pair for name, pair in family.pairs.items() if len(sizes[name]) > 1})
+        for family in alike
+    ]
+    return [family for family in kept if family.pairs]
 
 
-def _about(family: _Family, words: Words, *, is_alone: bool) -> tuple[Cell, ...]:
-    """Return what a row is about; of two families of one size the runs' own names tell which is which."""
-    data, (parameters, steps) = family.kind[0], family.size
-    seeds = sorted({len(pair.seeds) for pair in family.pairs})
-    # What the first comparison stands on; the others of its family have the same data.
-    mean = family.baseline.mean(family.pairs[0].split)
+def _about(family: _Family, words: Words, *, is_unfit: bool) -> tuple[Cell, ...]:
+    """Return what a row is about: shape, parameters, steps, rates, seeds, and the baseline's perplexity on these seeds."""
+    pairs, settings = list(family.pairs.values()), family.settings
+    parameters, steps = family.size
+    shape = f"{settings['model.num_layers']} x {settings['model.model_dim']}"
+    counts = {len(pair.seeds) for pair in pairs}
+    split = pairs[0].split
+    on_split = family.baseline.on(split)
+    mean = mean_figure([on_split[seed] for seed in sorted({seed for pair in pairs for seed in pair.seeds})], "ppl")
+    told = words("across.on_test", gap=f"{mean:.2f}") if split == "test" else f"{mean:.2f}"
     return (
-        Cell(data if is_alone else f"{data} ({label(family.baseline)})"),
-        Cell(on_architecture(family.baseline, family.shape, words)),
+        Cell(on_architecture(family.baseline, shape, words)),
         Cell(f"{parameters:,}", parameters),
         Cell(f"{steps:,}", steps),
-        Cell(words.listed(seeds), seeds[0]),
-        Cell(f"{mean:.2f}", mean),
+        Cell(_rates(family, words)),
+        Cell(str(min(counts)) if len(counts) == 1 else "", min(counts)),
+        Cell(told, mean, "warn" if is_unfit else ""),
     )
 
 
-def _gaps(family: _Family, methods: Sequence[str], findings: Findings, words: Words) -> list[Cell]:
-    """Return a family's gap by each method, empty where it was not tried; of several arms of one, that of most seeds."""
-    found: dict[str, Cell] = {}
-    for pair in sorted(family.pairs, key=lambda pair: len(pair.seeds)):
+def _rates(family: _Family, words: Words) -> str:
+    """Return the rates of baseline and arms, each once, and whether they came out of a sweep."""
+    arms = [family.baseline, *(pair.arm for pair in family.pairs.values())]
+    rates = dict.fromkeys(flatten(arm.runs[0].config or {}).get(_RATE) for arm in arms)
+    told = words.listed(f"{rate:g}" for rate in rates if isinstance(rate, int | float))
+    return words("sizes.swept", rates=told) if family.baseline.variant.startswith(TUNED) else told
+
+
+def _gaps(family: _Family, methods: Sequence[str], words: Words) -> list[Cell]:
+    """Return a family's gap by each method, empty where it was not tried; with its seeds where not all have as many."""
+    is_uneven = len({len(pair.seeds) for pair in family.pairs.values()}) > 1
+    cells = []
+    for method in methods:
+        if (pair := family.pairs.get(method)) is None:
+            cells.append(Cell(""))
+            continue
         gap, text = compared(pair.arm, pair.baseline, pair.split)
-        told = words("across.on_test", gap=text) if pair.split == "test" and text else text
-        found[pair_text(pair, findings.catalog, words)] = Cell(told, gap.value if gap is not None else None)
-    return [found.get(method, Cell("")) for method in methods]
+        told = f"{text} (n={len(pair.seeds)})" if is_uneven else text
+        told = words("across.on_test", gap=told) if pair.split == "test" else told
+        cells.append(Cell(told, gap.value if gap is not None else None))
+    return cells

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from oelm.dotted import flatten
-from oelm.experiments.fair import TUNED, is_tuned_alone
+from oelm.experiments.fair import CLOSE, TUNED, is_tuned_alone
 from oelm.report.collect import Arm
 from oelm.report.document import Block, Cell, Chart, Section, Table, Text
 from oelm.report.findings import Findings, label, sweep_of
@@ -108,7 +108,7 @@ def tuning_section(findings: Findings, words: Words) -> Section | None:
     if not rows:
         return None
     columns = tuple(words(f"tuning.{name}") for name in ("arm", "budget", "setting", "score", "seeds", "remark"))
-    blocks: list[Block] = [Text(words("tuning.text"))]
+    blocks: list[Block] = [Text(words("tuning.text", close=CLOSE))]
     if points:
         arms = list(dict.fromkeys(str(point["arm"]) for point in points))
         spec = rates(points, arms, x="optim.lr", y=words("tuning.score"))

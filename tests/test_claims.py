@@ -109,14 +109,15 @@ def test_behind_a_short_convolution_pure_freezing_meets_it_on_tinystories_after_
     assert gaps(PAGE, "oelm report --out results/short-conv --table classes", on="tinystories")[BEHIND][0] == "✓"
 
 
-def test_behind_a_short_convolution_frames_are_worth_more_than_half_of_what_learning_gains_over_uniform_attention() -> None:
+def test_behind_a_short_convolution_frames_gain_over_uniform_attention_about_three_fifths_of_what_learning_does() -> None:
     assert gaps(PAGE, "oelm report --out results/short-conv --table classes", on="tinystories")[UNIFORM][0] == "△"
     rows = [
         line.replace("\\", "") for line in (ROOT / PAGE).read_text().splitlines() if line.startswith("| GPT-01-conv (tuned), ")
     ]
     frames, learning = (ends(row) for row in rows)
     assert frames[1] < 0 and learning[1] < 0
-    assert value(rows[0].split("|")[5]) < value(rows[1].split("|")[5])
+    ours, theirs = (value(row.split("|")[5]) for row in rows)
+    assert 0.55 < ours / (ours + theirs) < 0.65
 
 
 @pytest.mark.parametrize("corpus", ["tinystories", STDLIB])
@@ -143,7 +144,7 @@ def test_orthonormal_rows_add_nothing_that_shows(frozen: str) -> None:
     step = f"{frozen}-matched (tuned) | {frozen} (tuned)"
     row = next(line for line in (ROOT / PAGE).read_text().splitlines() if step in line)
     low, high = ends(row.replace("\\", ""))
-    assert low < 0 < high
+    assert low < 0 < high and (frozen != "GPT-02" or (low > -3.5 and high < 3.5))
 
 
 def test_the_thin_control_meets_the_target_on_tinystories_and_may_or_may_not_elsewhere() -> None:

@@ -59,6 +59,16 @@ def test_the_later_it_begins_to_learn_the_more_it_costs_and_a_quarter_is_too_sho
     assert abs(selected["train_then_freeze"] - selected["oelm_freeze"]) < 3
 
 
+def test_entries_as_small_as_the_earlier_studys_are_worth_no_more_than_no_attention(selected: dict[str, float]) -> None:
+    assert abs(selected["oelm_random"] - selected["uniform"]) < 2 and selected["uniform"] > selected["oelm_freeze"] + 10
+    assert selected["oelm_global"] > selected["oelm_freeze"] > selected["oelm_scaled"]
+
+
+def test_a_gain_per_head_helps_nothing_and_a_matrix_less_than_a_correction(selected: dict[str, float]) -> None:
+    assert selected["oelm_head_gain"] > selected["oelm_freeze"] - 1
+    assert selected["oelm_lowrank"] + 3 < selected["oelm_matrix"] < selected["oelm_freeze"] / 2
+
+
 def test_one_of_the_two_may_be_frozen_at_a_small_cost(selected: dict[str, float]) -> None:
     assert all(1 < selected[arm] < 5 for arm in ("oelm_q_only", "oelm_k_only"))
 

@@ -74,9 +74,20 @@ def test_one_of_the_two_may_be_frozen_at_a_small_cost(selected: dict[str, float]
 
 
 def test_a_correction_of_the_first_layer_does_about_as_well_as_one_of_all(selected: dict[str, float]) -> None:
-    # By the rule of selection, within 0.3%.
-    assert abs(selected["oelm_lowrank_first"] - selected["oelm_lowrank"]) < 0.3
-    assert selected["oelm_lowrank_first"] < selected["thinner"]
+    # Within a point; on the two seeds that were selected on it was 0.3, and 'about' is all that is said of three.
+    assert abs(selected["oelm_lowrank_first"] - selected["oelm_lowrank"]) < 1
+    found = gaps(PAGE, "oelm report --out results/selection --table controls", on="tinystories (steps-500)")
+    assert ends(found["oelm_lowrank_first"])[1] < 0 < ends(found["oelm_matrix"])[0]
+
+
+def test_the_longer_it_is_trained_the_less_pure_freezing_loses_and_the_others_lose_no_more_that_shows() -> None:
+    command = "--out results/variants --out results/selection --table sizes"
+    text = (ROOT / PAGE).read_text(encoding="utf-8").replace("\\", "")
+    head, _, short, long = re.search(rf"{re.escape(command)} -->\n\n(.*?)\n\n", text, re.DOTALL)[1].splitlines()  # type: ignore[index]
+    cells = {name: (short.split("|")[n], long.split("|")[n]) for n, name in enumerate(map(str.strip, head.split("|")))}
+    assert ends(cells["oelm_freeze"][1])[1] < ends(cells["oelm_freeze"][0])[0] and ends(cells["oelm_freeze"][1])[0] > 5
+    for arm in ("oelm_lowrank", "oelm_last_half"):
+        assert ends(cells[arm][1])[0] < value(cells[arm][0])
 
 
 @pytest.mark.parametrize("corpus", CORPORA)

@@ -84,8 +84,6 @@ def test_following_prints_what_comes_and_ends_with_the_run(root: Path) -> None:
     )
 
     def live() -> None:
-        (run / "console.log").write_text("printed\n")
-        time.sleep(1)
         with (run / "training.log").open("w") as log:
             for n in range(3):
                 log.write(f"line {n}\nhalf of")
@@ -94,13 +92,16 @@ def test_following_prints_what_comes_and_ends_with_the_run(root: Path) -> None:
                 log.write(" a line\n")
         record(root, "done")
 
-    time.sleep(1)
+    (run / "console.log").write_text("printed\n")
+    assert process.stdout is not None
+    # However long it takes to start: from here on it follows.
+    first = process.stdout.readline()
     writer = threading.Thread(target=live)
     writer.start()
     out, err = process.communicate(timeout=60)
     writer.join()
     assert process.returncode == 0 and "the run is done" in err
-    assert out == "printed\n" + "".join(f"line {n}\nhalf of a line\n" for n in range(3))
+    assert first + out == "printed\n" + "".join(f"line {n}\nhalf of a line\n" for n in range(3))
 
 
 def test_following_ends_well_with_an_interrupt(root: Path) -> None:

@@ -35,7 +35,7 @@ def logs(
     view = _chosen(target, out_dir, seed=seed, budget=budget, variant=variant)
     try:
         path = _log_of(view)
-        end = _print_tail(path, lines) if path is not None else 0
+        end = _print_tail(path, lines, hold_back=follow) if path is not None else 0
         if path is None and not follow:
             missing = "its log was not kept here" if view.state == "done" else f"no log yet; the run is {view.state}"
             err.print(f"{view.path}: {missing}", soft_wrap=True)
@@ -86,8 +86,8 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _print_tail(path: Path, lines: int) -> int:
-    """Print the last lines of a file; return where the next line begins."""
+def _print_tail(path: Path, lines: int, *, hold_back: bool) -> int:
+    """Print the last lines of a file; return how far. Half a line at the end may be held back: its rest is yet to come."""
     with path.open("rb") as file:
         position = file.seek(0, os.SEEK_END)
         end, content = position, b""
@@ -96,8 +96,9 @@ def _print_tail(path: Path, lines: int) -> int:
             block = min(_BLOCK_BYTES, position)
             position = file.seek(position - block)
             content = file.read(block) + content
-    _print_lines(content.splitlines()[-lines:] if lines else [])
-    return end
+    shown = content[: content.rfind(b"\n") + 1] if hold_back else content
+    _print_lines(shown.splitlines()[-lines:] if lines else [])
+    return end - len(content) + len(shown)
 
 
 def _print_lines(lines: Sequence[bytes]) -> None:
@@ -113,16 +114,17 @@ def _follow(view: RunView, path: Path | None, position: int) -> None:
         view = look(view)
         now = _log_of(view) or path
         path, position = now, position if now == path else 0
+        is_over = view.state not in (*ALIVE, "queued")
         if path is not None:
-            position = _print_new(path, position)
-        if view.state not in (*ALIVE, "queued"):
+            position = _print_new(path, position, hold_back=not is_over)
+        if is_over:
             err.print(f"the run is {view.state}", style="dim")
             return
         time.sleep(_POLL_S)
 
 
-def _print_new(path: Path, position: int) -> int:
-    """Print whole lines that were added since; begin again where the file was replaced by a shorter one."""
+def _print_new(path: Path, position: int, *, hold_back: bool) -> int:
+    """Print the lines that were added since; begin again where the file was replaced by a shorter one."""
     size = _size(path)
     if size == position:
         return position
@@ -130,6 +132,6 @@ def _print_new(path: Path, position: int) -> int:
         file.seek(position if size > position else 0)
         content = file.read()
         start = file.tell() - len(content)
-    whole = content.rfind(b"\n") + 1
-    _print_lines(content[:whole].splitlines())
-    return start + whole
+    shown = content[: content.rfind(b"\n") + 1] if hold_back else content
+    _print_lines(shown.splitlines())
+    return start + len(shown)

@@ -104,31 +104,20 @@ def test_following_prints_what_comes_and_ends_with_the_run(root: Path) -> None:
     assert first + out == "printed\n" + "".join(f"line {n}\nhalf of a line\n" for n in range(3))
 
 
-def test_following_holds_half_a_line_back_until_its_rest_comes(root: Path) -> None:
-    run = record(root, "running", host="elsewhere")
-    (run / "training.log").write_text("one\nhalf of")
-    with screen("logs", "GPT-02", "--follow") as terminal:
-        place = terminal.wait_for("one")
-        with (run / "training.log").open("a") as log:
-            log.write(" a line\n")
-        terminal.wait_for("half of a line", after=place)
-        terminal.process.send_signal(signal.SIGINT)
-        assert terminal.end() == 0
-
-
 def test_following_shows_half_a_line_that_a_run_ended_with(root: Path) -> None:
     (record(root, "stopped") / "training.log").write_text("one\nhalf of")
     assert oelm("logs", "GPT-02", "--follow").stdout == "one\nhalf of\n"
 
 
-def test_following_ends_well_with_an_interrupt(root: Path) -> None:
+@pytest.mark.parametrize(("there", "comes", "line"), [("", "two\n", "two"), ("half of", " a line\n", "half of a line")])
+def test_following_prints_whole_lines_and_ends_well_with_an_interrupt(root: Path, there: str, comes: str, line: str) -> None:
     run = record(root, "running", host="elsewhere")
-    (run / "training.log").write_text("one\n")
+    (run / "training.log").write_text(f"one\n{there}")
     with screen("logs", "GPT-02", "--follow") as terminal:
         place = terminal.wait_for("one")
         with (run / "training.log").open("a") as log:
-            log.write("two\n")
-        terminal.wait_for("two", after=place)
+            log.write(comes)
+        terminal.wait_for(line, after=place)
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.end() == 0
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from oelm.report.plots import forest_by_set
 from oelm.report.svg import PAGE, PAPER, chart_svg
 from tests.report.sample_document import curves, forest, heads, side_by_side
 
@@ -36,6 +37,31 @@ def test_every_reference_finds_its_definition() -> None:
     drawn = chart_svg(heads().spec, config=PAGE, prefix="still")
     ids = {element.attrib["id"] for element in ET.fromstring(drawn).iter() if "id" in element.attrib}
     assert set(re.findall(r"url\(#([^)]*)\)", drawn)) <= ids and ids
+
+
+def painted(element: ET.Element, fill: str = "black", stroke: str = "none") -> bool:
+    """Whether every path that a picture draws, other than those it clips by, has a colour of its own or of what it is in."""
+    fill, stroke = element.get("fill", fill), element.get("stroke", stroke)
+    if element.tag == SVG + "path" and {fill, stroke} <= {"none", "transparent"}:
+        return False
+    return element.tag == SVG + "clipPath" or all(painted(child, fill, stroke) for child in element)
+
+
+@pytest.mark.parametrize("chart", [curves(), forest(), heads(), side_by_side()], ids=lambda chart: chart.name)
+def test_nothing_is_drawn_without_a_colour(chart: Any) -> None:
+    drawn = ET.fromstring(chart_svg(chart.spec, config=PAPER, prefix="still"))
+    assert painted(drawn) and drawn.findall(f".//{SVG}path")
+
+
+def test_how_wide_the_last_of_four_data_sets_is_moves_nothing() -> None:
+    # Of two fonts of one name one sets "11" closer than the other: a picture must not tell which a machine has.
+    pictures = []
+    for last in ("set-11", "set-1111"):
+        sets = ["one", "two", "three", last]
+        rows = [{"name": "arm", "arm": name, "value": 1.0, "low": 0.9, "high": 1.1, "text": "", "verdict": ""} for name in sets]
+        spec = forest_by_set(rows, sets, bound=1.05, title="ratio", bound_title="target")
+        pictures.append(chart_svg(spec, config=PAPER, prefix="still").replace(last, "last"))
+    assert pictures[0] == pictures[1]
 
 
 def test_links_and_images_are_left_out() -> None:

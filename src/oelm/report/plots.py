@@ -59,7 +59,8 @@ def forest_by_set(rows: Rows, sets: Sequence[str], *, bound: float, title: str, 
     shared: dict[str, Any] = {
         "y": {"field": "name", "type": "nominal", "sort": order, "title": None, "axis": {"labelLimit": 320, "grid": True}},
         "yOffset": {"field": "arm", "sort": list(sets)},
-        "color": _colour(sets),
+        # Names of data sets are short: a row holds four, and what the last of them measures, by whatever font, moves nothing.
+        "color": _colour(sets, columns=4),
         "tooltip": [{"field": name, "type": "nominal", "title": " "} for name in ("name", "arm", "text", "verdict")],
     }
     interval = {
@@ -134,7 +135,7 @@ def _axis(field: str, title: str, *, zero: bool = True) -> dict[str, Any]:
     return {"field": field, "type": "quantitative", "title": title, "scale": {"zero": zero}}
 
 
-def _colour(arms: Sequence[str]) -> dict[str, Any]:
+def _colour(arms: Sequence[str], *, columns: int = 3) -> dict[str, Any]:
     # The page's own palette, which follows its theme; its first colour is for the baseline.
     return {
         "field": "arm",
@@ -142,5 +143,5 @@ def _colour(arms: Sequence[str]) -> dict[str, Any]:
         "sort": list(arms),
         "title": None,
         "scale": {"domain": list(arms)},
-        "legend": {"orient": "bottom", "columns": 3, "labelLimit": 260},
+        "legend": {"orient": "bottom", "columns": columns, "labelLimit": 260},
     }

@@ -24,6 +24,7 @@ _ASSUMED = {"opacity": "1", "stroke-width": "1", "transform": "translate(0,0)", 
 _LONG_NUMBER = re.compile(r"-?\d*\.\d{2,}")
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _STILL_WIDTH = 760
+_UNPAINTED = ("none", "transparent")
 
 
 def chart_config(*, ink: str, muted: str, rule: str, series: list[str]) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def chart_svg(spec: dict[str, Any], *, config: dict[str, Any], prefix: str) -> s
     return ET.tostring(root, encoding="unicode")
 
 
-def _shrink(element: ET.Element, ids: dict[str, str]) -> None:
+def _shrink(element: ET.Element, ids: dict[str, str], *, fill: str = "black", stroke: str = _UNPAINTED[0]) -> None:
     """Drop what does not show and digits below a hundredth of a pixel: it halves a picture."""
     element.tag = element.tag.removeprefix(_SVG)
     element.attrib = {
@@ -96,9 +97,10 @@ def _shrink(element: ET.Element, ids: dict[str, str]) -> None:
         for name, value in element.attrib.items()
         if name not in _NEEDLESS and value != _ASSUMED.get(name) and not name.endswith("href")
     }
+    fill, stroke = element.get("fill", fill), element.get("stroke", stroke)
     for child in list(element):
-        _shrink(child, ids)
-        if child.tag not in _ELEMENTS or _is_invisible(child):
+        _shrink(child, ids, fill=fill, stroke=stroke)
+        if child.tag not in _ELEMENTS or (element.tag != "clipPath" and _is_invisible(child, fill=fill, stroke=stroke)):
             element.remove(child)
 
 
@@ -109,7 +111,9 @@ def _tidied(name: str, value: str, ids: dict[str, str]) -> str:
     return _LONG_NUMBER.sub(lambda digits: f"{float(digits[0]):.2f}".rstrip("0").rstrip("."), named)
 
 
-def _is_invisible(element: ET.Element) -> bool:
+def _is_invisible(element: ET.Element, *, fill: str, stroke: str) -> bool:
+    if element.tag == "path" and {element.get("fill", fill), element.get("stroke", stroke)} <= {*_UNPAINTED}:
+        return True
     if element.get("display") == "none" or element.get("opacity") == "0" or element.get("d") in ("", "M0,0h0v0h0Z"):
         return True
     return element.tag in ("g", "defs") and len(element) == 0

@@ -13,16 +13,22 @@ STDLIB = "stdlib-3.11.7"
 CORPORA = ["tinystories", "openwebtext", "wikitext103", STDLIB]
 
 
-def gaps(page: str, command: str, *, on: str = "") -> dict[str, str]:
-    """Return the gaps of the table that a command wrote into a page, on one data set or in the only such column, by arm."""
+def rows(page: str, command: str) -> list[list[str]]:
+    """Return the cells of the table that a command wrote into a page, its head first."""
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\", "").replace("`", "")
     block = re.search(rf"<!-- \$ {re.escape(command)} -->(.*?)<!-- end -->", text, re.DOTALL)
     assert block is not None, f"{page} has no block of {command}"
-    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block[1].strip().splitlines()]
+    head, _, *others = [[cell.strip() for cell in line.strip("|").split("|")] for line in block[1].strip().splitlines()]
+    return [head, *others]
+
+
+def gaps(page: str, command: str, *, on: str = "") -> dict[str, str]:
+    """Return the gaps of the table that a command wrote into a page, on one data set or in the only such column, by arm."""
+    head, *found = rows(page, command)
     where = head.index(on) if on else next(n for n, name in enumerate(head) if "[95%]" in name)
-    names = [next(cell for cell in row if "_" in cell or cell.startswith(("thin", "baseline", "uniform"))) for row in rows]
+    names = [next(cell for cell in row if "_" in cell or cell.startswith(("thin", "baseline", "uniform"))) for row in found]
     assert len({*names}) == len(names), "two rows of one name: which of them is meant?"
-    return {name: row[where] for name, row in zip(names, rows, strict=True)}
+    return {name: row[where] for name, row in zip(names, found, strict=True)}
 
 
 def ends(gap: str) -> tuple[float, float]:
@@ -88,6 +94,15 @@ def test_the_longer_it_is_trained_the_less_pure_freezing_loses_and_the_others_lo
     assert ends(cells["oelm_freeze"][1])[1] < ends(cells["oelm_freeze"][0])[0] and ends(cells["oelm_freeze"][1])[0] > 5
     for arm in ("oelm_lowrank", "oelm_last_half"):
         assert ends(cells[arm][1])[0] < value(cells[arm][0])
+
+
+def test_the_draw_makes_no_difference_that_shows_and_good_frames_cannot_be_told() -> None:
+    _, (*_, over_draws, _, _, p) = rows(PAGE, "oelm report --out results/draws --table draws")
+    low, high = re.findall(r"\d+\.\d+", over_draws)[1:]
+    assert float(low) == 0 and float(high) < 1.1 and float(p) > 0.05
+    _, agreement, overlap, early, _ = rows(PAGE, "python studies/draws.py")
+    assert all(float(row[4]) > 0.05 for row in (agreement, overlap))
+    assert float(early[4]) < 0.05 and -1 < value(early[5]) < 0
 
 
 @pytest.mark.parametrize("corpus", CORPORA)

@@ -119,6 +119,13 @@ def test_the_draws_of_one_recipe_make_one_row(tmp_path: Path) -> None:
     assert row["over draws [95%]"].startswith("15.78% [")
 
 
+def test_draws_that_are_compared_with_each_other_are_not_said_to_lack_a_baseline(tmp_path: Path) -> None:
+    write_draws(tmp_path, FAR_APART)
+    assert "compared with nothing" not in "".join(texts(english(tmp_path), "verdicts"))
+    write_draws(tmp_path, {13: (22.0, 22.0)}, name="alone-", settings={"optim.lr": 0.1})
+    assert "GPT-02/laptop/alone-seed-13: compared with nothing" in "".join(texts(english(tmp_path), "verdicts"))
+
+
 def test_the_same_draws_at_another_rate_are_another_row(tmp_path: Path) -> None:
     write_draws(tmp_path, FAR_APART, settings={"optim.lr": 0.001})
     write_draws(tmp_path, ALIKE, name="lr-0.1-", settings={"optim.lr": 0.1})

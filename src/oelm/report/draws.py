@@ -11,7 +11,7 @@ import numpy as np
 from scipy import stats
 
 from oelm.dotted import flatten
-from oelm.report.collect import Arm, recipe_differences
+from oelm.report.collect import Arm, ArmKey, recipe_differences
 from oelm.report.document import Cell, Section, Table, Text
 from oelm.report.findings import Findings
 from oelm.report.stats import LEVEL
@@ -86,6 +86,7 @@ class _Design:
     budget: str
     recipe: dict[str, Any]
     values: dict[tuple[int, int], float]
+    arms: set[ArmKey]
 
     @property
     def steps(self) -> int:
@@ -94,7 +95,7 @@ class _Design:
 
 def draws_section(findings: Findings, words: Words) -> Section | None:
     """Return the two spreads of every experiment whose frames were drawn by seeds of their own, crossed with runs' seeds."""
-    found = [(design, estimate) for design in _designs(findings.arms) if (estimate := _largest(design.values)) is not None]
+    found = _estimated(findings)
     if not found:
         return None
     rows = tuple(_row(design, estimate, _apart(design, [other for other, _ in found])) for design, estimate in found)
@@ -102,6 +103,15 @@ def draws_section(findings: Findings, words: Words) -> Section | None:
     columns = tuple(words(f"draws.{name}") for name in names)
     table = Table("draws", words("draws.caption"), columns, rows, frozenset(range(2, len(columns))))
     return Section("draws", words("draws.title"), (Text(words("draws.text")), table))
+
+
+def crossed_arms(findings: Findings) -> set[ArmKey]:
+    """Return the arms whose luck is told; they are compared with each other, and need no baseline for that."""
+    return {key for design, _ in _estimated(findings) for key in design.arms}
+
+
+def _estimated(findings: Findings) -> list[tuple[_Design, Spread]]:
+    return [(design, estimate) for design in _designs(findings.arms) if (estimate := _largest(design.values)) is not None]
 
 
 def shared_recipe(config: Mapping[str, Any], fingerprint: str) -> dict[str, Any]:
@@ -118,10 +128,11 @@ def _designs(arms: Sequence[Arm]) -> list[_Design]:
         draw = draw_of(arm) if arm.is_usable and arm.metric == "ppl" else None
         if draw is None:
             continue
-        mine = _Design(arm.experiment, arm.budget, shared_recipe(arm.runs[0].recipe, arm.runs[0].fingerprint), {})
+        mine = _Design(arm.experiment, arm.budget, shared_recipe(arm.runs[0].recipe, arm.runs[0].fingerprint), {}, set())
         design = next((other for other in _rivals(mine, found) if not recipe_differences(mine.recipe, other.recipe)), None)
         if design is None:
             found.append(design := mine)
+        design.arms.add(arm.key)
         for seed, value in arm.best.items():
             # The same run under the names of two variants counts once.
             design.values.setdefault((draw, seed), math.log(value))

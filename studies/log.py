@@ -52,6 +52,14 @@ NOW = {
     "a correction in all layers (`oelm_lowrank`), 1/8": STUDY / "GPT-02-lowrank" / "laptop" / HALF,
     "nothing frozen, Q and K an eighth as wide (thin control), 1/8": STUDY / "GPT-01-thin" / "laptop" / HALF,
 }
+# Arms behind a short convolution where some began badly, and where their runs of full length lie.
+STARTED = (STUDY, RESULTS / "short-conv")
+STARTS = {
+    "GPT-06-conv": ("WikiText-103", "baseline"),
+    "GPT-07-conv": ("WikiText-103", "`oelm_freeze`"),
+    "GPT-04-conv": ("OpenWebText", "baseline"),
+    "GPT-05-conv": ("OpenWebText", "`oelm_freeze`"),
+}
 CORPORA = {"TinyStories": "GPT-01", "OpenWebText": "GPT-04", "WikiText-103": "GPT-06", "standard library": "GPT-08"}
 WINDOWS = {("16 x 128", "2,048"): (PLAIN, 2), ("32 x 64", "512"): ("batch-size-32-tokenizer-bpe-512-eval-eve-768ea824", 100)}
 
@@ -229,6 +237,29 @@ def short_conv() -> list[list[str]]:
     return rows
 
 
+def starts() -> list[list[str]]:
+    """How runs behind a short convolution began, by rate: what a spike of the gradient threw back is seen at step 200."""
+    given_up = json.loads((PROBES / "conv-given-up.json").read_text(encoding="utf-8"))
+    rows = [["corpus", "arm", "lr", "training loss, steps 160 to 200, by seed"]]
+    for name, (corpus, arm) in STARTS.items():
+        found = [(each["lr"], each["seed"], early_loss(each["losses"])) for each in given_up if each["experiment"] == name]
+        for path in (path for place in STARTED for path in place.glob(f"{name}/laptop/*/seed-*/config.json")):
+            config = json.loads(path.read_text(encoding="utf-8"))
+            if config["steps"] == 1000:
+                kept = map(json.loads, path.with_name("metrics.jsonl").read_text(encoding="utf-8").splitlines())
+                losses = {str(row["step"]): row["loss"] for row in kept if "loss" in row}
+                found.append((config["optim"]["lr"], config["seed"], early_loss(losses)))
+        for lr in sorted({lr for lr, _, _ in found}):
+            told = ", ".join(f"{loss:.2f} ({seed})" for at, seed, loss in sorted(found) if at == lr)
+            rows.append([corpus, arm, str(lr), told])
+    return rows
+
+
+def early_loss(losses: dict[str, float]) -> float:
+    """Return the mean training loss of every tenth step from 160 to 200."""
+    return sum(losses[str(step)] for step in range(160, 201, 10)) / 5
+
+
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "first": first,
     "ideas": ideas,
@@ -240,6 +271,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "elsewhere": elsewhere,
     "first-layer": first_layer,
     "short-conv": short_conv,
+    "starts": starts,
 }
 
 

@@ -248,6 +248,7 @@ def test_sweep_marks_the_best_and_tuned_runs_take_it(queue: Queue) -> None:
     # Stand-ins do best at 0.01, amid the grid.
     printed = queue.finish(*SWEEP, "optim.lr=0.001,0.01,0.1")
     assert printed.count("best │") == 2 and "edge of the grid" not in printed and "close" not in printed
+    assert printed.count(", 1 seed a point") == 2
     assert {run.name for run in queue.runs()} == {"seed-100"} and len(queue.runs()) == 6
     queue.finish(*TUNED, "--seeds", "2")
     tuned = [run for run in queue.runs() if run.parent.name.startswith("tuned-")]

@@ -335,7 +335,8 @@ def _take_over(ids: list[str] | None, like: str, *, budget: str, catalog: Catalo
 def _print_sweep(record: SweepRecord) -> None:
     from rich.table import Table
 
-    title = f"{record.experiment} at {record.budget}, {len(record.points[0].seeds)} seeds a point"
+    seeds = len(record.points[0].seeds)
+    title = f"{record.experiment} at {record.budget}, {seeds} seed{'s' if seeds > 1 else ''} a point"
     table = Table(title=title, title_justify="left", title_style="bold")
     for name in (*record.grid, "score (less is better)", ""):
         table.add_column(name, justify="right" if name else "left")

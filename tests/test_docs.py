@@ -37,6 +37,20 @@ def test_links_lead_to_files_that_are_there(page: Path) -> None:
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
+def anchors(page: Path) -> set[str]:
+    """Return what a page's headings can be linked by: letters in lower case, digits, hyphens, and a hyphen for each space."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", prose, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_headings_that_are_there(page: Path) -> None:
+    targets = re.findall(r"\]\(((?!https?:)[^)#]*)#([^)]+)\)", page.read_text())
+    found = [(page.parent / path if path else page, anchor) for path, anchor in targets]
+    assert [f"{path.name}#{anchor}" for path, anchor in found if anchor not in anchors(path)] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_and_their_options_exist(page: Path) -> None:
     group = typer.main.get_command(app)

@@ -136,13 +136,14 @@ def test_behind_a_short_convolution_pure_freezing_meets_the_target_or_is_at_its_
     assert {corpus: gaps(PAGE, STUDY, on=corpus)[BEHIND][:1] for corpus in CORPORA} == {
         "tinystories": "△",
         "openwebtext": "",
-        "wikitext103": "",
+        "wikitext103": "△",
         STDLIB: "✓",
     }
 
 
-def test_behind_a_short_convolution_pure_freezing_meets_it_on_tinystories_after_a_sweep_at_full_length() -> None:
-    assert gaps(PAGE, "oelm report --out results/short-conv --table classes", on="tinystories")[BEHIND][0] == "✓"
+@pytest.mark.parametrize("corpus", ["tinystories", "wikitext103"])
+def test_behind_a_short_convolution_pure_freezing_meets_it_in_both_second_tries(corpus: str) -> None:
+    assert gaps(PAGE, "oelm report --out results/short-conv --table classes", on=corpus)[BEHIND][0] == "✓"
 
 
 def test_behind_a_short_convolution_frames_gain_over_uniform_attention_about_three_fifths_of_what_learning_does() -> None:
@@ -156,14 +157,15 @@ def test_behind_a_short_convolution_frames_gain_over_uniform_attention_about_thr
     assert 0.55 < ours / (ours + theirs) < 0.65
 
 
-@pytest.mark.parametrize("corpus", ["tinystories", STDLIB])
-def test_behind_a_short_convolution_it_does_better_than_the_plain_baseline_and_loses_less_than_that_gains(corpus: str) -> None:
+@pytest.mark.parametrize(("corpus", "is_told"), [("tinystories", True), ("wikitext103", False), (STDLIB, True)])
+def test_behind_a_short_convolution_it_does_better_than_the_plain_baseline(corpus: str, is_told: bool) -> None:
     found = gaps(PAGE, "oelm report --out results/variants --table plain", on=corpus)
-    assert ends(found[BEHIND])[1] < 0 and ends(found["baseline after a short convolution"])[1] < 0
+    # Baselines that began badly hide on one corpus what the convolution does for them.
+    assert ends(found[BEHIND])[1] < 0 and (ends(found["baseline after a short convolution"])[1] < 0) == is_told
 
 
 def test_behind_a_short_convolution_the_first_layer_looks_at_everything() -> None:
-    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    text = (ROOT / "docs/log.md").read_text(encoding="utf-8")
     for arm in ("GPT-01-conv", "GPT-02-conv"):
         row = next(line for line in text.splitlines() if line.startswith(f"| {arm} (tuned)") and "logits" in line)
         first, *others = [float(cell) for cell in row.strip("|").split("|")[4:]]

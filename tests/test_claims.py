@@ -105,6 +105,17 @@ def test_the_draw_makes_no_difference_that_shows_and_good_frames_cannot_be_told(
     assert float(early[4]) < 0.05 and -1 < value(early[5]) < 0
 
 
+def test_the_wider_the_model_the_less_freezing_costs_and_the_correction_may_miss_the_target_at_64_alone() -> None:
+    folders = "--out results/width-64 --out results/variants --out results/width-192"
+    _, *widths = rows(PAGE, f"oelm report GPT-09 GPT-09-lowrank {folders} --table sizes")
+    assert [row[1] for row in widths] == ["4 x 64", "4 x 128", "4 x 192"]
+    frozen, corrected = ([row[place] for row in widths] for place in (-2, -1))
+    for arm in (frozen, corrected):
+        assert value(arm[0]) > value(arm[1]) > value(arm[2])
+    assert ends(frozen[2])[1] < ends(frozen[0])[0] and all(ends(gap)[0] > 5 for gap in frozen)
+    assert [ends(gap)[1] > 5 for gap in corrected] == [True, False, False]
+
+
 @pytest.mark.parametrize("corpus", CORPORA)
 @pytest.mark.parametrize(("page", "command"), [("README.md", STUDY), ("README.zh-CN.md", f"{STUDY} --lang zh"), (PAGE, STUDY)])
 def test_pure_freezing_misses_the_target_and_a_little_learning_meets_it(page: str, command: str, corpus: str) -> None:

@@ -228,3 +228,21 @@ def test_the_commands_are_there_in_a_process_of_their_own(root: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "") and "done, but its files cannot be used, seeds 9" in done.stdout
     refused = subprocess.run(oelm_command("log", "--out", "nowhere"), capture_output=True, text=True, timeout=120)
     assert (refused.returncode, refused.stdout) == (2, "") and refused.stderr.startswith("error: nowhere: no such folder")
+
+
+def test_one_table_alone_names_the_records_that_it_could_not_use(root: Path) -> None:
+    assert oelm("report", "--table", "classes").stderr == ""
+    metrics = root / "GPT-02" / "laptop" / "default" / "seed-3" / "metrics.jsonl"
+    metrics.write_text("", encoding="utf-8")
+    (root / "GPT-01" / "laptop" / "sweep.json").write_text("xx", encoding="utf-8")
+    for asked in (("--table", "classes"), ("--picture", "classes")):
+        found = oelm("report", *asked)
+        damaged = [line for line in found.stderr.splitlines() if line.startswith("warning: not used: ")]
+        assert len(damaged) == 2 and "seed-3" in damaged[0] and "sweep.json: damaged" in damaged[1]
+        assert "not used" not in found.stdout
+
+
+def test_a_damaged_sweep_is_named_in_the_whole_report(root: Path) -> None:
+    (root / "GPT-02" / "laptop" / "sweep.json").write_text("xx", encoding="utf-8")
+    shown = oelm("report").output
+    assert "Cannot be used" in shown and "sweep.json: damaged" in shown

@@ -54,7 +54,7 @@ def finish(
         ("timing_stats", _figures(best)),
     ):
         write_json(run / f"{name}.json", written.model_dump(mode="json"), durable=False)
-    losses = {10: 1.1 * _loss(best), 20: 1.05 * _loss(best), 40: _loss(best)}
+    losses = {10: 1.1 * _loss(best), 20: 1.05 * _loss(best), 30: 1.02 * _loss(best), 40: _loss(best)}
     _write_rows(run / "metrics.jsonl", [{"step": step, "val_loss": loss} for step, loss in losses.items()])
     if best < 1:
         wrong = round(100 * (1 - best))

@@ -13,7 +13,7 @@ from oelm.experiments.earlier import Reported, write_reported
 from oelm.report.document import Chart
 from tests.experiments.recorded import record
 from tests.report.by_hand import BASE, LADDER, T, catalog_with, ratio_by_hand, write_by_seed
-from tests.report.reading import cells, chart, english, names, rows, section, texts, values
+from tests.report.reading import cells, chart, english, everything, names, rows, section, texts, values
 from tests.report.synthetic import (
     TOKENS_PER_STEP,
     Fate,
@@ -105,6 +105,16 @@ def test_time_to_quality_computed_by_hand(tmp_path: Path) -> None:
     # Everything included, a step took (20 x 0.5 + 10) / 20 = 1 s, and (20 x 1 + 20) / 20 = 2 s.
     assert (baseline["minutes"], arm["minutes"]) == (f"{15 * 1 / 60:.1f}", f"{15 * 2 / 60:.1f}")
     assert (baseline["steps against baseline"], arm["steps against baseline"]) == ("1.00x", "1.00x")
+
+
+def test_nothing_is_told_of_text_to_a_quality_where_too_few_evaluations_would_tell_it(tmp_path: Path) -> None:
+    write_curves(tmp_path)
+    few = {"GPT-04": (4.0, 1.0), "GPT-05": (4.0, 1.5)}
+    for name, losses in few.items():
+        method = "baseline" if name == "GPT-04" else "oelm_freeze"
+        write_run(tmp_path, name, 0, Fate(ppl=math.exp(losses[-1]), losses=losses, data="openwebtext", method=method))
+    assert [row["arm"] for row in rows(english(tmp_path), "reach")] == ["GPT-01", "GPT-02"]
+    assert "fewer than 4 evaluations each: the families of GPT-04." in everything(english(tmp_path))
 
 
 def test_ratios_are_sorted_by_themselves(tmp_path: Path) -> None:

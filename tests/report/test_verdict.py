@@ -214,6 +214,11 @@ def test_seeds_left_out_after_their_results_were_seen_give_no_verdict() -> None:
     assert (found.verdict, codes(found)) == ("EXPLORATORY", ["seeds_dropped"])
 
 
+def test_a_seed_that_was_lost_since_the_last_look_is_not_told_as_one_that_was_added() -> None:
+    found = judged(scaled(0.5), dropped=(7,), look=2, planned=6)
+    assert (found.verdict, codes(found)) == ("EXPLORATORY", ["fewer_seeds", "seeds_gone"])
+
+
 def test_a_folder_without_looks_is_at_its_first(tmp_path: Path) -> None:
     assert Looks.read(tmp_path).look_number(KEY, [1, 2, 3]) == 1
     assert Looks.read(tmp_path / "absent").look_number(KEY, [1, 2, 3]) == 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.run import CatalogFile
-from oelm.cli.shell import out, printable, reported
+from oelm.cli.shell import err, out, printable, reported
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def report(
     """Report on recorded runs: verdicts with intervals, what freezing costs and saves, and what was claimed before."""
     from oelm.experiments.registry import load_catalog
     from oelm.report.build import build_report
+    from oelm.report.findings import damages
     from oelm.report.verdicts import record_looks
     from oelm.report.words import LANGUAGES
 
@@ -56,6 +57,9 @@ def report(
     document = made.document(lang)
     if table is not None or picture is not None:
         typer.echo(_one(document, table=table, picture=picture))
+        # The whole report tells this among its remarks; one table alone has no place for it.
+        for damage in damages(made.findings):
+            err.print(f"warning: not used: {printable(damage)}", style="yellow", soft_wrap=True)
         record_looks(made.judged, places)
         return
     _print_verdicts(document)

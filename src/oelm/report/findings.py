@@ -173,18 +173,35 @@ def sweep_of(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
 
 def _sweeps_of(arm: Arm, roots: Sequence[Path]) -> list[SweepRecord]:
     """Return the readable sweeps of an arm's experiment at its budget, one of each root: those beside its runs first."""
-    found = []
-    for root in sorted(roots, key=lambda root: not any(run.path.is_relative_to(root) for run in arm.runs)):
-        if not (root / arm.experiment / arm.budget / SWEEP).is_file():
-            continue
-        # Not above: it plans runs, and so waits for torch.
-        from oelm.experiments.sweep import read_sweep
+    ordered = sorted(roots, key=lambda root: not any(run.path.is_relative_to(root) for run in arm.runs))
+    found = [_read_sweep(arm.experiment, arm.budget, root) for root in ordered]
+    return [sweep for sweep in found if sweep is not None and not isinstance(sweep, ConfigError)]
 
-        try:
-            found.append(read_sweep(arm.experiment, arm.budget, root))
-        except ConfigError:
-            continue
-    return found
+
+def _read_sweep(experiment: str, budget: str, root: Path) -> SweepRecord | ConfigError | None:
+    """Return a sweep, or why it cannot be read; None where there is none."""
+    if not (root / experiment / budget / SWEEP).is_file():
+        return None
+    # Not above: it plans runs, and so waits for torch.
+    from oelm.experiments.sweep import read_sweep
+
+    try:
+        return read_sweep(experiment, budget, root)
+    except ConfigError as problem:
+        return problem
+
+
+def damaged_sweeps(findings: Findings) -> list[str]:
+    """Return what is wrong with the sweeps beside the arms that cannot be read."""
+    places = dict.fromkeys((arm.experiment, arm.budget, root) for arm in findings.arms for root in findings.roots)
+    found = [_read_sweep(*place) for place in places]
+    return [str(problem) for problem in found if isinstance(problem, ConfigError)]
+
+
+def damages(findings: Findings) -> list[str]:
+    """Return what is wrong with every record that a report would have used and cannot."""
+    runs = [run for arm in findings.arms for run in arm.unfinished]
+    return [run.problem for run in runs if run.problem] + damaged_sweeps(findings)
 
 
 def swept_remarks(findings: Findings, words: Words) -> list[str]:

@@ -13,6 +13,8 @@ from oelm.report.words import Words
 
 # As many as the catalog has at a budget. Of hundreds of pictures nobody looks at one, and each takes a tenth of a second.
 _MOST_FAMILIES = 8
+# With fewer, an arm that needs a third less text to the same quality would look like one that needs as much.
+_LEAST_EVALUATIONS = 4
 
 
 def learning_section(findings: Findings, words: Words) -> Section | None:
@@ -58,14 +60,21 @@ def _curve(arm: Arm) -> list[dict[str, object]]:
 
 def reach_section(findings: Findings, words: Words) -> Section | None:
     """Return how many tokens and minutes each arm needs to reach the quality that the worst of its family reaches."""
-    rows: list[tuple[Cell, ...]] = []
-    for baseline, pairs in findings.families():
-        rows += _reach_rows(baseline, pairs, words)
+    families = findings.families()
+    told = [(baseline, pairs) for baseline, pairs in families if _is_resolved([baseline, *(pair.arm for pair in pairs)])]
+    rows = [row for baseline, pairs in told for row in _reach_rows(baseline, pairs, words)]
     if not rows:
         return None
+    left_out = [label(baseline) for baseline, pairs in families if (baseline, pairs) not in told]
+    note = words("reach.left_out", families=words.listed(left_out), least=_LEAST_EVALUATIONS)
     columns = tuple(words(f"reach.{name}") for name in ("arm", "budget", "target", "steps", "tokens", "minutes", "against"))
     table = Table("reach", words("reach.caption"), columns, tuple(rows), frozenset(range(2, 7)))
-    return Section("reach", words("reach.title"), (Text(words("reach.text")), table))
+    notes = (Text(note, "note"),) if left_out else ()
+    return Section("reach", words("reach.title"), (Text(words("reach.text")), table, *notes))
+
+
+def _is_resolved(arms: list[Arm]) -> bool:
+    return all(len(run.curve) >= _LEAST_EVALUATIONS for arm in arms for run in arm.runs)
 
 
 def _reach_rows(baseline: Arm, pairs: list[Pair], words: Words) -> list[tuple[Cell, ...]]:

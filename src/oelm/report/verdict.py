@@ -46,6 +46,7 @@ ReasonCode = Literal[
     "fewer_seeds",
     "one_draw",
     "seeds_dropped",
+    "seeds_gone",
     "one_seed",
     "confounded",
     "weak_baseline",
@@ -131,7 +132,7 @@ def judge(
     if decided is None:
         assert interval is not None and criterion is not None
         decided = _against(criterion, interval, kind=kind)
-    notes = _notes(ours, theirs or {}, seeds, planned=planned, look=look, comparisons=comparisons, level=used)
+    notes = _notes(ours, theirs or {}, seeds, planned=planned, look=look, dropped=dropped, comparisons=comparisons, level=used)
     verdict, reason = decided
     return Judgement(verdict, interval, used, look, len(seeds), planned, comparisons, (reason, *notes))
 
@@ -235,6 +236,7 @@ def _notes(
     *,
     planned: int,
     look: int,
+    dropped: tuple[int, ...],
     comparisons: int,
     level: float,
 ) -> list[Reason]:
@@ -243,7 +245,9 @@ def _notes(
     mine, reference = (tuple(sorted(arm.keys() - set(seeds))) for arm in (ours, theirs))
     if seeds and (mine or reference):
         notes.append(Reason("unpaired_seeds", {"ours": mine, "theirs": reference}))
-    if look > 1:
+    if dropped and len(seeds) < planned:
+        notes.append(Reason("seeds_gone", {"seeds": dropped}))
+    elif look > 1 and not dropped:
         notes.append(Reason("later_look", {"look": look, "level": level}))
     # Nothing says that nobody looked before these were added, for instance where looks.json was not copied along.
     elif len(seeds) > planned:

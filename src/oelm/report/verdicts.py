@@ -15,7 +15,7 @@ from oelm.report.baselines import baseline_remarks, unfit_baselines
 from oelm.report.collect import Arm, ArmKey, Mixture
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
 from oelm.report.draws import crossed_arms, draw_of
-from oelm.report.findings import Findings, Pair, label, method_text, split_text, unswept
+from oelm.report.findings import Findings, Pair, damaged_sweeps, label, method_text, split_text, unswept
 from oelm.report.kinds import CLASSES, class_of
 from oelm.report.ladder import compared, points_text, ratio_text
 from oelm.report.plots import forest
@@ -282,6 +282,7 @@ def _remarks(findings: Findings, words: Words) -> list[str]:
     remarks += [words("remark.alone", arm="/".join(arm.key), baseline="/".join(key)) for arm, key in lonely]
     remarks += [_some_tested(pair, words) for pair in findings.pairs if pair.split == "val" and _tested(pair)]
     remarks += baseline_remarks(findings, words)
+    remarks += [words("remark.damaged", why=machine.stripped(why)) for why in damaged_sweeps(findings)]
     for arm in findings.arms:
         for state in sorted({run.state for run in arm.unfinished}):
             runs = [run for run in arm.unfinished if run.state == state]
@@ -326,7 +327,7 @@ def reason_text(reason: Reason, row: Judged, words: Words) -> str:
     values: dict[str, Any] = {}
     for name, value in reason.values.items():
         if isinstance(value, tuple):
-            values[name] = _listed(value, words) or "-"
+            values[name] = _listed(value, words) or words("list.none")
         elif name in ("bound", "low", "high", "value") and row.pair.arm.metric == "ppl":
             values[name] = f"{value:.3f}x"
         elif name in ("bound", "low", "high", "value"):

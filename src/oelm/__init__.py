@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from oelm.models.gpt import GPT, GPTConfig, build_gpt
     from oelm.report.collect import load_runs
     from oelm.train.callback import OelmCallback
+    from oelm.train.load import load_run
 
 _HOME = {
     "OelmError": "oelm.errors",
@@ -39,6 +40,7 @@ _HOME = {
     "build_gpt": "oelm.models.gpt",
     "load_runs": "oelm.report.collect",
     "OelmCallback": "oelm.train.callback",
+    "load_run": "oelm.train.load",
 }
 __all__ = [
     "GPT",
@@ -58,6 +60,7 @@ __all__ = [
     "fold_gains",
     "freeze",
     "hold",
+    "load_run",
     "load_runs",
     "plan_of",
     "register_sites",

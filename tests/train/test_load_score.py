@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import oelm
 from oelm.data.prepare import prepare
 from oelm.errors import CheckpointError, DataError, FrozenMovedError
 from oelm.method.record import digest
@@ -90,6 +91,15 @@ def test_checkpoint_whose_frozen_digest_differs_is_refused(run: Path, tmp_path: 
 def test_checkpoint_that_is_not_there_is_refused_with_those_that_are(which: str, words: str, run: Path) -> None:
     with pytest.raises(CheckpointError, match=words):
         find_checkpoint(run, which=which)
+
+
+def test_a_run_opens_by_its_name_and_gives_what_it_was_trained_to(run: Path) -> None:
+    loaded = oelm.load_run(str(run), which="8")
+    tokens = torch.tensor([loaded.tokenizer().encode("def main(").ids])
+    with torch.no_grad():
+        logits = loaded.model.logits(tokens)
+        assert torch.equal(logits, loaded.folded().logits(tokens))
+    assert logits.shape == (1, tokens.shape[1], loaded.config.model.vocab_size)
 
 
 def test_run_that_never_saved_says_so(run: Path, tmp_path: Path) -> None:

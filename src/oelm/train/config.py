@@ -264,7 +264,7 @@ def read_config(path: Path) -> RunConfig:
     """Read the config that a language model's run left behind."""
     config = read_any_config(path)
     if isinstance(config, FinetuneConfig):
-        raise ConfigError(f"{path}: a classifier's run, not a language model's")
+        raise ConfigError(f"{path}: a classifier's run, not a language model's; export it, and open it with transformers")
     return config
 
 

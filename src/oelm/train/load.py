@@ -97,9 +97,12 @@ def load_any(path: Path, *, which: str = "best") -> LoadedRun | LoadedClassifier
     return LoadedClassifier(run, config, checkpoint, model.eval())
 
 
-def load_run(path: Path, *, which: str = "best") -> LoadedRun:
-    """Open a run directory at its 'best' or 'latest' checkpoint or at a step, or open a checkpoint directory itself."""
-    folder = find_checkpoint(path, which=which).resolve()
+def load_run(path: str | Path, *, which: str = "best") -> LoadedRun:
+    """Open a run directory at its 'best' or 'latest' checkpoint or at a step, or open a checkpoint directory itself.
+
+    Of language models; a classifier is refused, for `oelm export` makes a folder of it that `transformers` opens.
+    """
+    folder = find_checkpoint(Path(path), which=which).resolve()
     checkpoint = _opened(folder)
     run = folder.parent.parent
     config = read_config(run / "config.json")

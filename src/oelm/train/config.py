@@ -225,7 +225,17 @@ def _explain(kind: type[BaseModel], error: Any) -> str:
         return f"{dotted}: missing, and it has no default"
     message = str(error["msg"]).removeprefix("Value error, ")
     given = error.get("input")
-    return f"{dotted}: {message}" + (f" (given: {given!r})" if isinstance(given, str | int | float | bool) else "")
+    told = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
+    return f"{dotted}: {message}{told}{_as_json(kind, path, error) if isinstance(given, str) else ''}"
+
+
+def _as_json(kind: type[BaseModel], path: list[Any], error: Any) -> str:
+    """Return how --set takes what has parts; '' for what has none."""
+    known = [f'"{key}": ...' for key in _known_keys(kind, path)]
+    if error["type"] != "tuple_type" and not known:
+        return ""
+    example = f"{{{', '.join(known)}}}" if known else '["q", "k"] or [0.9, 0.99]'
+    return f"; --set takes it as JSON, every name and word in double quotes and the whole in single ones, such as {example}"
 
 
 def _nearest(kind: type[BaseModel], path: list[Any]) -> str:
@@ -275,7 +285,9 @@ def with_overrides(data: dict[str, Any], overrides: dict[str, Any]) -> dict[str,
         *parents, last = dotted.split(".")
         inner = changed
         for part in parents:
-            if not isinstance(inner.setdefault(part, {}), dict):
+            # What is null holds nothing yet: the type then says what else belongs there.
+            inner[part] = {} if inner.get(part) is None else inner[part]
+            if not isinstance(inner[part], dict):
                 raise ConfigError(f"{dotted}: '{part}' is a single value, it has no settings inside")
             inner = inner[part]
         inner[last] = value

@@ -1,0 +1,48 @@
+"""What `--set` takes, and what it says of values that have parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oelm.errors import ConfigError
+from oelm.experiments.budget import budget_settings
+from oelm.method.method import Thaw
+from oelm.train.config import RunConfig, parse_config, parse_overrides, with_overrides
+
+THAW = Thaw(start=0.25, end=0.75, order="first_first")
+
+
+def made(*texts: str) -> RunConfig:
+    flags: dict[str, Any] = {"method": {"init": "orthogonal", "freeze": ["q", "k"]}}
+    return parse_config(with_overrides(budget_settings("smoke"), parse_overrides(texts, flags=flags)), where="here")
+
+
+def test_an_object_is_taken_as_json_or_part_by_part() -> None:
+    whole = made('method.thaw={"start": 0.25, "end": 0.75, "order": "first_first"}')
+    parts = made("method.thaw.start=0.25", "method.thaw.end=0.75", "method.thaw.order=first_first")
+    assert whole.method.thaw == parts.method.thaw == THAW
+
+
+def test_a_part_of_what_is_null_is_refused_with_the_parts_that_are_missing() -> None:
+    with pytest.raises(ConfigError, match=r"method\.thaw\.end: missing.*method\.thaw\.order: missing"):
+        made("method.thaw.start=0.25")
+
+
+@pytest.mark.parametrize(
+    ("text", "example"),
+    [
+        ("method.thaw={start: 0.8, end: 0.9}", r'\{"start": \.\.\., "end": \.\.\., "order": \.\.\.\}'),
+        ("method.freeze=[v]", r'\["q", "k"\]'),
+        ("optim.betas=0.9,0.95", r"\[0\.9, 0\.99\]"),
+    ],
+)
+def test_a_value_with_parts_that_is_no_json_is_refused_with_an_example_of_it(text: str, example: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{text.split('=')[0]}: .*--set takes it as JSON.* such as .*{example}"):
+        made(text)
+
+
+def test_a_value_without_parts_is_refused_without_talk_of_json() -> None:
+    with pytest.raises(ConfigError, match=r"steps: Input should be a valid integer \(given: 'many'\)$"):
+        made("steps=many")

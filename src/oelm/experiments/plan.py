@@ -17,8 +17,8 @@ from oelm.experiments.budget import EXTRACT_TOKENS, budget_settings, classifier_
 from oelm.experiments.fair import PACE, confounding
 from oelm.experiments.registry import Catalog, Experiment, dotted
 from oelm.files import dump_json
-from oelm.method.method import resolve_method
-from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig, parse_as, read_any_config, with_overrides
+from oelm.method.method import Method, resolve_method
+from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig, nearest_key, parse_as, read_any_config, with_overrides
 
 # What only data and model can tell, filled in when a run begins: placeholders of a plan stand for whatever is there.
 _FILLED_IN = {"model.vocab_size", "model.num_labels", "model.sha256", "steps", "epochs", "eval_every", "save_every"}
@@ -51,11 +51,20 @@ class PlannedRun:
 def check_changes(changes: Iterable[str]) -> None:
     """Raise ConfigError where what the user sets for all arms would make them one: their methods are what tells them apart."""
     harmless = ("method.seed", *PACE)
-    if said := next((key for key in changes if key.split(".")[0] == "method" and key not in harmless), None):
+    for said in (key for key in changes if key.split(".")[0] == "method" and key not in harmless):
+        check_method_key(said, option="--set")
         raise ConfigError(
-            f"--set {said}: it would change the method of every arm, the baseline's too; give an experiment of your own that "
-            "extends one of these another method (docs/experiments.md), or use `oelm train`"
+            f"--set {said}: it would change the method of every arm, the baseline's too, and all may have only "
+            f"{', '.join(harmless)} alike; give an experiment of your own that extends one of these another method "
+            "(docs/experiments.md), or use `oelm train`"
         )
+
+
+def check_method_key(key: str, *, option: str) -> None:
+    """Raise ConfigError where a key is meant for the method, which has none of that name."""
+    outer, _, rest = key.partition(".")
+    if outer == "method" and rest and (name := rest.split(".")[0]) not in Method.model_fields:
+        raise ConfigError(f"{option} {key}: method: unknown key '{name}'{nearest_key(RunConfig, ['method', name])}")
 
 
 def make_config(

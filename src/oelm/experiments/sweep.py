@@ -16,7 +16,7 @@ from pydantic import ValidationError, model_validator
 from oelm.errors import ConfigError, DataError, NonFiniteError
 from oelm.experiments.fair import CLOSE, PACE, TUNED
 from oelm.experiments.inventory import SWEEP
-from oelm.experiments.plan import PlannedRun, plan_runs, variant_name
+from oelm.experiments.plan import PlannedRun, check_method_key, plan_runs, variant_name
 from oelm.experiments.registry import Experiment
 from oelm.files import read_json, write_json
 from oelm.strict import Strict
@@ -123,6 +123,7 @@ def parse_grid(texts: Sequence[str]) -> Grid:
         parts = [part.strip() for part in listed.split(",") if part.strip()]
         if not all(key.split(".")) or len(parts) < 2:
             raise ConfigError(f"--grid {text!r}: write it as key=value,value, for example --grid optim.lr=3e-4,1e-3")
+        check_method_key(key, option="--grid")
         if key.split(".")[0] in ("seed", "method") and key not in PACE:
             raise ConfigError(f"--grid {text!r}: {key} is not tuned; give seeds with --seeds, methods as experiments")
         if "[" in listed:

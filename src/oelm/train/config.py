@@ -220,7 +220,7 @@ def _explain(kind: type[BaseModel], error: Any) -> str:
     dotted = ".".join(map(str, path)) or "config"
     if error["type"] == "extra_forbidden":
         prefix = ".".join(map(str, path[:-1]))
-        return f"{prefix + ': ' if prefix else ''}unknown key '{path[-1]}'{_nearest(kind, path)}"
+        return f"{prefix + ': ' if prefix else ''}unknown key '{path[-1]}'{nearest_key(kind, path)}"
     if error["type"] == "missing":
         return f"{dotted}: missing, and it has no default"
     message = str(error["msg"]).removeprefix("Value error, ")
@@ -238,7 +238,8 @@ def _as_json(kind: type[BaseModel], path: list[Any], error: Any) -> str:
     return f"; --set takes it as JSON, every name and word in double quotes and the whole in single ones, such as {example}"
 
 
-def _nearest(kind: type[BaseModel], path: list[Any]) -> str:
+def nearest_key(kind: type[BaseModel], path: list[Any]) -> str:
+    """Return what to say behind an unknown key: a question with the nearest known one, or which are known there."""
     known = _known_keys(kind, path[:-1])
     # A right name in the wrong place ('lr' for 'optim.lr') is nearer than a similar one.
     nested = [f"{outer}.{path[-1]}" for outer in kind.model_fields if path[-1] in _known_keys(kind, [outer])]

@@ -64,7 +64,7 @@ def oelm(*arguments: str, code: int = 0) -> str:
         (("mine-02", "--budget", "smok"), "unknown budget 'smok' (did you mean 'smoke'?)"),
         (("mine-02", "--seeds", "three"), "--seeds 'three'"),
         (("mine-02", "--seeds", "0"), "--seeds 0"),
-        (("mine-02", "--seeds", "5-3"), "5-3 is no range"),
+        (("mine-02", "--seeds", "5-3"), "5-3 ends before it begins; write 3-5"),
         (("mine-02", "--seeds", "1,2,1"), "the same seed stands there twice"),
         (("mine-02", "--set", "optim.lrr=1"), "unknown key 'lrr' (did you mean 'lr'?)"),
         (("mine-02", "--set", "stepz=1"), "unknown key 'stepz' (did you mean 'steps'?)"),

@@ -144,7 +144,9 @@ def parse_seeds(text: str) -> list[int]:
         if not (found := re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())):
             raise ConfigError(f"--seeds {text!r}: a number of seeds (5: 0 to 4), a range (5-9) or a list (0,3,7)")
         first, last = int(found[1]), int(found[2] or found[1])
-        if last < first or last - first >= 10_000:
+        if last < first:
+            raise ConfigError(f"--seeds {text!r}: {part.strip()} ends before it begins; write {last}-{first}")
+        if last - first >= 10_000:
             raise ConfigError(f"--seeds {text!r}: {part.strip()} is no range of at most 10,000 seeds")
         seeds += range(first, last + 1)
     if len(seeds) != len(set(seeds)):

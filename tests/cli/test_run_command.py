@@ -128,7 +128,7 @@ def test_folder_that_cannot_be_written_to_starts_nothing(place: Path) -> None:
     ("arguments", "words"),
     [
         ((), "--grid optim.lr="),
-        (("--grid", "optim.lr=1e-3"), "key=value,value"),
+        (("--grid", "optim.lr=1e-3"), "one value is no sweep"),
         (("--grid", "optim.lr=1e-3,1e-3"), "twice"),
         (("--grid", "optim.lrr=1e-3,1e-2"), "unknown key 'lrr'"),
         (("--grid", "seed=1,2"), "seed is not tuned"),

@@ -121,7 +121,9 @@ def parse_grid(texts: Sequence[str]) -> Grid:
     for text in texts:
         key, _, listed = text.partition("=")
         parts = [part.strip() for part in listed.split(",") if part.strip()]
-        if not all(key.split(".")) or len(parts) < 2:
+        if len(parts) == 1 and all(key.split(".")):
+            raise ConfigError(f"--grid {text!r}: one value is no sweep; give two at least, or `oelm run --set {key}={parts[0]}`")
+        if not all(key.split(".")) or not parts:
             raise ConfigError(f"--grid {text!r}: write it as key=value,value, for example --grid optim.lr=3e-4,1e-3")
         check_method_key(key, option="--grid")
         if key.split(".")[0] in ("seed", "method") and key not in PACE:

@@ -80,7 +80,8 @@ def oelm(*arguments: str, code: int = 0) -> str:
         (("mine-02", "--catalog", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
         (("mine-02", "--out", "notes.txt"), "--out notes.txt: notes.txt is a file"),
         (("mine-02", "--out", "notes.txt/deeper"), "notes.txt is a file"),
-        (("mine-02", "--tuned"), "oelm sweep mine-01"),
+        (("mine-02", "--tuned"), "oelm sweep mine-02 --budget smoke"),
+        (("mine-01", "--tuned"), "oelm sweep mine-01 --budget smoke"),
         (
             ("mine-02", "--set", "method=oelm_random"),
             "--set method: it would change the method of every arm",

@@ -248,7 +248,7 @@ def test_what_the_user_sets_cannot_be_tuned_as_well(tmp_path: Path) -> None:
 
 def test_an_arm_that_was_not_swept_is_refused_with_the_command(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match="^--tuned: base was not swept at smoke.*oelm sweep base --budget smoke --grid optim.lr=..."
+        ConfigError, match="^--tuned: base was not swept at smoke.*oelm sweep arm --budget smoke --grid optim.lr=..."
     ):
         tuned_changes(ARMS, "smoke", tmp_path, changes={})
 

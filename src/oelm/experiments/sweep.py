@@ -122,7 +122,9 @@ def parse_grid(texts: Sequence[str]) -> Grid:
         key, _, listed = text.partition("=")
         parts = [part.strip() for part in listed.split(",") if part.strip()]
         if len(parts) == 1 and all(key.split(".")):
-            raise ConfigError(f"--grid {text!r}: one value is no sweep; give two at least, or `oelm run --set {key}={parts[0]}`")
+            raise ConfigError(
+                f"--grid {text!r}: one value is no sweep; give two at least, or `oelm run --set {key}={parts[0]}`"
+            )
         if not all(key.split(".")) or not parts:
             raise ConfigError(f"--grid {text!r}: write it as key=value,value, for example --grid optim.lr=3e-4,1e-3")
         check_method_key(key, option="--grid")
@@ -299,13 +301,16 @@ def _check_taker(experiment: Experiment, like: Experiment, record: SweepRecord, 
         raise ConfigError(f"{experiment.id} has runs with the best of {present.like}; for another's give another --out")
 
 
-def read_sweep(experiment: str, budget: str, root: Path, *, asked: str = "--tuned") -> SweepRecord:
-    """Return an arm's sweep; ConfigError says how to make one. `asked` is the option that needs it."""
+def read_sweep(experiment: str, budget: str, root: Path, *, asked: str = "--tuned", along: Sequence[str] = ()) -> SweepRecord:
+    """Return an arm's sweep; ConfigError says how to make one. `asked` is the option that needs it.
+
+    `along` are the experiments to sweep where this one belongs to a comparison: one of its arms alone would not do.
+    """
     path = root / experiment / budget / SWEEP
     if not path.is_file():
         raise ConfigError(
             f"{asked}: {experiment} was not swept at {budget} (no {path}); "
-            f"do it first: oelm sweep {experiment} --budget {budget} --grid optim.lr=..."
+            f"do it first: oelm sweep {' '.join(along) or experiment} --budget {budget} --grid optim.lr=..."
         )
     try:
         return SweepRecord.model_validate_json(path.read_bytes())
@@ -323,7 +328,9 @@ class Tuned(NamedTuple):
 
 def tuned_changes(experiments: Sequence[Experiment], budget: str, root: Path, *, changes: Mapping[str, Any]) -> Tuned:
     """Return what arms have from their sweeps; all must be of one grid, and the changes of the user apart from it."""
-    records = [read_sweep(experiment.id, budget, root) for experiment in experiments]
+    # `oelm sweep` takes the baselines along.
+    arms = [experiment.id for experiment in experiments if experiment.baseline is not None]
+    records = [read_sweep(experiment.id, budget, root, along=arms) for experiment in experiments]
     for record in records:
         if record.best is None:
             raise ConfigError(f"--tuned: the sweep of {record.experiment} {record.why_no_best}")

@@ -214,9 +214,17 @@ def test_data_of_the_other_kind_is_refused_at_every_budget(kind: str, data: str)
         ({"_target_": "os.system"}, "unknown key '_target_'"),
     ],
 )
-def test_a_setting_that_cannot_be_is_told_with_the_entry_s_line(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^arm at smoke with your options \(its entry: 0\.yaml:5\): {message}"):
-        make_config(CATALOG.get("arm"), "smoke", seed=0, changes=changes)
+def test_a_setting_that_cannot_be_is_told_with_the_option_that_gave_it(changes: dict[str, Any], message: str) -> None:
+    [key] = changes
+    for grid, option in ((), "--set"), ((key,), "--grid"):
+        with pytest.raises(ConfigError, match=rf"^{option} {key} \(arm at smoke\): {message}"):
+            make_config(CATALOG.get("arm"), "smoke", seed=0, changes={"optim.weight_decay": 0.5, **changes}, grid=grid)
+
+
+def test_a_fault_of_the_entry_is_told_with_its_line_whatever_the_user_changed() -> None:
+    entry = catalog_of("x: {kind: language_model, data: stdlib, settings: {steps: 0}}").get("x")
+    with pytest.raises(ConfigError, match=r"^x at smoke with your options \(its entry: 0\.yaml:1\): steps: "):
+        make_config(entry, "smoke", seed=0, changes={"optim.lr": 0.5})
 
 
 @pytest.mark.parametrize("key", ["seed", "seed.x"])

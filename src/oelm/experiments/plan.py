@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,12 +68,19 @@ def check_method_key(key: str, *, option: str) -> None:
 
 
 def make_config(
-    experiment: Experiment, budget: str, *, seed: int, changes: Mapping[str, Any] | None = None
+    experiment: Experiment,
+    budget: str,
+    *,
+    seed: int,
+    changes: Mapping[str, Any] | None = None,
+    grid: Collection[str] = (),
 ) -> RunConfig | FinetuneConfig:
-    """Return the whole config of an experiment at a budget and a seed, with the user's changes by dotted path."""
+    """Return the whole config of an experiment at a budget and a seed, with the user's changes by dotted path.
+
+    ConfigError names the option that is at fault, --grid for the keys in `grid` and --set for other changes, else the entry.
+    """
     changes = dict(changes or {})
     told = f"{experiment.id} at {budget}"
-    where = f"{told} with your options (its entry: {experiment.where})" if changes else f"{experiment.where} ({told})"
     if any(key.split(".")[0] == "seed" for key in changes):
         raise ConfigError("seed is not set but planned: give seeds with --seeds, for example --seeds 5-9")
     own = dotted(experiment.settings) | dotted(experiment.at.get(budget, {}))  # type: ignore[call-overload]
@@ -85,14 +92,24 @@ def make_config(
         settings = with_overrides(base, {**own, **unknown, **changes, "seed": seed})
         settings["method"] = _as_data(settings["method"])
         if experiment.kind == "language_model":
-            parsed = parse_as(RunConfig, settings, where=where)
+            parsed = parse_as(RunConfig, settings, where=told)
             if "data.tokenizer" in changes:
                 check_tokenizer_asked(parsed.data.source, parsed.data.tokenizer)
             return parsed
-        return parse_as(FinetuneConfig, settings, where=where)
+        return parse_as(FinetuneConfig, settings, where=told)
     except ConfigError as problem:
-        text = str(problem)
-        raise ConfigError(text if text.startswith(where) else f"{where}: {text}") from None
+        text = str(problem).removeprefix(f"{told}: ")
+        if (key := next((key for key in changes if _is_about(text, key)), None)) is not None:
+            where = f"{'--grid' if key in grid else '--set'} {key} ({told})"
+        else:
+            where = f"{told} with your options (its entry: {experiment.where})" if changes else f"{experiment.where} ({told})"
+        raise ConfigError(f"{where}: {text}") from None
+
+
+def _is_about(text: str, key: str) -> bool:
+    """Whether what is wrong with a config is told of this setting, known or not."""
+    is_unknown = f"unknown key '{key.rpartition('.')[2]}'" in text
+    return is_unknown or re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", text) is not None
 
 
 def _base(experiment: Experiment, budget: str, *, model: Any) -> dict[str, Any]:
@@ -171,17 +188,18 @@ def plan_runs(
     changes: Mapping[str, Mapping[str, Any]] | None = None,
     variant: str = "default",
     variants: Mapping[str, str] | None = None,
+    grid: Collection[str] = (),
 ) -> list[PlannedRun]:
     """Return the runs of experiments, seed by seed, so that whole comparisons come early.
 
-    `changes` are those of each experiment, by id, `variants` those that have another than `variant`; `seeds` None
-    means as many as the catalog plans, and one at smoke.
+    `changes` are those of each experiment, by id, `grid` the keys of them that a sweep tries; `variants` those that have
+    another than `variant`; `seeds` None means as many as the catalog plans, and one at smoke.
     """
     planned: list[PlannedRun] = []
     for experiment in experiments:
         own = seeds if seeds is not None else list(range(1 if budget == "smoke" else experiment.seeds))
         for seed in own:
-            config = make_config(experiment, budget, seed=seed, changes=(changes or {}).get(experiment.id))
+            config = make_config(experiment, budget, seed=seed, changes=(changes or {}).get(experiment.id), grid=grid)
             named = (variants or {}).get(experiment.id, variant)
             path = root / experiment.id / budget / named / f"seed-{seed}"
             planned.append(PlannedRun(experiment, budget, named, seed, config, path))

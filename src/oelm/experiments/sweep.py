@@ -170,6 +170,7 @@ def plan_sweep(
             root=root,
             changes={experiment.id: both for experiment in experiments},
             variant=variant_name(both),
+            grid=grid,
         )
         runs += planned
         for experiment in experiments:

@@ -46,3 +46,13 @@ def test_a_value_with_parts_that_is_no_json_is_refused_with_an_example_of_it(tex
 def test_a_value_without_parts_is_refused_without_talk_of_json() -> None:
     with pytest.raises(ConfigError, match=r"steps: Input should be a valid integer \(given: 'many'\)$"):
         made("steps=many")
+
+
+@pytest.mark.parametrize("number", ["nan", "NaN", "inf", "-Infinity"])
+def test_what_is_no_number_reads_alike_from_a_flag_and_from_set(number: str) -> None:
+    with pytest.raises(ConfigError) as by_set:
+        made(f"optim.lr={number}")
+    with pytest.raises(ConfigError) as by_flag:
+        parse_config(with_overrides(budget_settings("smoke"), {"optim.lr": float(number)}), where="here")
+    assert str(by_set.value).lower() == str(by_flag.value).lower().replace("-inf)", "-infinity)")
+    assert "optim.lr: must be a finite number (given: " in str(by_set.value)

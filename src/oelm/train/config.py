@@ -225,6 +225,8 @@ def _explain(kind: type[BaseModel], error: Any) -> str:
         return f"{dotted}: missing, and it has no default"
     message = str(error["msg"]).removeprefix("Value error, ")
     given = error.get("input")
+    if error["type"] in ("float_type", "int_type") and str(given).lower().lstrip("+-") in ("nan", "inf", "infinity"):
+        return f"{dotted}: must be a finite number (given: {given})"
     told = f" (given: {given!r})" if isinstance(given, str | int | float | bool) else ""
     return f"{dotted}: {message}{told}{_as_json(kind, path, error) if isinstance(given, str) else ''}"
 

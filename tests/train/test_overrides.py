@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from oelm.errors import ConfigError
+from oelm.errors import ConfigError, MethodError
 from oelm.experiments.budget import budget_settings
+from oelm.method.apply import freeze
 from oelm.method.method import Thaw
+from oelm.models.gpt import GPT
 from oelm.train.config import RunConfig, parse_config, parse_overrides, with_overrides
 
 THAW = Thaw(start=0.25, end=0.75, order="first_first")
@@ -56,3 +59,21 @@ def test_what_is_no_number_reads_alike_from_a_flag_and_from_set(number: str) -> 
         parse_config(with_overrides(budget_settings("smoke"), {"optim.lr": float(number)}), where="here")
     assert str(by_set.value).lower() == str(by_flag.value).lower().replace("-inf)", "-infinity)")
     assert "optim.lr: must be a finite number (given: " in str(by_set.value)
+
+
+def test_a_correction_below_rank_one_is_refused_before_any_data_is_read() -> None:
+    # 32 x 32 at smoke: rank 1 needs 64 of 1,024 numbers.
+    with pytest.raises(ConfigError, match=r"method\.correction 0\.05 of Q's 32 x 32 numbers .* raise it to 0\.0625 at least"):
+        made("method.correction=0.05")
+    assert made("method.correction=0.0625").method.correction == 0.0625
+
+
+@pytest.mark.parametrize(("share", "fits"), [(0.05, False), (0.2812, False), (0.2813, True), (0.4, True)])
+def test_a_config_refuses_just_those_corrections_that_freezing_refuses(share: float, fits: bool) -> None:
+    # Thin Q and K, 4 x 32: rank 1 needs 36 of 128 numbers, 0.28125 of them.
+    thin = ("model.num_heads=2", "model.qk_dim=2", "model.vocab_size=16")
+    with nullcontext() if fits else pytest.raises(ConfigError, match=r"0\.2813 at least"):
+        made(*thin, f"method.correction={share}")
+    plain = made(*thin)
+    with nullcontext() if fits else pytest.raises(MethodError, match="less than a correction of rank 1 needs"):
+        freeze(GPT(plain.model), plain.method.model_copy(update={"correction": share}))

@@ -95,7 +95,11 @@ def add_correction(projection: Projection, share: float, generator: torch.Genera
 def correction_rank(projection: Projection, share: float) -> int:
     """Return the highest rank whose two factors need no more than this share of the weight's numbers; it may be 0."""
     num_heads, head_dim, model_dim = projection.weight_HKD().shape
-    rows = num_heads * head_dim
+    return rank_within(share, num_heads * head_dim, model_dim)
+
+
+def rank_within(share: float, rows: int, model_dim: int) -> int:
+    """Return the same for a weight of this shape, before there is one."""
     return int(share * rows * model_dim / (rows + model_dim))
 
 

@@ -17,6 +17,7 @@ from pydantic_core import to_jsonable_python
 from oelm.dotted import flatten
 from oelm.errors import ConfigError
 from oelm.files import dump_json, read_json
+from oelm.method.gain import rank_within
 from oelm.method.method import Method, method_name, resolve_method
 from oelm.models.gpt import GPTConfig
 from oelm.models.hub import Architecture
@@ -161,6 +162,19 @@ class RunConfig(TrainConfig):
     @model_validator(mode="after")
     def _layers_exist(self) -> Self:
         self.method.check_layers(self.model.num_layers)
+        return self
+
+    @model_validator(mode="after")
+    def _correction_has_a_rank(self) -> Self:
+        # `freeze` would refuse it, too, but only when the data has been prepared.
+        share, rows, model_dim = self.method.correction, self.model.qk_rows, self.model.model_dim
+        if share and rank_within(share, rows, model_dim) == 0:
+            # Rounded up: what is advised must not be refused again.
+            least = math.ceil(1e4 * (rows + model_dim) / (rows * model_dim)) / 1e4
+            raise ValueError(
+                f"method.correction {share:g} of Q's {rows} x {model_dim} numbers is less than a correction of rank 1 needs; "
+                f"raise it to {least:g} at least, or leave it out"
+            )
         return self
 
 

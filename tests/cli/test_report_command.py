@@ -149,6 +149,16 @@ def test_one_table_or_picture_goes_into_no_file(root: Path, tmp_path: Path, one:
     assert "--html: --table and --picture print one thing and write no file" in found and not (tmp_path / "a.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("one", "near"),
+    [(("--table", "verdict"), "verdicts"), (("--picture", "forestppl"), "forest-ppl")],
+    ids=["table", "picture"],
+)
+def test_a_misspelt_table_or_picture_is_refused_with_the_nearest(root: Path, one: tuple[str, str], near: str) -> None:
+    found = " ".join(oelm("report", *one, code=2).output.split())
+    assert f"{one[0]} '{one[1]}' (did you mean '{near}'?): this report has " in found
+
+
 def test_a_table_of_runs_that_are_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
     found = oelm("report", "--out", tmp_path, "--table", "classes", code=2).output
     assert "this report has reported, totals; no arm in it has finished runs beside its baseline's" in " ".join(found.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -92,10 +93,11 @@ def _one(document: Document, *, table: str | None, picture: str | None) -> str:
     charts = {block.name: block for block in blocks if isinstance(block, Chart)}
     # Most tables and all pictures are of comparisons.
     nothing = "" if "verdicts" in tables else "; no arm in it has finished runs beside its baseline's"
-    if table is not None and table not in tables:
-        raise ConfigError(f"--table {table!r}: this report has {', '.join(tables) or 'none'}{nothing}")
-    if picture is not None and picture not in charts:
-        raise ConfigError(f"--picture {picture!r}: this report has {', '.join(charts) or 'none'}{nothing}")
+    for option, name, there in (("--table", table, list(tables)), ("--picture", picture, list(charts))):
+        if name is not None and name not in there:
+            near = difflib.get_close_matches(name, there, n=1)
+            hint = f" (did you mean '{near[0]}'?)" if near else ""
+            raise ConfigError(f"{option} {name!r}{hint}: this report has {', '.join(there) or 'none'}{nothing}")
     return table_text(tables[table]) if table is not None else picture_text(charts[picture or ""])
 
 

@@ -52,11 +52,13 @@ def test_eval_takes_any_text(run: Path, text_file: Path) -> None:
     assert "all of 'made.txt'" in oelm("eval", run, "--text", text_file)
 
 
-def test_inspect_shows_roles_digests_and_heads(run: Path, tmp_path: Path) -> None:
-    output = oelm("inspect", run, "--heads", "--picture", tmp_path / "heads")
+@pytest.mark.parametrize("picture", ["heads", "heads.png", "heads.SVG"])
+def test_inspect_shows_roles_digests_and_heads(picture: str, run: Path, tmp_path: Path) -> None:
+    output = oelm("inspect", run, "--heads", "--picture", tmp_path / picture)
     audit = json.loads((run / "audit.json").read_text())
     assert f"frozen: {audit['frozen']:,}" in output and output.count("frozen, unmoved") == 4
     assert audit["projections"][0]["digest"][:12] in output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["heads.png", "heads.svg"]
     assert (tmp_path / "heads.png").read_bytes().startswith(b"\x89PNG") and "induction" in output
 
 

@@ -20,7 +20,7 @@ def inspect(
     run: Annotated[Path, typer.Argument(help="A run directory, or one of its checkpoints.")],
     heads: Annotated[bool, typer.Option("--heads", help="Also show what each head does, as a table and a picture.")] = False,
     checkpoint: Annotated[str, typer.Option(help="'best', 'latest' or the number of a step.")] = "best",
-    picture: Annotated[Path | None, typer.Option(help="Where the picture goes; by default into the run.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Where it goes, as .svg and .png; by default into the run.")] = None,
 ) -> None:
     """Count parameters by role, check every frozen weight by its digest, and look at the heads."""
     from oelm.method.audit import audit
@@ -44,12 +44,17 @@ def inspect(
             windows = probe_windows(loaded, watch=watch)
         summaries = summarize_heads(loaded.model, windows)
         _print_heads(summaries, windows.numel())
-        target = picture or loaded.path / f"heads-step-{loaded.step}"
+        target = _without_kind(picture) if picture else loaded.path / f"heads-step-{loaded.step}"
         try:
             svg, png = save_chart(head_grid([summary.as_dict() for summary in summaries]), target)
             out.print(f"picture: {svg} and {png.name}", soft_wrap=True)
         except MissingExtraError as problem:
             out.print(f"no picture: {problem}")
+
+
+def _without_kind(picture: Path) -> Path:
+    """Return the name that both kinds of picture have in common, whichever of them was named."""
+    return picture.with_suffix("") if picture.suffix.lower() in (".svg", ".png") else picture
 
 
 def _print_roles(report: Audit) -> None:

@@ -34,10 +34,10 @@ def test_the_command_makes_checks_and_imports(root: Path, tmp_path: Path) -> Non
     target, there = tmp_path / "a.tar.gz", tmp_path / "there"
     said = oelm_archive("GPT-02", "--out", root, "--to", target, "--weights")
     digest = hashlib.sha256(target.read_bytes()).hexdigest()
-    assert f"{SECOND}: done, best_ppl 5.27, 17 files" in said and "1 runs, 17 files" in said and digest in said
+    assert f"{SECOND}: done, best_ppl 5.27, 17 files" in said and "1 run, 17 files" in said and digest in said
     checked = oelm_archive("--check", target)
     assert "every byte is as listed" in checked and digest in checked
-    assert f"1 runs added to {there}, 0 were there already" in oelm_archive("--import", target, "--out", there)
+    assert f"1 run added to {there}, 0 were there already" in oelm_archive("--import", target, "--out", there)
     assert f"0 runs added to {there}, 1 were there already" in oelm_archive("--import", target, "--out", there)
 
 

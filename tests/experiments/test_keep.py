@@ -248,7 +248,7 @@ def test_a_language_models_documents_are_not_kept(tmp_path: Path) -> None:
 def test_the_command_says_what_it_wrote(outputs: Path, tmp_path: Path) -> None:
     said = CliRunner().invoke(app, ["archive", "GPT-02", "--out", str(outputs), "--records", str(tmp_path / "results")])
     assert said.exit_code == 0
-    assert "1 runs written to" in said.output.replace(os.linesep, " ")
+    assert "1 run written to" in said.output.replace(os.linesep, " ")
 
 
 def test_weights_are_not_for_records(outputs: Path, tmp_path: Path) -> None:

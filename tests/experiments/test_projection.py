@@ -63,7 +63,7 @@ def test_command_says_that_it_is_paper() -> None:
 def test_settings_change_what_is_projected() -> None:
     wide = ["--set", "model.model_dim=768", "--set", "model.num_layers=12", "--set", "model.num_heads=12"]
     small, large = (CliRunner().invoke(app, ["project", "GPT-01", "--seeds", "1", *more]).output for more in ([], wide))
-    assert "1 runs at paper" in small and "1 runs at paper" in large and small != large
+    assert "1 run at paper" in small and "1 run at paper" in large and small != large
     # 124M numbers instead of 45M.
     summed = [float(text.partition(" MB")[0].split()[-1]) for text in (small, large)]
     assert summed[1] > 2 * summed[0]

@@ -229,7 +229,7 @@ def test_runs_are_not_submitted_while_slurm_does_not_say_what_is_in_a_job(place:
     # What is only written down cannot be there twice.
     assert "written, not submitted" in oelm(*SMOKE, "--dry-run")
     program(programs, "squeue", "printf '12_0|RUNNING|None\\n'")
-    assert "submitted 1 runs as job 77" in oelm(*SMOKE)
+    assert "submitted 1 run as job 77" in oelm(*SMOKE)
     assert read_submissions(place / "outputs")[-1].members == ("mine-02/smoke/default/seed-0",)
 
 

@@ -125,7 +125,7 @@ def test_failing_run_fails_alone_and_says_why(place: Path) -> None:
     wait_for(lambda: state_of(place, bad) == "FAILED", place)
     shown = oelm(place, "status")
     assert "FAILED" in shown and "NonFiniteError" in shown
-    assert "submitted 1 runs" in oelm(place, "run", "mine-03", "--budget", "smoke", "--seeds", "1", "--slurm", "--retry")
+    assert "submitted 1 run as" in oelm(place, "run", "mine-03", "--budget", "smoke", "--seeds", "1", "--slurm", "--retry")
 
 
 def test_stopped_runs_save_and_waiting_ones_are_taken_off_slurms_queue(place: Path) -> None:

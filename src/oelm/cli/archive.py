@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import out, printable, reported
+from oelm.cli.shell import counted, out, printable, reported
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def _keep(root: Path, target: Path, names: list[str]) -> None:
     kept = keep_records(root, target, runs=find_runs(root, names))
     for remark in kept.remarks:
         out.print(printable(remark), style="yellow", soft_wrap=True)
-    out.print(f"{len(kept.added)} runs written to {target}, {len(kept.already_there)} were there already", soft_wrap=True)
+    out.print(
+        f"{counted(len(kept.added), 'run')} written to {target}, {len(kept.already_there)} were there already", soft_wrap=True
+    )
 
 
 def _check(path: Path) -> None:
@@ -79,7 +81,10 @@ def _import(path: Path, root: Path) -> None:
     imported = import_archive(path, root)
     for run in imported.added:
         out.print(f"added {root / run}", soft_wrap=True)
-    out.print(f"{len(imported.added)} runs added to {root}, {len(imported.already_there)} were there already", soft_wrap=True)
+    out.print(
+        f"{counted(len(imported.added), 'run')} added to {root}, {len(imported.already_there)} were there already",
+        soft_wrap=True,
+    )
 
 
 def _import_study(folder: Path, root: Path) -> None:
@@ -105,7 +110,7 @@ def _print_inventory(inventory: Inventory) -> None:
         out.print(f"{run.path}: {words}", soft_wrap=True)
     for remark in inventory.remarks:
         out.print(printable(remark), style="yellow", soft_wrap=True)
-    out.print(f"{len(inventory.runs)} runs, {inventory.num_files} files, {inventory.size_bytes:,} bytes unpacked")
+    out.print(f"{counted(len(inventory.runs), 'run')}, {inventory.num_files} files, {inventory.size_bytes:,} bytes unpacked")
 
 
 def _print_file(path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oelm.cli.many import How, same_command
-from oelm.cli.shell import out, printable
+from oelm.cli.shell import counted, out, printable
 from oelm.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def submit_study(
     for run in left:
         enqueue(run, study.root, retry=how.retry)
     out.print(
-        f"submitted {len(left)} runs as job {record.runs_job}, after job {record.data_job} (data), before job "
+        f"submitted {counted(len(left), 'run')} as job {record.runs_job}, after job {record.data_job} (data), before job "
         f"{record.report_job} (report); scripts and logs in {folder}. `oelm status` shows them, `oelm stop` cancels",
         soft_wrap=True,
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import TerminalWatch, err, out, print_result, printable
+from oelm.cli.shell import TerminalWatch, counted, err, out, print_result, printable
 from oelm.errors import DONE, REFUSED, STOPPED, ConfigError, OelmError, RankLostError
 from oelm.ranks import is_one_of_many, own_rank
 
@@ -143,7 +143,9 @@ def run_by_ranks(context: typer.Context, study: Study, runs: Sequence[PlannedRun
 
     arguments = same_command(context, without=(*_OF_TORCHRUN, "retry"))
     where = printable(str(study.root))
-    out.print(f"{len(runs)} runs at budget {study.budget}, each on {ranks.nproc * ranks.nnodes} processes; in {where}")
+    out.print(
+        f"{counted(len(runs), 'run')} at budget {study.budget}, each on {ranks.nproc * ranks.nnodes} processes; in {where}"
+    )
     return run_by_torchrun(runs, study.root, ranks, arguments, stop=how.stop, retry=how.retry)
 
 

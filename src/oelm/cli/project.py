@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from oelm.cli.run import Budget, CatalogFile, Ids, Overrides
-from oelm.cli.shell import out, reported, roughly
+from oelm.cli.shell import counted, out, reported, roughly
 
 
 @reported
@@ -57,7 +57,7 @@ def project(
     out.print(table)
     alone, queued, spread = sum(p.alone_s for p in found), queue_s(found, count), sum(p.spread_s for p in found)
     out.print(
-        f"\n{len(found)} runs at {budget}: {roughly(alone)} on 1 {on.gpu.name} (cost {_cost(alone, 1, on)}); "
+        f"\n{counted(len(found), 'run')} at {budget}: {roughly(alone)} on 1 {on.gpu.name} (cost {_cost(alone, 1, on)}); "
         f"{roughly(queued)} on {count}, a run each ({_cost(alone, 1, on)}); "
         f"{roughly(spread)} on {count}, each run on all ({_cost(spread, count, on)})",
         soft_wrap=True,

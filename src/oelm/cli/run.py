@@ -13,7 +13,7 @@ import typer
 from oelm.cli.cluster import Account, ArrayLimit, Gres, Partition, Slurm, Time, Wish, submit_study
 from oelm.cli.many import How, code_of, quiet_unless_first, ranks_of, refuse_worker, run_by_ranks, work_together
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import TerminalWatch, err, out, printable, reported, roughly, shown_warnings
+from oelm.cli.shell import TerminalWatch, counted, err, out, printable, reported, roughly, shown_warnings
 from oelm.errors import STOPPED, ConfigError
 from oelm.ranks import is_one_of_many
 
@@ -168,7 +168,7 @@ def _run_all(study: Study, runs: Sequence[PlannedRun], slots: Slots, how: How) -
 
     done = len(runs) - len(unfinished(runs))
     where = printable(str(study.root))
-    out.print(f"{len(runs)} runs at budget {study.budget}, {done} of them done; {slots}; in {where}", soft_wrap=True)
+    out.print(f"{counted(len(runs), 'run')} at budget {study.budget}, {done} of them done; {slots}; in {where}", soft_wrap=True)
     given: dict[str, Any] = {"stop": how.stop, "retry": how.retry}
     with TerminalWatch() as watch:
         unready = prepare_study(runs, folder=study.copies, watch=watch, preflight=how.preflight, **given)
@@ -204,8 +204,10 @@ def _print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
     seconds = [forecasts[run.experiment.id, run.variant].seconds for run in left]
     whole = queue_seconds([length for length in seconds if length is not None], slots.count)
     unknown = sum(length is None for length in seconds)
-    rest = f", and {unknown} runs of unknown length" if unknown else ""
-    out.print(f"{len(left)} runs at budget {runs[0].budget}: about {roughly(whole)} in all{rest}; {slots}", soft_wrap=True)
+    rest = f", and {counted(unknown, 'run')} of unknown length" if unknown else ""
+    out.print(
+        f"{counted(len(left), 'run')} at budget {runs[0].budget}: about {roughly(whole)} in all{rest}; {slots}", soft_wrap=True
+    )
     if any(forecast.basis == "arithmetic" for forecast in forecasts.values()):
         out.print("arithmetic: from the operations of a step and this machine's speed, within a factor of two")
 
@@ -335,8 +337,7 @@ def _take_over(ids: list[str] | None, like: str, *, budget: str, catalog: Catalo
 def _print_sweep(record: SweepRecord) -> None:
     from rich.table import Table
 
-    seeds = len(record.points[0].seeds)
-    title = f"{record.experiment} at {record.budget}, {seeds} seed{'s' if seeds > 1 else ''} a point"
+    title = f"{record.experiment} at {record.budget}, {counted(len(record.points[0].seeds), 'seed')} a point"
     table = Table(title=title, title_justify="left", title_style="bold")
     for name in (*record.grid, "score (less is better)", ""):
         table.add_column(name, justify="right" if name else "left")

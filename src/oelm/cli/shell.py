@@ -84,6 +84,11 @@ def roughly(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
+def counted(count: int, thing: str) -> str:
+    """Return how many there are of something whose plural ends in s, as words."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 def print_result(result: Result, headline: Callable[[dict[str, Any]], str]) -> None:
     """Say how a run ended, with what `headline` makes of its figures; leave with the exit code of a stop where it was one."""
     if result.status == "stopped":

@@ -169,7 +169,8 @@ def test_folder_with_a_run_of_another_recipe_is_refused_with_the_difference(plac
 def test_dry_run_tells_the_plan_and_writes_nothing(place: Path) -> None:
     before = everything_in(place)
     printed = oelm("run", "mine", *SMOKE, "--seeds", "3", "--dry-run")
-    assert "mine-01 default 0-2 0" in printed and "mine-02 default 0-2 0" in printed
+    assert "mine-01 default 3 (0-2) 0" in printed and "mine-02 default 3 (0-2) 0" in printed
+    assert "mine-01 default 1 (0) 0" in oelm("run", "mine-01", *SMOKE, "--dry-run")
     assert "6 runs at budget smoke: about" in printed
     assert "8 runs" in oelm("sweep", "mine", *SMOKE, "--grid", "optim.lr=1e-3,1e-2", "--seeds", "2", "--dry-run")
     assert everything_in(place) == before

@@ -192,7 +192,7 @@ def _print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
         arms.setdefault((run.experiment.id, run.variant), []).append(run)
     forecasts = {arm: forecaster.forecast(planned[0]) for arm, planned in arms.items()}
     table = Table(box=None, pad_edge=False)
-    for name in ("experiment", "variant", "seeds", "done", "each about", "memory", "disk", "time from"):
+    for name in ("experiment", "variant", "seeds (which)", "done", "each about", "memory", "disk", "time from"):
         table.add_column(name, justify="left" if name in ("experiment", "variant", "time from") else "right")
     for (name, variant), planned in arms.items():
         forecast, todo = forecasts[name, variant], sum(run in left for run in planned)
@@ -215,7 +215,8 @@ def _print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
 def _seeds(runs: Sequence[PlannedRun]) -> str:
     seeds = [run.seed for run in runs]
     is_range = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
-    return f"{seeds[0]}-{seeds[-1]}" if is_range else ",".join(map(str, seeds))
+    which = f"{seeds[0]}-{seeds[-1]}" if is_range else ",".join(map(str, seeds))
+    return f"{len(seeds)} ({which})"
 
 
 def _print_summary(runs: Sequence[PlannedRun], budget: str) -> None:

@@ -12,8 +12,9 @@ import typer
 
 from oelm.cli.cluster import Account, ArrayLimit, Gres, Partition, Slurm, Time, Wish, submit_study
 from oelm.cli.many import How, code_of, quiet_unless_first, ranks_of, refuse_worker, run_by_ranks, work_together
+from oelm.cli.plan import print_plan
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import TerminalWatch, counted, err, out, printable, reported, roughly, shown_warnings
+from oelm.cli.shell import TerminalWatch, counted, err, out, printable, reported, shown_warnings
 from oelm.errors import STOPPED, ConfigError
 from oelm.ranks import is_one_of_many
 
@@ -97,7 +98,7 @@ def run(
             submit_study(context, study, runs, wish, how, dry_run=dry_run)
             return
         if prepare_only or dry_run:
-            _prepare(study, runs, how) if prepare_only else _print_plan(runs, _slots(gpus, jobs, budget), root)
+            _prepare(study, runs, how) if prepare_only else print_plan(runs, _slots(gpus, jobs, budget), root)
             return
         if is_one_of_many():
             work_together(study, runs, how)
@@ -176,47 +177,6 @@ def _run_all(study: Study, runs: Sequence[PlannedRun], slots: Slots, how: How) -
     expected = expected_seconds(startable, study.root, threads=getattr(slots, "threads", None))
     with QueueView(len(runs), slots.count, expected) as view:
         return Runner(runs, study.root, slots, watch=view, options=how.options, unready=unready, **given).run()
-
-
-def _print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
-    from rich.table import Table
-
-    from oelm.experiments.forecast import Forecaster, queue_seconds
-    from oelm.experiments.study import unfinished
-    from oelm.train.preflight import gibibytes
-
-    forecaster = Forecaster(root, threads=int(getattr(slots, "threads", 1)))
-    left = unfinished(runs)
-    arms: dict[tuple[str, str], list[PlannedRun]] = {}
-    for run in runs:
-        arms.setdefault((run.experiment.id, run.variant), []).append(run)
-    forecasts = {arm: forecaster.forecast(planned[0]) for arm, planned in arms.items()}
-    table = Table(box=None, pad_edge=False)
-    for name in ("experiment", "variant", "seeds (which)", "done", "each about", "memory", "disk", "time from"):
-        table.add_column(name, justify="left" if name in ("experiment", "variant", "time from") else "right")
-    for (name, variant), planned in arms.items():
-        forecast, todo = forecasts[name, variant], sum(run in left for run in planned)
-        needs = gibibytes(forecast.needs.memory), gibibytes(forecast.needs.disk)
-        table.add_row(
-            name, variant, _seeds(planned), str(len(planned) - todo), roughly(forecast.seconds), *needs, forecast.basis
-        )
-    out.print(table)
-    seconds = [forecasts[run.experiment.id, run.variant].seconds for run in left]
-    whole = queue_seconds([length for length in seconds if length is not None], slots.count)
-    unknown = sum(length is None for length in seconds)
-    rest = f", and {counted(unknown, 'run')} of unknown length" if unknown else ""
-    out.print(
-        f"{counted(len(left), 'run')} at budget {runs[0].budget}: about {roughly(whole)} in all{rest}; {slots}", soft_wrap=True
-    )
-    if any(forecast.basis == "arithmetic" for forecast in forecasts.values()):
-        out.print("arithmetic: from the operations of a step and this machine's speed, within a factor of two")
-
-
-def _seeds(runs: Sequence[PlannedRun]) -> str:
-    seeds = [run.seed for run in runs]
-    is_range = len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1))
-    which = f"{seeds[0]}-{seeds[-1]}" if is_range else ",".join(map(str, seeds))
-    return f"{len(seeds)} ({which})"
 
 
 def _print_summary(runs: Sequence[PlannedRun], budget: str) -> None:
@@ -307,7 +267,7 @@ def sweep(
         plan = study.plan_sweep(load(catalog), parse_grid(grid or []), num_seeds=seeds or 1)
         slots = _slots(gpus, jobs, budget)
         if dry_run:
-            _print_plan(plan.runs, slots, root)
+            print_plan(plan.runs, slots, root)
             return
         ended = _run_all(study, plan.runs, slots, How(stop, retry=retry, preflight=not no_preflight))
         records = conclude_sweep(plan)

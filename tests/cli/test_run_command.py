@@ -269,6 +269,11 @@ def test_sweep_says_where_another_seed_may_choose_another_point(queue: Queue) ->
         assert f"{name}: other seeds may choose another of the close ones (within 0.01 of the best)" in printed
 
 
+def test_sweep_shows_values_as_they_are_given(queue: Queue) -> None:
+    printed = queue.finish(*SWEEP, "method.warmup_steps=null,3")
+    assert printed.count(" null │") == 2 and " None │" not in printed
+
+
 def test_sweep_of_another_is_taken_over_and_used(queue: Queue) -> None:
     queue.add("mine-03", "{extends: mine-02, title: elsewhere}")
     queue.finish(*SWEEP, "optim.lr=0.001,0.01,0.1")

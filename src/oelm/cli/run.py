@@ -298,6 +298,8 @@ def _take_over(ids: list[str] | None, like: str, *, budget: str, catalog: Catalo
 def _print_sweep(record: SweepRecord) -> None:
     from rich.table import Table
 
+    from oelm.experiments.sweep import value_text
+
     title = f"{record.experiment} at {record.budget}, {counted(len(record.points[0].seeds), 'seed')} a point"
     table = Table(title=title, title_justify="left", title_style="bold")
     for name in (*record.grid, "score (less is better)", ""):
@@ -306,7 +308,7 @@ def _print_sweep(record: SweepRecord) -> None:
         missing = "diverged" if point.has_failed else "failed" if point.problem else "unfinished"
         score = missing if point.score is None else f"{point.score:.4f}"
         remark = "best" if number == record.best else "close" if point in record.close else ""
-        table.add_row(*map(str, point.values.values()), score, remark)
+        table.add_row(*map(value_text, point.values.values()), score, remark)
     out.print(table)
     if any(point.problem for point in record.points):
         err.print(printable(f"the sweep of {record.experiment} {record.why_no_best}"), style="bold red", soft_wrap=True)
@@ -326,8 +328,10 @@ def _print_sweep(record: SweepRecord) -> None:
 
 
 def _print_standing(kept: Mapping[str, SweepRecord]) -> None:
+    from oelm.experiments.sweep import value_text
+
     for name, record in kept.items():
-        tried = "; ".join(f"{key} {', '.join(map(str, values))}" for key, values in record.grid.items())
+        tried = "; ".join(f"{key} {', '.join(map(value_text, values))}" for key, values in record.grid.items())
         text = f"{name}: until this sweep is finished, --tuned goes by the one before ({tried})"
         err.print(printable(text), style="bold yellow", soft_wrap=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,11 @@ FIRST_SEED = 100
 Grid = dict[str, list[Any]]
 
 
+def value_text(value: Any) -> str:
+    """Return a value as --set and --grid take it: null is not None, and text has no quotes."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 class SweepPoint(Strict):
     """One point of the grid: the mean over seeds of the best validation loss, or of 1 - accuracy.
 
@@ -43,7 +49,7 @@ class SweepPoint(Strict):
     problem: str = ""
 
     def __str__(self) -> str:
-        return ", ".join(f"{key} {value}" for key, value in self.values.items())
+        return ", ".join(f"{key} {value_text(value)}" for key, value in self.values.items())
 
 
 class SweepRecord(Strict):

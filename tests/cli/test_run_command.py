@@ -176,6 +176,12 @@ def test_dry_run_tells_the_plan_and_writes_nothing(place: Path) -> None:
     assert everything_in(place) == before
 
 
+def test_points_of_a_sweep_can_be_told_apart_on_a_narrow_terminal(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = oelm("sweep", "mine", *SMOKE, "--grid", "schedule.final_fraction=0.01,0.02", "--dry-run")
+    assert "4 runs" in printed and "\u2026" not in printed
+
+
 def test_data_that_is_gone_stops_only_the_runs_that_read_it(queue: Queue) -> None:
     queue.add("mine-gone", "{extends: mine-01, title: gone, data: ./gone.txt}")
     printed = queue.finish("run", "mine", *SMOKE, code=3)

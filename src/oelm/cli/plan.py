@@ -29,7 +29,7 @@ def print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
     forecasts = {arm: forecaster.forecast(planned[0]) for arm, planned in arms.items()}
     table = Table(box=None, pad_edge=False)
     for name in ("experiment", "variant", "seeds (which)", "done", "each about", "memory", "disk", "time from"):
-        table.add_column(name, justify="left" if name in ("experiment", "variant", "time from") else "right")
+        table.add_column(name, justify="left" if name in ("experiment", "variant", "time from") else "right", overflow="fold")
     for (name, variant), planned in arms.items():
         forecast, todo = forecasts[name, variant], sum(run in left for run in planned)
         needs = gibibytes(forecast.needs.memory), gibibytes(forecast.needs.disk)

@@ -44,6 +44,16 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_tensors(run / latest / "model.safetensors")
 
 
+def test_a_run_s_log_says_that_its_warm_up_was_cut_and_says_nothing_where_it_was_not(
+    finished: Path, text_file: Path, tmp_path: Path
+) -> None:
+    config = tiny_config(text_file, schedule__warmup_steps=9)
+    run_here(config, tmp_path / "run")
+    told = f"schedule.warmup_steps 9 is cut to {config.steps // 2}"
+    assert (tmp_path / "run" / "training.log").read_text().count(told) == 1
+    assert "is cut to" not in (finished / "training.log").read_text()
+
+
 def test_a_run_leaves_every_file_of_the_design(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()} - {".lock"}
     assert names == {

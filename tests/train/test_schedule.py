@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oelm.train.config import RunConfig
-from oelm.train.schedule import learning_rate, warmup_steps
+from oelm.train.schedule import learning_rate, shortened_warmup, warmup_steps
 from tests.conftest import tiny_config
 
 PEAK = 3e-4
@@ -104,6 +104,18 @@ def test_an_arm_s_own_warm_up_goes_before_the_schedule_s(own: int) -> None:
     arm = tiny_config(Path("text.txt"), steps=100, optim__lr=PEAK, schedule__warmup_steps=20, method=method)
     assert rates(arm) == rates(config(warmup=own))
     assert warmup_steps(arm, 100) == min(own, 50)
+
+
+@pytest.mark.parametrize(("key", "own"), [("schedule.warmup_steps", None), ("method.warmup_steps", 60)])
+def test_a_warm_up_that_is_cut_is_told_with_the_setting_that_asked_for_it(key: str, own: int | None) -> None:
+    method = {"freeze": ["q", "k"], "warmup_steps": own}
+    arm = tiny_config(Path("text.txt"), steps=100, schedule__warmup_steps=60 if own is None else 5, method=method)
+    assert shortened_warmup(arm) == f"{key} 60 is cut to 50: a warm-up is half of a run's 100 steps at most"
+
+
+def test_a_warm_up_of_half_the_run_is_not_cut_and_an_extended_run_s_is_cut_by_its_first_length() -> None:
+    assert shortened_warmup(config(warmup=50)) == ""
+    assert "60 is cut to 50" in shortened_warmup(config(steps=200, warmup=60, extended_at=(100,)))
 
 
 def test_without_one_of_its_own_an_arm_warms_up_as_the_schedule_says() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oelm.cli.shell import counted, out, roughly
+from oelm.cli.shell import counted, err, out, roughly
 
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
@@ -46,6 +46,16 @@ def print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
     )
     if any(forecast.basis == "arithmetic" for forecast in forecasts.values()):
         out.print("arithmetic: from the operations of a step and this machine's speed, within a factor of two")
+    print_shortened(runs)
+
+
+def print_shortened(runs: Sequence[PlannedRun]) -> None:
+    """Say once of each warm-up that it will be shorter than was asked for: two points of a sweep may be one then."""
+    from oelm.train.schedule import shortened_warmup
+
+    for told in dict.fromkeys(shortened_warmup(run.config) for run in runs):
+        if told:
+            err.print(told, style="bold yellow", soft_wrap=True)
 
 
 def _seeds(runs: Sequence[PlannedRun]) -> str:

@@ -12,7 +12,7 @@ import typer
 
 from oelm.cli.cluster import Account, ArrayLimit, Gres, Partition, Slurm, Time, Wish, submit_study
 from oelm.cli.many import How, code_of, quiet_unless_first, ranks_of, refuse_worker, run_by_ranks, work_together
-from oelm.cli.plan import print_plan
+from oelm.cli.plan import print_plan, print_shortened
 from oelm.cli.queue import QueueView
 from oelm.cli.shell import TerminalWatch, counted, err, out, printable, reported, shown_warnings
 from oelm.errors import STOPPED, ConfigError
@@ -170,6 +170,7 @@ def _run_all(study: Study, runs: Sequence[PlannedRun], slots: Slots, how: How) -
     done = len(runs) - len(unfinished(runs))
     where = printable(str(study.root))
     out.print(f"{counted(len(runs), 'run')} at budget {study.budget}, {done} of them done; {slots}; in {where}", soft_wrap=True)
+    print_shortened(runs)
     given: dict[str, Any] = {"stop": how.stop, "retry": how.retry}
     with TerminalWatch() as watch:
         unready = prepare_study(runs, folder=study.copies, watch=watch, preflight=how.preflight, **given)

@@ -26,6 +26,7 @@ from oelm.train.load import find_checkpoint
 from oelm.train.loop import run_loop
 from oelm.train.preflight import Estimate, check_fits, gibibytes, is_out_of_memory, what_to_lower
 from oelm.train.rundir import GuestRunDir, RunDir
+from oelm.train.schedule import shortened_warmup
 from oelm.train.session import Session, build_session, resume
 from oelm.train.source import source_revision
 from oelm.train.state import environment
@@ -191,6 +192,9 @@ def _announce(session: Session, needs: Estimate) -> None:
         f"{torch.get_num_threads()} threads; about {gibibytes(needs.memory)} of memory, {gibibytes(needs.disk)} of disk"
     )
     log.info("%s", report)
+    if told := shortened_warmup(session.config):
+        session.watch.on_remark(told)
+        log.info("%s", told)
     method, config = session.config.method, session.config
     starts_fresh = config.init_from is None if isinstance(config, RunConfig) else _is_fresh(config)
     if method.freeze and method.keeps_weights and starts_fresh:

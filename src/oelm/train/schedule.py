@@ -16,8 +16,24 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
 def warmup_steps(config: TrainConfig, horizon: int) -> int:
     """Return the steps of warm-up in a training of `horizon` steps, half of them at most; an arm may have its own."""
+    return min(_asked(config), horizon // 2)
+
+
+def shortened_warmup(config: TrainConfig) -> str:
+    """Say that a run warms up for fewer steps than its config says, because it is so short; '' where it does not."""
+    # An extended run warmed up by its first length.
+    horizon = (*config.extended_at, config.steps)[0]
+    used, asked = warmup_steps(config, horizon), _asked(config)
+    # Where epochs say how long a run is, nobody knows yet.
+    if horizon == 0 or used == asked:
+        return ""
+    key = "schedule.warmup_steps" if config.method.warmup_steps is None else "method.warmup_steps"
+    return f"{key} {asked} is cut to {used}: a warm-up is half of a run's {horizon} steps at most"
+
+
+def _asked(config: TrainConfig) -> int:
     own = config.method.warmup_steps
-    return min(config.schedule.warmup_steps if own is None else own, horizon // 2)
+    return config.schedule.warmup_steps if own is None else own
 
 
 def _fraction(config: TrainConfig, step: int, horizon: int) -> float:

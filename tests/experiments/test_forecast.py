@@ -11,7 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oelm.experiments.forecast import Forecaster, count_parameters, expected_seconds, num_labels, queue_seconds, step_operations
+from oelm.experiments.forecast import (
+    START_S,
+    Forecaster,
+    count_parameters,
+    expected_seconds,
+    num_labels,
+    queue_seconds,
+    step_operations,
+)
 from oelm.experiments.plan import PlannedRun, make_config, plan_runs
 from oelm.files import write_json
 from oelm.method.apply import freeze
@@ -118,6 +126,14 @@ def test_work_grows_with_batch_and_model() -> None:
     deeper = step_operations(made("base", {"model.num_layers": 4}), None)
     assert plain is not None and doubled is not None and deeper is not None
     assert plain < doubled <= 2 * plain and plain < deeper
+
+
+def test_a_run_is_expected_to_take_the_time_to_start_and_that_of_its_steps(tmp_path: Path) -> None:
+    forecaster, run = Forecaster(tmp_path, threads=1), run_of(tmp_path, "arm")
+    short, long = (forecaster.seconds(replace(run, config=made("arm", {"steps": steps}))) for steps in (30, 60))
+    assert short is not None and long is not None and short > START_S
+    # A sum and a difference of doubles near 8: errors of 1e-15, of seconds that are a thousandth and more.
+    assert long - START_S == pytest.approx(2 * (short - START_S), rel=1e-9)
 
 
 def test_a_measured_time_beats_arithmetic(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
     """Print the arms of runs with their times, memory and disk, and how long the queue takes."""
     from rich.table import Table
 
-    from oelm.experiments.forecast import Forecaster, queue_seconds
+    from oelm.experiments.forecast import START_S, Forecaster, queue_seconds
     from oelm.experiments.study import unfinished
     from oelm.train.preflight import gibibytes
 
@@ -45,7 +45,8 @@ def print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
         f"{counted(len(left), 'run')} at budget {runs[0].budget}: about {roughly(whole)} in all{rest}; {slots}", soft_wrap=True
     )
     if any(forecast.basis == "arithmetic" for forecast in forecasts.values()):
-        out.print("arithmetic: from the operations of a step and this machine's speed, within a factor of two")
+        start = f"and {roughly(START_S)} to start each"
+        out.print(f"arithmetic: from the operations of a step, this machine's speed {start}; within a factor of two")
     print_shortened(runs)
 
 

@@ -31,8 +31,10 @@ from oelm.train.preflight import Estimate, estimate
 _EFFICIENCY = 0.45
 _PROBE = 384
 _PROBE_S = 0.15
-# Evaluations, checkpoints and starting up, as a share of the steps' time.
+# Evaluations and checkpoints, as a share of the steps' time.
 _OVERHEAD = 1.15
+# Until a run's process has loaded torch and opened its data. Measured on 2 cores busy with other work: 7 to 9 s.
+START_S = 8.0
 # Of the longest example: how long examples are on the whole; and of how many there are, where nobody knows yet.
 _MEAN_LENGTH, _TRAIN_EXAMPLES = 0.3, {"sst2": 67_349, "mnli": 392_702, "xnli": 392_702}
 
@@ -69,7 +71,7 @@ class Forecaster:
 
     def _calculated(self, config: RunConfig | FinetuneConfig, counted: Audit | None) -> float | None:
         work = step_operations(config, counted)
-        return None if work is None else _OVERHEAD * run_steps(config) * work / (_EFFICIENCY * self._rate())
+        return None if work is None else START_S + _OVERHEAD * run_steps(config) * work / (_EFFICIENCY * self._rate())
 
     def measured(self, run: PlannedRun) -> float | None:
         """Return the wall time of a finished run of this recipe, whatever its seed, or else of its baseline's."""

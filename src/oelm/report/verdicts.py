@@ -162,7 +162,9 @@ def _headline(judged: list[Judged], words: Words) -> str:
             told.append(words("verdict.class", kind=words(f"classes.{kind}"), **counts))
     if not told:
         return words("verdict.none", comparisons=len(judged))
-    return words("verdict.counts", comparisons=len(judged), classes="; ".join(told))
+    counted = words("verdict.counts", comparisons=len(judged), classes="; ".join(told))
+    others = sum(not row.judgement.is_look for row in judged)
+    return words("sentence.separator").join([counted, words("verdict.others", count=others)] if others else [counted])
 
 
 def _where(judged: list[Judged], words: Words) -> str:

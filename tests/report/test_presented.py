@@ -1,0 +1,32 @@
+"""What a report tells is told once, counted rightly, and named alike in all of its tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.report.reading import english, texts
+from tests.report.synthetic import write_arm
+
+BASE = [20.0, 20.2, 19.9, 20.1, 20.3]
+# Chance, a tenth of a percent or so, that makes an interval of some width.
+LUCK = [0.999, 1.001, 1.0, 1.002, 0.998]
+
+
+def write_ratio(root: Path, experiment: str, ratio: float, *, seeds: int = 5, **chosen: Any) -> None:
+    """Write an arm whose perplexity is known as a ratio of the baseline's."""
+    figures = [ratio * base * luck for base, luck in zip(BASE, LUCK, strict=True)]
+    write_arm(root, experiment, figures[:seeds], seeds=range(seeds), **chosen)
+
+
+def write_pair(root: Path, *arms: str, **chosen: Any) -> None:
+    write_arm(root, "GPT-01", BASE, **chosen)
+    for arm in arms:
+        write_ratio(root, arm, 1.02, **chosen)
+
+
+def test_the_headline_tells_of_others_without_a_verdict_only_where_there_are_some(tmp_path: Path) -> None:
+    write_pair(tmp_path, "GPT-02")
+    assert "erdict" not in texts(english(tmp_path), "verdicts")[0]
+    write_ratio(tmp_path, "GPT-03", 1.02, seeds=3)
+    assert "1 pass, 0 fail, 0 inconclusive. Without a verdict: 1. All on" in texts(english(tmp_path), "verdicts")[0]

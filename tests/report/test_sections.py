@@ -397,7 +397,7 @@ def test_totals_computed_by_hand(tmp_path: Path) -> None:
     assert found["tokens trained on"] == f"{(2 * 40 + 2 * 20) * TOKENS_PER_STEP / 1e6:,.1f}M"
     size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink())
     assert found["bytes on disk"] == f"{size / 2**20:,.1f} MiB"
-    assert found["computed on"] == "cpu, float32, x86_64, AVX2, 1 threads, torch 2.13.0+cpu"
+    assert found["computed on"] == "cpu, float32, x86_64, AVX2, threads: 1, torch 2.13.0+cpu"
     assert found["source revisions"] == "0123456789ab; ffffffffffff+changes"
 
 

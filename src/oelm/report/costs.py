@@ -13,7 +13,7 @@ from pathlib import Path
 from oelm.bench.record import read_timings
 from oelm.report.collect import Arm, Run
 from oelm.report.document import Block, Cell, Section, Table, Text
-from oelm.report.findings import Findings, label
+from oelm.report.findings import Findings, label, unswept
 from oelm.report.kinds import change_later
 from oelm.report.words import Words
 
@@ -101,10 +101,14 @@ def totals_section(findings: Findings, words: Words) -> Section:
     hours = sum(run.figures.wall_s["total"] for run in finished if run.figures is not None) / 3600
     tokens = sum(run.figures.tokens for run in finished if run.figures is not None)
     size = sum(_bytes(run.path) for run in runs)
+    # Of a sweep's points only what was run beside it is an arm; one without a finished run is whatever it was meant to be.
+    done = [arm for arm in findings.arms if arm.runs]
+    points = len(done) - len(unswept(done, findings.roots))
     values = {
         "runs": f"{len(runs):,}",
         "finished": f"{len(finished):,}",
-        "arms": f"{len(findings.arms):,}",
+        "arms": f"{len(findings.arms) - points:,}",
+        "points": f"{points:,}",
         "hours": f"{hours:,.2f}",
         "tokens": f"{tokens / 1e6:,.1f}M",
         "bytes": f"{size / _MIB:,.1f} MiB",

@@ -124,4 +124,13 @@ def test_controls_and_variants_never_take_a_methods_place_across_data_sets(tmp_p
         write_by_seed(tmp_path, experiment, {0: figure, 1: figure + 1, 2: figure + 3}, variant="dropout-0.1-abcd1234")
     found = {row["method"]: row["tinystories, laptop"] for row in rows(english(tmp_path), "across-ppl")}
     assert found["oelm_freeze"] == ratio_by_hand(LADDER["GPT-02"], BASE)
-    assert set(found) == {"oelm_freeze", "oelm_freeze, GPT-02-lr3e-4", "baseline, GPT-01-lean"}
+    assert set(found) == {"oelm_freeze", "oelm_freeze, GPT-02-lr3e-4", "lean"}
+
+
+def test_a_control_has_one_row_across_data_sets(tmp_path: Path) -> None:
+    thin = {0: 31.5, 1: 31.9, 2: 31.4}
+    for baseline, data in (("GPT-01", "tinystories"), ("GPT-04", "openwebtext")):
+        write_by_seed(tmp_path, baseline, BASE, data=data)
+        write_by_seed(tmp_path, f"{baseline}-thin", thin, data=data, settings={"model.qk_dim": 4})
+    gap = ratio_by_hand(thin, BASE)
+    assert rows(english(tmp_path), "across-ppl") == [{"method": "thin", "openwebtext, laptop": gap, "tinystories, laptop": gap}]

@@ -65,7 +65,7 @@ NAMES = {
     "Ney",
 }
 TERMS = {"PASS", "FAIL", "INCONCLUSIVE", "CONFOUNDED", "PPL", "exp", "logit", "dropout", "nat", "MiB", "MB", "ms"}
-IDS = {"baseline", "uniform", "laptop", "smoke", "cpu", "tinystories", "openwebtext", "mnli", "validations"}
+IDS = {"baseline", "lean", "uniform", "laptop", "smoke", "cpu", "tinystories", "openwebtext", "mnli", "validations"}
 # Each is there on purpose: what users and records said stays as it was said.
 SAID = (OWN_SOURCE, MESSAGE)
 

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 from oelm.report.collect import Arm, common_split
 from oelm.report.document import Block, Cell, Section, Table, Text
-from oelm.report.findings import DEMO, Findings, Pair, label, method_of, method_text, split_text
+from oelm.report.findings import DEMO, Findings, Pair, label, method_of, split_text
+from oelm.report.kinds import class_of, pair_text
 from oelm.report.stats import Interval, paired_difference, paired_log_ratio
 from oelm.report.words import Words
 from oelm.train.records import Split
@@ -115,11 +116,12 @@ def _matrix(findings: Findings, pairs: list[Pair], metric: str, words: Words) ->
     for pair in sorted(pairs, key=lambda pair: -len(pair.seeds)):
         gap, text = compared(pair.arm, pair.baseline, pair.split)
         text = words("across.on_test", gap=text) if pair.split == "test" and text else text
-        method = method_text(pair.arm, findings.catalog, words)
-        # A control has the method of another arm, or of the baseline itself: it stands under its own name.
-        is_free = method_of(pair.arm, findings.catalog) == method_of(pair.baseline, findings.catalog)
-        is_control = is_free or (method, _data(pair)) in cells
-        row = f"{method}, {pair.arm.experiment}" if is_control else method
+        # A control is called by its end alone, as by class: with its baseline's name it would have a row on each data set.
+        row = pair_text(pair, findings.catalog, words)
+        # What has the method of another arm, or of its own baseline, stands under its own name.
+        is_alike = method_of(pair.arm, findings.catalog) == method_of(pair.baseline, findings.catalog)
+        if (is_alike and class_of(pair) != "control") or (row, _data(pair)) in cells:
+            row = f"{row}, {pair.arm.experiment}"
         cells[row, _data(pair)] = Cell(text, gap.value if gap is not None else None)
     methods = sorted({method for method, _ in cells})
     rows = tuple((Cell(method), *(cells.get((method, name), Cell("")) for name in sets)) for method in methods)

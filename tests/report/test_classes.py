@@ -234,6 +234,8 @@ def test_what_learns_at_another_time_is_told(study: Path, settings: dict[str, An
     assert told in [row["learns in Q/K"] for row in rows(document, "classes")]
     (cost,) = [row for row in rows(document, "costs") if row["arm"] == "GPT-02"]
     ends = [int(number.replace(",", "")) for number in told.split(", later ")]
+    shares = ", later ".join(f"{100 * number / QK:.1f}%" for number in ends)
+    assert shares in [row["share"] for row in rows(document, "classes")]
     assert cost["trainable"] == ", later ".join(f"{number + 1000:,}" for number in ends)
     assert cost["frozen"] == ", later ".join(f"{QK - number:,}" for number in ends)
     assert cost["optimizer state"] == f"{8 * (max(ends) + 1000) / 2**20:,.1f} MiB"

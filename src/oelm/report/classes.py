@@ -239,7 +239,7 @@ def _row(line: Line, by_set: Mapping[str, Judged], sets: Sequence[str], words: W
         Cell(words(f"classes.{kind}"), line.place),
         Cell(line.name),
         Cell(_learns(arm, line, words) if is_known else "", line.learns),
-        Cell("" if share is None else f"{100 * share:.1f}%", share),
+        Cell("" if share is None else _share(arm, line, words), share),
         *(_gap(by_set.get(each), words) for each in sets),
     )
 
@@ -248,6 +248,12 @@ def _learns(arm: Arm, line: Line, words: Words) -> str:
     """Return how much learns at the start, and what becomes of it later."""
     change = change_later(arm)
     return words("counts.later", first=line.learns, last=line.learns + change) if change else f"{line.learns:,}"
+
+
+def _share(arm: Arm, line: Line, words: Words) -> str:
+    """Return which share of the baseline's Q and K learns at the start, and what becomes of it later."""
+    first, last = (100 * count / line.whole for count in (line.learns, line.learns + change_later(arm)))
+    return words("shares.later", first=first, last=last) if first != last else f"{first:.1f}%"
 
 
 def _gap(row: Judged | None, words: Words) -> Cell:

@@ -287,7 +287,7 @@ def test_what_a_sweep_had_changed_and_arms_have_besides_is_told(tmp_path: Path) 
     wider = {"optim.lr": 1e-3, "model.model_dim": 256}
     write_arm(tmp_path, "GPT-01", [30.0, 31.0], seeds=[0, 1], variant="tuned-model-dim-256-0123abcd", settings=wider)
     (_, told) = texts(english(tmp_path), "tuning", "note")
-    assert told.startswith("GPT-01 (tuned-model-dim-256), laptop: has the best of a sweep that was made without")
+    assert told.startswith("GPT-01 (tuned-model-dim-256), laptop: the best of a sweep that was made without")
 
 
 def test_what_a_sweep_was_made_with_is_no_change_to_its_best(tmp_path: Path) -> None:

@@ -33,7 +33,8 @@ TYPED = re.compile(r"\boelm (train|finetune|data) ")
 FAMILIES: dict[str, tuple[str, ...]] = {
     "f'verdict.{judgement.verdict}'": get_args(Verdict),
     "f'verdict.{row.judgement.verdict}'": get_args(Verdict),
-    "f'reason.{reason.code}'": get_args(ReasonCode),
+    # Arms that are judged together are told of together.
+    "f'reason.{reason.code}'": tuple({*get_args(ReasonCode)} - {"many_comparisons"}),
     "f'mixture.{mixture.code}'": get_args(MixtureCode),
     "f'state.{state}'": get_args(State),
     "f'rung.{ingredient}'": tuple({ingredient for has in RUNGS.values() for ingredient in has}),

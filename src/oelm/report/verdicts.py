@@ -32,6 +32,8 @@ _MARKS: dict[str, Mark] = {
     "UNFIT_BASELINE": "warn",
 }
 _SMOKE = "smoke"
+# The one reason that arms share.
+_TOGETHER = "many_comparisons"
 # The goal of the earlier study: 1.05 times the baseline's perplexity, five points of accuracy.
 BOUNDS = {"ppl": 1.05, "accuracy": -0.05}
 
@@ -313,19 +315,36 @@ def _mixed(arm: Arm, mixture: Mixture, words: Words) -> str:
 
 
 def _reasons(judged: list[Judged], words: Words) -> list[str]:
+    rows = [row for row in judged if row.pair.arm.budget != _SMOKE]
     lines = []
-    for row in judged:
-        if row.pair.arm.budget == _SMOKE:
-            continue
+    for row in rows:
         reasons = [words("reason.on_test")] if row.pair.split == "test" else []
-        reasons += [reason_text(reason, row, words) for reason in row.judgement.reasons]
+        reasons += [reason_text(reason, row, words) for reason in row.judgement.reasons if reason.code != _TOGETHER]
         told = words("sentence.separator").join(reasons)
         lines.append(words("verdict.note", arm=label(row.pair.arm), budget=row.pair.arm.budget, reasons=told))
+    return lines + _together(rows, words)
+
+
+def _together(judged: list[Judged], words: Words) -> list[str]:
+    """Say once of each baseline, not of every arm, that the verdicts beside it hold together, and at which level each."""
+    families: dict[ArmKey, list[Judged]] = {}
+    for row in judged:
+        if any(reason.code == _TOGETHER for reason in row.judgement.reasons):
+            families.setdefault(row.pair.baseline.key, []).append(row)
+    lines = []
+    for family in families.values():
+        arms: dict[float, list[str]] = {}
+        for row in sorted(family, key=lambda row: -row.judgement.level):
+            arms.setdefault(row.judgement.level, []).append(label(row.pair.arm))
+        levels = [words("verdict.level", level=100 * level, arms=words.listed(names)) for level, names in arms.items()]
+        told = words("verdict.together", comparisons=family[0].judgement.comparisons, levels="; ".join(levels))
+        baseline = family[0].pair.baseline
+        lines.append(words("verdict.note", arm=label(baseline), budget=baseline.budget, reasons=told))
     return lines
 
 
 def reason_text(reason: Reason, row: Judged, words: Words) -> str:
-    """Put a reason into words; bounds and ends of intervals as people read them."""
+    """Put a reason that is an arm's own into words; bounds and ends of intervals as people read them."""
     values: dict[str, Any] = {}
     for name, value in reason.values.items():
         if isinstance(value, tuple):

@@ -121,13 +121,20 @@ def tuning_section(findings: Findings, words: Words) -> Section | None:
 def _swept_otherwise(findings: Findings, words: Words) -> list[str]:
     """Say which sweeps had settings of their own, and which arms have some that the sweep of theirs had not."""
     arms = [(arm, sweep) for arm in findings.arms if (sweep := sweep_of(arm, findings.roots)) is not None]
-    own = {f"{sweep.experiment}, {sweep.budget}": sweep.changes for _, sweep in arms if sweep.changes and sweep.like is None}
+    own = {f"{sweep.experiment}, {sweep.budget}": sweep.changes for _, sweep in arms if sweep.like is None}
+    by_settings: dict[str, list[str]] = {}
+    for name, changes in own.items():
+        by_settings.setdefault(words.listed(f"{key} {value}" for key, value in changes.items()), []).append(name)
     told = [
-        words("tuning.settings", arm=name, settings=words.listed(f"{key} {value}" for key, value in changes.items()))
-        for name, changes in own.items()
+        words("tuning.all_settings", count=len(names), settings=settings)
+        if len(names) == len(own) > 1
+        else words("tuning.settings", arm="; ".join(names), settings=settings)
+        for settings, names in by_settings.items()
+        if settings
     ]
     beside = [arm for arm, sweep in arms if arm.variant.startswith(TUNED) and _has_more(arm, sweep)]
-    return told + [words("tuning.elsewhere", arm=label(arm), budget=arm.budget) for arm in beside]
+    named = "; ".join(f"{label(arm)}, {arm.budget}" for arm in beside)
+    return told + ([words("tuning.elsewhere", arms=named)] if beside else [])
 
 
 def _has_more(arm: Arm, sweep: SweepRecord) -> bool:

@@ -21,6 +21,7 @@ from oelm.report.document import Chart, Document, Table, Text
 from oelm.report.earlier import source_text
 from oelm.report.kinds import CLASSES
 from oelm.report.ladder import RUNGS
+from oelm.report.plots import SHAPES
 from oelm.report.verdict import ReasonCode, Verdict
 from oelm.report.words import LANGUAGES, Words, templates
 from tests.report.recorded_study import MESSAGE, OWN_SOURCE, arm, own_catalog, record_study, second_root
@@ -33,6 +34,7 @@ TYPED = re.compile(r"\boelm (train|finetune|data) ")
 FAMILIES: dict[str, tuple[str, ...]] = {
     "f'verdict.{judgement.verdict}'": get_args(Verdict),
     "f'verdict.{row.judgement.verdict}'": get_args(Verdict),
+    "f'verdict.{code}'": tuple(SHAPES),
     # Arms that are judged together are told of together.
     "f'reason.{reason.code}'": tuple({*get_args(ReasonCode)} - {"many_comparisons"}),
     "f'mixture.{mixture.code}'": get_args(MixtureCode),
@@ -206,8 +208,10 @@ def _chart_texts(chart: Chart) -> Iterator[str]:
         part = stack.pop()
         if isinstance(part, dict):
             stack += part.values()
+            # Rows of data, or what an axis or a legend is to show.
             rows = part.get("values", [])
-            shown = [part.get("title"), *(value for row in rows for value in row.values())]
+            values = [value for row in rows for value in (row.values() if isinstance(row, dict) else [row])]
+            shown = [part.get("title"), *values]
             yield from (text for text in shown if isinstance(text, str))
         elif isinstance(part, list):
             stack += part

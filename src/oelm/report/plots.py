@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 Rows = Sequence[dict[str, Any]]
+# The shape of every verdict that has an interval, in all pictures alike. Their order is that of the page's palette: blue, red
+# and green fall to the three that decide something, and the shape tells them apart where colours do not.
+SHAPES = {
+    "EXPLORATORY": "diamond",
+    "INCONCLUSIVE": "triangle-up",
+    "FAIL": "square",
+    "PASS": "circle",
+    "CONFOUNDED": "triangle-down",
+    "NO_CRITERION": "cross",
+    "UNFIT_BASELINE": "triangle-left",
+    "SMOKE": "triangle-right",
+}
 
 
 def curves(rows: Rows, arms: Sequence[str], *, x: str, y: str) -> dict[str, Any]:
@@ -32,8 +44,11 @@ def curves(rows: Rows, arms: Sequence[str], *, x: str, y: str) -> dict[str, Any]
     return _chart(rows, {"layer": [band, line]}, height=320)
 
 
-def forest(rows: Rows, *, bound: float, title: str, bound_title: str) -> dict[str, Any]:
-    """Return points with intervals and a line at the bound. Rows have name, value, low, high, verdict; in this order."""
+def forest(rows: Rows, verdicts: Mapping[str, str], *, bound: float, title: str, bound_title: str) -> dict[str, Any]:
+    """Return points with intervals and a line at the bound. Rows have name, value, low, high, verdict; in this order.
+
+    `verdicts` are the names of those of `SHAPES`, whether they stand in a row or not.
+    """
     order = [row["name"] for row in rows]
     y = {"field": "name", "type": "nominal", "sort": order, "title": None, "axis": {"labelLimit": 320}}
     tooltip = [{"field": name, "type": "nominal", "title": " "} for name in ("name", "text", "verdict")]
@@ -46,11 +61,27 @@ def forest(rows: Rows, *, bound: float, title: str, bound_title: str) -> dict[st
         "encoding": {
             "y": y,
             "x": _axis("value", title, zero=False),
-            "shape": {"field": "verdict", "type": "nominal", "title": None},
+            **_verdict_look(rows, verdicts),
             "tooltip": tooltip,
         },
     }
     return _chart(rows, {"layer": [*_bounds(bound, bound_title), interval, point]}, height={"step": 26})
+
+
+def _verdict_look(rows: Rows, verdicts: Mapping[str, str]) -> dict[str, Any]:
+    """Return shape and colour by verdict: the same whichever others a picture shows, and a legend of those alone."""
+    named = [verdicts[code] for code in SHAPES]
+    seen = {row["verdict"] for row in rows}
+    field = {
+        "field": "verdict",
+        "type": "nominal",
+        "title": None,
+        "legend": {"values": [name for name in named if name in seen]},
+    }
+    return {
+        "shape": {**field, "scale": {"domain": named, "range": list(SHAPES.values())}},
+        "color": {**field, "scale": {"domain": named}},
+    }
 
 
 def forest_by_set(rows: Rows, sets: Sequence[str], *, bound: float, title: str, bound_title: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from oelm.report.draws import crossed_arms, draw_of
 from oelm.report.findings import Findings, Pair, damaged_sweeps, label, method_text, split_text, unswept
 from oelm.report.kinds import CLASSES, class_of
 from oelm.report.ladder import compared, points_text, ratio_text
-from oelm.report.plots import forest
+from oelm.report.plots import SHAPES, forest
 from oelm.report.stats import Interval, example_difference, pooled_log_ratio
 from oelm.report.verdict import Judgement, Look, Looks, Reason, comparison_key, judge, judge_together
 from oelm.report.words import Words
@@ -215,6 +215,7 @@ def best_text(arm: Arm, split: Split) -> str:
 def _forests(judged: list[Judged], words: Words) -> list[Block]:
     """Return a forest plot for each target that arms are held against."""
     charts: list[Block] = []
+    verdicts = {code: words(f"verdict.{code}") for code in SHAPES}
     for metric in ("ppl", "accuracy"):
         rows = [row for row in judged if row.pair.arm.metric == metric]
         for bound in sorted({_bound(row.pair) for row in rows}):
@@ -224,7 +225,7 @@ def _forests(judged: list[Judged], words: Words) -> list[Block]:
             # A ratio, or points that may be lost.
             told = bound if metric == "ppl" else -100 * bound
             bound_title = words(f"forest.bound.{metric}", bound=told)
-            spec = forest(points, bound=bound, title=words(f"forest.{metric}"), bound_title=bound_title)
+            spec = forest(points, verdicts, bound=bound, title=words(f"forest.{metric}"), bound_title=bound_title)
             names = words.listed(point["name"] for point in points)
             name = f"forest-{metric}" if bound in BOUNDS.values() else f"forest-{metric}-{told:g}"
             caption = words(f"forest.caption.{metric}", bound=told)

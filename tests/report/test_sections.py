@@ -78,9 +78,8 @@ def test_each_target_has_a_forest_of_its_own(tmp_path: Path) -> None:
     names_by_chart = {name: [row["name"] for row in values(document, name)] for name in ("forest-ppl", "forest-ppl-1.01")}
     assert names_by_chart == {"forest-ppl": ["GPT-02, laptop"], "forest-ppl-1.01": ["STRICT, laptop"]}
     assert "the target 1.01." in chart(document, "forest-ppl-1.01").caption
-    drawn = [
-        layer["data"]["values"][0]["bound"] for layer in chart(document, "forest-ppl-1.01").spec["layer"] if "data" in layer
-    ]
+    layers = chart(document, "forest-ppl-1.01").spec["layer"]
+    drawn = [layer["data"]["values"][0]["place"] for layer in layers if "data" in layer and layer["mark"]["type"] == "rule"]
     assert drawn == [1.0, 1.01]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oelm.report.plots import forest_by_set
+from oelm.report.plots import Target, forest_by_set
 from oelm.report.svg import PAGE, PAPER, chart_svg
 from tests.report.sample_document import curves, forest, heads, side_by_side
 
@@ -59,7 +59,7 @@ def test_how_wide_the_last_of_four_data_sets_is_moves_nothing() -> None:
     for last in ("set-11", "set-1111"):
         sets = ["one", "two", "three", last]
         rows = [{"name": "arm", "arm": name, "value": 1.0, "low": 0.9, "high": 1.1, "text": "", "verdict": ""} for name in sets]
-        spec = forest_by_set(rows, sets, bound=1.05, title="ratio", bound_title="target")
+        spec = forest_by_set(rows, sets, target=Target(1.05, "target", "the target", "baseline"), title="ratio")
         pictures.append(chart_svg(spec, config=PAPER, prefix="still").replace(last, "last"))
     assert pictures[0] == pictures[1]
 

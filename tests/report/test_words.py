@@ -44,6 +44,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "f'classes.{CLASSES[line.place]}'": CLASSES,
     "f'classes.{later}'": ("thawed", "frozen"),
     "f'across.{metric}'": ("ppl", "accuracy"),
+    "f'forest.bound.{metric}'": ("ppl", "accuracy"),
+    "f'forest.target.{metric}'": ("ppl", "accuracy"),
     "f'inconsistency.{problem.code}'": get_args(InconsistencyCode),
 }
 # Keys that are not in the call at all: a contradiction names its own where it is made, a source is found by its English text.

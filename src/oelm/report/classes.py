@@ -13,7 +13,7 @@ from oelm.report.kinds import CLASSES, change_later, class_of, learning_in_qk, p
 from oelm.report.ladder import compared
 from oelm.report.plots import forest_by_set
 from oelm.report.stats import LEVEL
-from oelm.report.verdicts import BOUNDS, Judged
+from oelm.report.verdicts import BOUNDS, Judged, target_of
 from oelm.report.words import Words
 
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "UNFIT_BASELINE": "warn"}
@@ -97,8 +97,7 @@ def _forest(found: _Found, words: Words) -> list[Block]:
     if not points:
         return []
     bound = BOUNDS["ppl"]
-    bound_title = words("forest.bound.ppl", bound=bound)
-    spec = forest_by_set(points, _sets(found), bound=bound, title=words("forest.ppl"), bound_title=bound_title)
+    spec = forest_by_set(points, _sets(found), target=target_of("ppl", bound, words), title=words("forest.ppl"))
     alt = words("forest.alt", arms=words.listed(dict.fromkeys(point["name"] for point in points)))
     return [Chart("classes", words("forest.caption.ppl", bound=bound), spec, alt)]
 

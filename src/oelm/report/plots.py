@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 Rows = Sequence[dict[str, Any]]
@@ -44,28 +46,43 @@ def curves(rows: Rows, arms: Sequence[str], *, x: str, y: str) -> dict[str, Any]
     return _chart(rows, {"layer": [band, line]}, height=320)
 
 
-def forest(rows: Rows, verdicts: Mapping[str, str], *, bound: float, title: str, bound_title: str) -> dict[str, Any]:
-    """Return points with intervals and a line at the bound. Rows have name, value, low, high, verdict; in this order.
+class Target(NamedTuple):
+    """What arms are held against: where its line is, its name in a picture, and the whole of it; `none` names no difference."""
+
+    bound: float
+    name: str
+    told: str
+    none: str
+
+    @property
+    def nothing(self) -> float:
+        """Where no difference is: of ratios at one, of differences at zero."""
+        return 1.0 if self.bound > 0.5 else 0.0
+
+
+def forest(rows: Rows, verdicts: Mapping[str, str], *, target: Target, title: str) -> dict[str, Any]:
+    """Return points with intervals and a line at the target. Rows have name, value, low, high, verdict; in this order.
 
     `verdicts` are the names of those of `SHAPES`, whether they stand in a row or not.
     """
     order = [row["name"] for row in rows]
     y = {"field": "name", "type": "nominal", "sort": order, "title": None, "axis": {"labelLimit": 320}}
     tooltip = [{"field": name, "type": "nominal", "title": " "} for name in ("name", "text", "verdict")]
+    ticks = _ticks(rows, target)
     interval = {
         "mark": {"type": "rule", "strokeWidth": 2},
-        "encoding": {"y": y, "x": _axis("low", title, zero=False), "x2": {"field": "high"}, "tooltip": tooltip},
+        "encoding": {"y": y, "x": _axis("low", title, zero=False) | ticks, "x2": {"field": "high"}, "tooltip": tooltip},
     }
     point = {
         "mark": {"type": "point", "filled": True, "size": 90},
         "encoding": {
             "y": y,
-            "x": _axis("value", title, zero=False),
+            "x": _axis("value", title, zero=False) | ticks,
             **_verdict_look(rows, verdicts),
             "tooltip": tooltip,
         },
     }
-    return _chart(rows, {"layer": [*_bounds(bound, bound_title), interval, point]}, height={"step": 26})
+    return _chart(rows, {"layer": [*_lines(rows, target), interval, point]}, height={"step": 26})
 
 
 def _verdict_look(rows: Rows, verdicts: Mapping[str, str]) -> dict[str, Any]:
@@ -84,7 +101,7 @@ def _verdict_look(rows: Rows, verdicts: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def forest_by_set(rows: Rows, sets: Sequence[str], *, bound: float, title: str, bound_title: str) -> dict[str, Any]:
+def forest_by_set(rows: Rows, sets: Sequence[str], *, target: Target, title: str) -> dict[str, Any]:
     """Return, for each name, a point with its interval on every data set. Rows have name, arm (the set), value, low, high."""
     order = list(dict.fromkeys(row["name"] for row in rows))
     shared: dict[str, Any] = {
@@ -94,31 +111,72 @@ def forest_by_set(rows: Rows, sets: Sequence[str], *, bound: float, title: str, 
         "color": _colour(sets, columns=4),
         "tooltip": [{"field": name, "type": "nominal", "title": " "} for name in ("name", "arm", "text", "verdict")],
     }
+    ticks = _ticks(rows, target)
     interval = {
         "mark": {"type": "rule", "strokeWidth": 2},
-        "encoding": {**shared, "x": _axis("low", title, zero=False), "x2": {"field": "high"}},
+        "encoding": {**shared, "x": _axis("low", title, zero=False) | ticks, "x2": {"field": "high"}},
     }
     point = {
         "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
-        "encoding": {**shared, "x": _axis("value", title, zero=False)},
+        "encoding": {**shared, "x": _axis("value", title, zero=False) | ticks},
     }
     height = len(order) * (12 * len(sets) + 16)
-    return _chart(rows, {"layer": [*_bounds(bound, bound_title), interval, point]}, height=height)
+    return _chart(rows, {"layer": [*_lines(rows, target), interval, point]}, height=height)
 
 
-def _bounds(bound: float, title: str) -> list[dict[str, Any]]:
-    """Return two lines: no difference, and the target."""
-    limit = {
-        "mark": {"type": "rule", "strokeDash": [6, 4], "color": "#D55E00"},
-        "data": {"values": [{"bound": bound, "text": title}]},
-        "encoding": {"x": {"field": "bound", "type": "quantitative"}, "tooltip": {"field": "text", "type": "nominal"}},
-    }
-    none = {
-        "mark": {"type": "rule", "color": "#999999"},
-        "data": {"values": [{"bound": 1.0 if bound > 0.5 else 0.0}]},
-        "encoding": {"x": {"field": "bound", "type": "quantitative"}},
-    }
-    return [none, limit]
+def _ends(rows: Rows, target: Target) -> tuple[float, float]:
+    """Return from where to where a picture of these intervals reaches."""
+    ends = [float(row[end]) for row in rows for end in ("low", "high")]
+    reached = [target.bound, target.nothing, *(end for end in ends if math.isfinite(end))]
+    return min(reached), max(reached)
+
+
+def _ticks(rows: Rows, target: Target) -> dict[str, Any]:
+    """Return an axis with a label at both lines, where Vega's own ticks may leave out the very one that is no difference."""
+    low, high = _ends(rows, target)
+    step = next(step for n in itertools.count() if (high - low) / (step := (0.01, 0.02, 0.05)[n % 3] * 10 ** (n // 3)) <= 8)
+    first, last = math.ceil((low - target.nothing) / step), math.floor((high - target.nothing) / step)
+    regular = [round(target.nothing + n * step, 2) for n in range(first, last + 1)]
+    # None so near the target that their labels would touch.
+    apart = [tick for tick in regular if tick == target.nothing or abs(tick - target.bound) > 0.49 * step]
+    values = sorted({*apart, target.bound})
+    # Of labels that would touch on a narrow page the first stays, and that of no difference comes before its target's.
+    return {"axis": {"values": values, "format": ".2f", "labelOverlap": "greedy", "labelSeparation": 2}}
+
+
+def _lines(rows: Rows, target: Target) -> list[dict[str, Any]]:
+    """Return two lines with their names above them: no difference, and the target."""
+    low, high = _ends(rows, target)
+    is_first = target.nothing < target.bound
+    none_left = is_first if _has_room(target.nothing, low, high, is_left=is_first) else not is_first
+    bound_left = not is_first if _has_room(target.bound, low, high, is_left=not is_first) else is_first
+    # Names that do not lead away from each other stand one above the other.
+    height = -4 if none_left is is_first and bound_left is not is_first else -17
+    none = {"mark": {"type": "rule", "color": "#999999"}, **_at(target.nothing, target.none)}
+    limit = {"mark": {"type": "rule", "strokeDash": [6, 4], "color": "#D55E00"}, **_at(target.bound, target.told)}
+    return [
+        none,
+        limit,
+        _name(target.nothing, target.none, is_left=none_left, height=height),
+        _name(target.bound, target.name, is_left=bound_left, height=-4),
+    ]
+
+
+def _has_room(place: float, low: float, high: float, *, is_left: bool) -> bool:
+    """Whether a line's name fits beside it: a fifth of a picture holds any."""
+    return (place - low if is_left else high - place) >= 0.2 * (high - low)
+
+
+def _at(place: float, told: str) -> dict[str, Any]:
+    encoding = {"x": {"field": "place", "type": "quantitative"}, "tooltip": {"field": "told", "type": "nominal"}}
+    return {"data": {"values": [{"place": place, "told": told}]}, "encoding": encoding}
+
+
+def _name(place: float, name: str, *, is_left: bool, height: int) -> dict[str, Any]:
+    # No part of the picture's size is what a name measures, by whatever font.
+    mark = {"type": "text", "align": "right" if is_left else "left", "baseline": "bottom", "dy": height, "fontSize": 11}
+    encoding = {"x": {"field": "place", "type": "quantitative"}, "y": {"value": 0}, "text": {"field": "name"}}
+    return {"mark": mark, "data": {"values": [{"place": place, "name": name}]}, "encoding": encoding}
 
 
 def grouped(rows: Rows, arms: Sequence[str], *, x: str, y: str) -> dict[str, Any]:

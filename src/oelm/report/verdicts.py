@@ -18,7 +18,7 @@ from oelm.report.draws import crossed_arms, draw_of
 from oelm.report.findings import Findings, Pair, damaged_sweeps, label, method_text, split_text, unswept
 from oelm.report.kinds import CLASSES, class_of
 from oelm.report.ladder import compared, points_text, ratio_text
-from oelm.report.plots import SHAPES, forest
+from oelm.report.plots import SHAPES, Target, forest
 from oelm.report.stats import Interval, example_difference, pooled_log_ratio
 from oelm.report.verdict import Judgement, Look, Looks, Reason, comparison_key, judge, judge_together
 from oelm.report.words import Words
@@ -222,15 +222,25 @@ def _forests(judged: list[Judged], words: Words) -> list[Block]:
             points = [point for row in rows if _bound(row.pair) == bound and (point := _point(row, words)) is not None]
             if not points:
                 continue
-            # A ratio, or points that may be lost.
-            told = bound if metric == "ppl" else -100 * bound
-            bound_title = words(f"forest.bound.{metric}", bound=told)
-            spec = forest(points, verdicts, bound=bound, title=words(f"forest.{metric}"), bound_title=bound_title)
+            told = _told(metric, bound)
+            spec = forest(points, verdicts, target=target_of(metric, bound, words), title=words(f"forest.{metric}"))
             names = words.listed(point["name"] for point in points)
             name = f"forest-{metric}" if bound in BOUNDS.values() else f"forest-{metric}-{told:g}"
             caption = words(f"forest.caption.{metric}", bound=told)
             charts.append(Chart(name, caption, spec, words("forest.alt", arms=names)))
     return charts
+
+
+def target_of(metric: str, bound: float, words: Words) -> Target:
+    """Return the line in a picture that arms of a metric are held against, with its words."""
+    told = _told(metric, bound)
+    name, whole = words(f"forest.target.{metric}", bound=told), words(f"forest.bound.{metric}", bound=told)
+    return Target(bound, name, whole, words("forest.none"))
+
+
+def _told(metric: str, bound: float) -> float:
+    """Return a bound as people read it: a ratio, or points that may be lost."""
+    return bound if metric == "ppl" else -100 * bound
 
 
 def _bound(pair: Pair) -> float:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Five pictures each.
 _MOST_FAMILIES = 4
+# One picture each, as of learning curves.
+_MOST_SWEPT = 8
 MEASURES = ("entropy", "logit_std", "mean_distance", "effective_rank", "induction")
 
 
@@ -73,49 +75,74 @@ def _by_layer(arm: Arm, measure: str) -> list[dict[str, object]]:
 
 def tuning_section(findings: Findings, words: Words) -> Section | None:
     """Return the sweeps behind the arms: the same grid for all, the best of each, and whether it lies at the edge."""
-    rows: list[tuple[Cell, ...]] = []
-    points: list[dict[str, object]] = []
-    seen: list[SweepRecord] = []
+    sweeps: list[SweepRecord] = []
     for arm in findings.arms:
         sweep = sweep_of(arm, findings.roots)
-        if sweep is None or sweep in seen:
-            continue
-        seen.append(sweep)
-        for number, point in enumerate(sweep.points):
-            is_best = number == sweep.best
-            if sweep.like is not None and not is_best:
-                continue
-            setting = ", ".join(f"{key} {value}" for key, value in point.values.items())
-            own = point.score if sweep.like is None else None
-            score = "" if own is None else f"{own:.4f}"
-            is_at_edge = is_best and bool(sweep.at_edge)
-            best = words("tuning.best") if sweep.like is None else words("tuning.like", other=sweep.like)
-            remarks = [best] * is_best + [words("tuning.edge")] * is_at_edge + [words("tuning.close")] * (point in sweep.close)
-            rows.append(
-                (
-                    Cell(sweep.experiment),
-                    Cell(sweep.budget),
-                    Cell(setting),
-                    Cell(score, own),
-                    Cell(str(len(point.seeds)), len(point.seeds)),
-                    Cell(words.listed(remarks), mark="warn" if is_at_edge else ""),
-                )
-            )
-            rate = point.values.get("optim.lr")
-            if isinstance(rate, int | float) and own is not None:
-                name = f"{sweep.experiment}, {sweep.budget}"
-                points.append({"arm": name, "rate": rate, "score": own, "best": is_best})
+        if sweep is not None and sweep not in sweeps:
+            sweeps.append(sweep)
+    rows = [row for sweep in sweeps for row in _sweep_rows(sweep, words)]
     if not rows:
         return None
     columns = tuple(words(f"tuning.{name}") for name in ("arm", "budget", "setting", "score", "seeds", "remark"))
-    blocks: list[Block] = [Text(words("tuning.text", close=CLOSE))]
-    if points:
-        arms = list(dict.fromkeys(str(point["arm"]) for point in points))
-        spec = rates(points, arms, x="optim.lr", y=words("tuning.score"))
-        blocks.append(Chart("tuning", words("tuning.chart"), spec, words("tuning.alt", arms=words.listed(arms))))
+    blocks: list[Block] = [Text(words("tuning.text", close=CLOSE)), *_sweep_charts(findings, sweeps, words)]
     blocks.append(Table("tuning", words("tuning.caption"), columns, tuple(rows), frozenset({3, 4})))
     blocks += [Text(text, "note") for text in _swept_otherwise(findings, words)]
     return Section("tuning", words("tuning.title"), tuple(blocks))
+
+
+def _sweep_rows(sweep: SweepRecord, words: Words) -> list[tuple[Cell, ...]]:
+    """Return a row for every point of a sweep; of one that was taken over only its best, without a score of its own."""
+    rows: list[tuple[Cell, ...]] = []
+    for number, point in enumerate(sweep.points):
+        is_best = number == sweep.best
+        if sweep.like is not None and not is_best:
+            continue
+        setting = ", ".join(f"{key} {value}" for key, value in point.values.items())
+        own = point.score if sweep.like is None else None
+        is_at_edge = is_best and bool(sweep.at_edge)
+        best = words("tuning.best") if sweep.like is None else words("tuning.like", other=sweep.like)
+        remarks = [best] * is_best + [words("tuning.edge")] * is_at_edge + [words("tuning.close")] * (point in sweep.close)
+        rows.append(
+            (
+                Cell(sweep.experiment),
+                Cell(sweep.budget),
+                Cell(setting),
+                Cell("" if own is None else f"{own:.4f}", own),
+                Cell(str(len(point.seeds)), len(point.seeds)),
+                Cell(words.listed(remarks), mark="warn" if is_at_edge else ""),
+            )
+        )
+    return rows
+
+
+def _sweep_charts(findings: Findings, sweeps: Sequence[SweepRecord], words: Words) -> list[Block]:
+    """Return a picture for each baseline with its arms: all sweeps in one have more lines than there are colours."""
+    baselines = findings.catalog.baselines()
+    families: dict[tuple[str, str], list[SweepRecord]] = {}
+    for sweep in sweeps:
+        if sweep.like is None and _rate_points(sweep):
+            families.setdefault((baselines.get(sweep.experiment, sweep.experiment), sweep.budget), []).append(sweep)
+    blocks: list[Block] = []
+    for number, ((baseline, budget), family) in enumerate(families.items()):
+        if number == _MOST_SWEPT:
+            blocks.append(Text(words("pictures.left_out", count=len(families) - number), "note"))
+            break
+        # The baseline has the first colour, as in other pictures.
+        ordered = sorted(family, key=lambda sweep: sweep.experiment != baseline)
+        arms = [sweep.experiment for sweep in ordered]
+        points = [point for sweep in ordered for point in _rate_points(sweep)]
+        spec = rates(points, arms, x="optim.lr", y=words("tuning.score"))
+        caption = words("tuning.chart", baseline=baseline, budget=budget)
+        blocks.append(Chart(f"tuning-{number}", caption, spec, words("tuning.alt", arms=words.listed(arms))))
+    return blocks
+
+
+def _rate_points(sweep: SweepRecord) -> list[dict[str, object]]:
+    return [
+        {"arm": sweep.experiment, "rate": rate, "score": point.score, "best": number == sweep.best}
+        for number, point in enumerate(sweep.points)
+        if isinstance(rate := point.values.get("optim.lr"), int | float) and point.score is not None
+    ]
 
 
 def _swept_otherwise(findings: Findings, words: Words) -> list[str]:

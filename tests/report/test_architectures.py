@@ -39,7 +39,7 @@ def test_arms_of_one_method_stand_in_rows_of_their_own(plain: Path) -> None:
     found = {row["method"]: row for row in rows(english(plain), "classes") if row["class"] == "pure"}
     assert list(found) == ["oelm_freeze", f"oelm_freeze {BEHIND}"]
     assert all("FAIL" in row["tinystories"] for row in found.values())
-    assert [row["method"] for row in rows(english(plain), "verdicts")] == ["baseline", *found]
+    assert [row["method"] for row in rows(english(plain), "verdicts")] == ["thin", *found]
 
 
 @pytest.mark.parametrize("missing", ["GPT-02", "GPT-09"])

@@ -15,8 +15,8 @@ from oelm.report.baselines import baseline_remarks, unfit_baselines
 from oelm.report.collect import Arm, ArmKey, Mixture
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
 from oelm.report.draws import crossed_arms, draw_of
-from oelm.report.findings import Findings, Pair, damaged_sweeps, label, method_text, split_text, unswept
-from oelm.report.kinds import CLASSES, class_of
+from oelm.report.findings import Findings, Pair, damaged_sweeps, label, split_text, unswept
+from oelm.report.kinds import CLASSES, class_of, pair_text
 from oelm.report.ladder import compared, points_text, ratio_text
 from oelm.report.plots import SHAPES, Target, forest
 from oelm.report.stats import Interval, example_difference, pooled_log_ratio
@@ -202,7 +202,7 @@ def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
         Cell(verdict, judgement.verdict, "muted" if is_smoke else _MARKS.get(judgement.verdict, "")),
         Cell(words(f"classes.{kind}"), CLASSES.index(kind)),
         Cell(other_text, other.value if other is not None else None),
-        Cell(method_text(pair.arm, findings.catalog, words)),
+        Cell(pair_text(pair, findings.catalog, words)),
         Cell(split_text(pair.split, words)),
     )
 

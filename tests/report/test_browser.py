@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from oelm.report.document import Section
+from oelm.report.document import Cell, Section, Table
 from oelm.report.html import render_html
 from tests.report.sample_document import ATTACKS, hostile_document, sample_document, side_by_side
 
@@ -204,6 +204,29 @@ def test_every_chart_fits_its_column(browser: Browser, sample: Path, width: int)
     browser.open(sample, width=width)
     browser.draw_all()
     browser.wait_for("[...document.querySelectorAll('.picture')].every(box => box.scrollWidth <= box.clientWidth)")
+
+
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_a_wide_table_takes_the_window_and_shows_where_it_goes_on(browser: Browser, tmp_path: Path, width: int) -> None:
+    gap = Cell("+19.6% [+15.2, +24.1] (test) INCONCLUSIVE", mark="warn")
+    sets = ("tinystories", "openwebtext", "wikitext103", "stdlib")
+    table = Table(
+        "classes",
+        "caption",
+        ("method", "class", *sets, *(f"note {n}" for n in range(20))),
+        ((Cell("GPT-02-last-half"), Cell("a little"), *[gap] * 4, *[Cell("words")] * 20),),
+        frozenset(range(2, 6)),
+    )
+    document = replace(sample_document(), sections=(Section("part", "Part", (table,)),))
+    (tmp_path / "wide.html").write_text(render_html(document), encoding="utf-8")
+    browser.open(tmp_path / "wide.html", width=width)
+    right = browser.run("[...document.querySelectorAll('thead th')].map(cell => cell.getBoundingClientRect().right)")
+    assert right[5] <= width < right[-1], "every data set is in sight, and notes are not"
+    line = browser.run("parseFloat(getComputedStyle(document.querySelector('tbody th')).lineHeight)")
+    text = "(() => { const all = document.createRange(); all.selectNodeContents(document.querySelector('tbody th'));"
+    assert browser.run(f"{text} return all.getBoundingClientRect().height }})()") <= line
+    assert browser.run("getComputedStyle(document.querySelector('.scroll')).backgroundImage").count("gradient") == 6
+    assert browser.run("document.querySelector('.scroll').tabIndex") == 0
 
 
 def test_a_chart_follows_the_window(browser: Browser, sample: Path) -> None:

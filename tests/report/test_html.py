@@ -246,3 +246,28 @@ def test_a_document_without_sections_is_a_page() -> None:
 @pytest.mark.slow
 def test_sixty_charts_and_a_thousand_rows_stay_under_three_megabytes() -> None:
     assert len(render_html(large_document()).encode()) < MAX_BYTES
+
+
+def wide_table(order: tuple[int, ...] = ()) -> Table:
+    cells = (
+        Cell("pure"),
+        Cell("oelm_freeze"),
+        Cell("a method of a much longer name"),
+        Cell("+1.0% [+0.5, +1.5] (test) PASS", 1.0),
+    )
+    return Table("wide", "caption", ("class", "method", "long", "gap"), (cells,), frozenset({3}), order)
+
+
+def test_a_page_sets_columns_in_the_order_that_is_meant_for_it() -> None:
+    page = Page(render_html(only(wide_table((1, 3, 0, 2)))))
+    heads = [text for text in page.all_text("th") if text]
+    assert heads == ["method", "gap", "class", "long", "oelm_freeze"]
+    sorts = [attributes.get("data-sort") for tag, attributes in page.elements if tag == "td"]
+    assert sorts == ["1.0", None, None]
+
+
+def test_short_cells_stay_whole_and_figures_break_behind_their_interval_alone() -> None:
+    page = Page(render_html(only(wide_table())))
+    kinds = [attributes["class"] for tag, attributes in page.elements if tag in ("th", "td") and "class" in attributes]
+    assert kinds == ["number", "short", "short", "long", "number wide"]
+    assert page.all_text("td")[-1] == "+1.0%\u00a0[+0.5,\u00a0+1.5] (test) PASS"

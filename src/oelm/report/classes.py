@@ -190,7 +190,9 @@ def _table(found: _Found, words: Words) -> Table:
     sets = _sets(found)
     body = tuple(_row(line, by_set, sets, words) for line, by_set in found.items())
     columns = (*(words(f"classes.{name}") for name in ("class", "method", "learns", "share")), *sets)
-    return Table("classes", words("classes.caption"), columns, body, frozenset({2, 3, *range(4, len(columns))}))
+    gaps = range(4, len(columns))
+    # The method, its class and every gap before what learns, which explains them.
+    return Table("classes", words("classes.caption"), columns, body, frozenset({2, 3, *gaps}), (1, 0, *gaps, 2, 3))
 
 
 def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:

@@ -20,13 +20,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns. `name` is the file's where a table becomes one; `numeric` are columns set to the right."""
+    """Rows under columns. `name` is the file's where a table becomes one; `numeric` are columns set to the right.
+
+    `on_page` are the columns from left to right where a page sets them in another order than files keep them in: a page is
+    read from its left, and what does not fit scrolls away to the right.
+    """
 
     name: str
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     numeric: frozenset[int] = frozenset()
+    on_page: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ import hashlib
 import importlib.resources
 import itertools
 import json
+import re
+import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,11 @@ if TYPE_CHECKING:
 
 # Stills are for paper and for readers without JavaScript. Past this, charts go without, so that a page can still be mailed.
 _STILLS_MAX_BYTES = 1_200_000
+# Cells of so many letters stay on one line: beside columns of figures, which never break, a browser breaks them at every word.
+_UNBROKEN = 20
+# An interval with its value. What has a verdict besides may break before that.
+_UNBROKEN_FIGURE = 24
+_IN_FIGURE = re.compile(r" (?=\[)|(?<=,) (?=[+-]?\d)")
 _LANGUAGE_TAGS = {"en": "en", "zh": "zh-CN"}
 # A page may run our own scripts, known by their digest, and nothing else: no other script, no eval, no request of any kind.
 _POLICY = "default-src 'none'; script-src {scripts}; style-src {styles}; base-uri 'none'; form-action 'none'"
@@ -61,6 +68,8 @@ def render_html(document: Document) -> str:
         script=_safe(script),
         bundle=_safe(bundle),
         config=_safe(_json_in_html(PAGE)),
+        columns_of=_columns_of,
+        glued=_glued,
         next_picture=iter(pictures).__next__,
         next_number=itertools.count(1).__next__,
     )
@@ -81,6 +90,30 @@ def _template() -> Template:
     )
     environment.tests |= {"table": lambda block: isinstance(block, Table), "chart": lambda block: isinstance(block, Chart)}
     return environment.from_string(_asset("report.html.j2"))
+
+
+def _columns_of(table: Table) -> list[tuple[int, str]]:
+    """Return the numbers of a table's columns as a page sets them, and how their cells may break."""
+    order = table.on_page or range(len(table.columns))
+    assert sorted(order) == list(range(len(table.columns))), f"{table.name}: every column once"
+    return [(number, _column_kind(table, number)) for number in order]
+
+
+def _column_kind(table: Table, number: int) -> str:
+    longest = max((_breadth(row[number].text) for row in table.rows), default=0)
+    if number in table.numeric:
+        return "number" if longest <= _UNBROKEN_FIGURE else "number wide"
+    return "short" if longest <= _UNBROKEN else "long"
+
+
+def _glued(text: str) -> str:
+    """Return a figure that does not break before or within its interval; what is said behind it may stand below."""
+    return _IN_FIGURE.sub("\u00a0", text)
+
+
+def _breadth(text: str) -> int:
+    """Return how many letters' room a text takes: a Chinese character that of two."""
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def _safe(text: str) -> Any:

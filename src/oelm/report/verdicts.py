@@ -183,7 +183,11 @@ def _table(findings: Findings, judged: list[Judged], words: Words) -> Table:
     names = ("arm", "budget", "seeds", "best", "gap", "verdict", "kind", "sensitivity", "method", "on")
     columns = tuple(words(f"verdict.{name}") for name in names)
     rows = tuple(_row(findings, row, words) for row in judged)
-    return Table("verdicts", words("verdict.caption"), columns, rows, frozenset({2, 3, 4, 7}))
+    on_page = tuple(
+        names.index(name)
+        for name in ("method", "arm", "kind", "gap", "verdict", "on", "best", "seeds", "budget", "sensitivity")
+    )
+    return Table("verdicts", words("verdict.caption"), columns, rows, frozenset({2, 3, 4, 7}), on_page)
 
 
 def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:

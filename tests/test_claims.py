@@ -152,13 +152,26 @@ def test_behind_a_short_convolution_pure_freezing_meets_the_target_or_is_at_its_
     }
 
 
-@pytest.mark.parametrize("corpus", ["tinystories", "wikitext103"])
-def test_behind_a_short_convolution_pure_freezing_meets_it_in_both_second_tries(corpus: str) -> None:
-    assert gaps(PAGE, "oelm report --out results/short-conv --table classes", on=corpus)[BEHIND][0] == "✓"
+SECOND = "oelm report --out results/short-conv --table classes"
+
+
+@pytest.mark.parametrize(("corpus", "of_uniform"), [("tinystories", "△"), ("openwebtext", "✓"), ("wikitext103", "✓")])
+@pytest.mark.parametrize(("page", "lang"), [("README.md", ""), ("README.zh-CN.md", " --lang zh"), (PAGE, "")])
+def test_behind_a_short_convolution_frames_meet_the_target_and_uniform_attention_does_on_two_corpora(
+    page: str, lang: str, corpus: str, of_uniform: str
+) -> None:
+    found = [gap[0] for gap in gaps(page, SECOND + lang, on=corpus).values()]
+    assert found == ["✓", of_uniform]
+
+
+@pytest.mark.parametrize("arm", ["GPT-05", "GPT-07"])
+def test_behind_a_short_convolution_frames_add_nothing_to_uniform_attention_on_two_corpora(arm: str) -> None:
+    steps = [row for row in rows(PAGE, "oelm report --out results/short-conv --table ladder") if row[1].startswith(arm)]
+    added, learnt = (ends(row[4]) for row in steps)
+    assert -0.7 < added[0] < 0 < added[1] < 0.7 and -2 < learnt[0] < learnt[1] < 0
 
 
 def test_behind_a_short_convolution_frames_gain_over_uniform_attention_about_three_fifths_of_what_learning_does() -> None:
-    assert gaps(PAGE, "oelm report --out results/short-conv --table classes", on="tinystories")[UNIFORM][0] == "△"
     rows = [
         line.replace("\\", "") for line in (ROOT / PAGE).read_text().splitlines() if line.startswith("| GPT-01-conv (tuned), ")
     ]
@@ -166,6 +179,12 @@ def test_behind_a_short_convolution_frames_gain_over_uniform_attention_about_thr
     assert frames[1] < 0 and learning[1] < 0
     ours, theirs = (value(row.split("|")[5]) for row in rows)
     assert 0.55 < ours / (ours + theirs) < 0.65
+
+
+def test_behind_a_short_convolution_frames_are_worth_their_place_on_the_standard_library() -> None:
+    assert {page: gaps(page, STUDY, on=STDLIB)[UNIFORM][0] for page in ("README.md", PAGE)} == {"README.md": "✗", PAGE: "✗"}
+    _, added, learnt = rows(PAGE, "oelm report GPT-09-conv GPT-09-conv-uniform --out results/variants --table ladder")
+    assert ends(added[4])[1] < 0 and 0.65 < value(added[4]) / (value(added[4]) + value(learnt[4])) < 0.75
 
 
 @pytest.mark.parametrize(("corpus", "is_told"), [("tinystories", True), ("wikitext103", False), (STDLIB, True)])

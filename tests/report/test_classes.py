@@ -133,8 +133,8 @@ def test_one_table_is_printed_alone_as_markdown(study: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
-        (["--table", "clases"], "--table 'clases': this report has verdicts"),
-        (["--picture", "clases"], "--picture 'clases': this report has forest-ppl"),
+        (["--table", "clases"], "--table 'clases' (did you mean 'classes'?): this report has verdicts"),
+        (["--picture", "clases"], "--picture 'clases' (did you mean 'classes'?): this report has forest-ppl"),
         (["--table", "classes", "--picture", "classes"], "one of them at a time"),
     ],
 )

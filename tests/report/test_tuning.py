@@ -65,3 +65,13 @@ def test_what_a_sweep_was_made_with_is_no_change_to_its_best(tmp_path: Path) -> 
     write_arm(tmp_path, "GPT-01", [30.0, 31.0], seeds=[0, 1], variant=variant, settings={"optim.lr": 1e-3, **wider})
     (told,) = texts(english(tmp_path), "tuning", "note")
     assert told == "GPT-01, laptop: swept with model.model_dim 256, model.ff_dim 1024, steps 10."
+
+
+def test_arms_that_were_not_swept_are_told_beside_those_that_were(tmp_path: Path) -> None:
+    for experiment in ("GPT-01", "GPT-02"):
+        write_sweep(tmp_path, experiment, 1)
+        write_tuned(tmp_path, experiment, 1e-3)
+    assert not any("Not swept" in told for told in texts(english(tmp_path), "tuning", "note"))
+    write_arm(tmp_path, "GPT-06", [30.0, 31.0], seeds=[0, 1], data="wikitext103")
+    write_arm(tmp_path, "GPT-07", [30.5, 31.4], seeds=[0, 1], data="wikitext103")
+    assert "Not swept, and with the settings of their baselines: GPT-07, laptop." in texts(english(tmp_path), "tuning", "note")

@@ -160,8 +160,13 @@ def _swept_otherwise(findings: Findings, words: Words) -> list[str]:
         if settings
     ]
     beside = [arm for arm, sweep in arms if arm.variant.startswith(TUNED) and _has_more(arm, sweep)]
-    named = "; ".join(f"{label(arm)}, {arm.budget}" for arm in beside)
-    return told + ([words("tuning.elsewhere", arms=named)] if beside else [])
+    told += [words("tuning.elsewhere", arms=_named(beside))] if beside else []
+    alike = [pair.arm for pair in findings.pairs if not pair.confounded and not pair.arm.variant.startswith(TUNED)]
+    return told + ([words("tuning.not_swept", arms=_named(alike))] if alike else [])
+
+
+def _named(arms: Sequence[Arm]) -> str:
+    return "; ".join(f"{label(arm)}, {arm.budget}" for arm in arms)
 
 
 def _has_more(arm: Arm, sweep: SweepRecord) -> bool:

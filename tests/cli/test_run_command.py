@@ -185,7 +185,7 @@ def test_points_of_a_sweep_can_be_told_apart_on_a_narrow_terminal(place: Path, m
 def test_plan_and_queue_say_which_warm_up_is_cut(place: Path, queue: Queue) -> None:
     told = f"method.warmup_steps 40 is cut to {STEPS // 2}"
     assert oelm(*SWEEP, "method.warmup_steps=5,40", "--dry-run").count(told) == 1
-    assert queue.finish(*SWEEP, "method.warmup_steps=5,40").count(told) == 1
+    assert queue.finish("run", "mine-01", *SMOKE, "--set", "method.warmup_steps=40").count(told) == 1
 
 
 def test_data_that_is_gone_stops_only_the_runs_that_read_it(queue: Queue) -> None:

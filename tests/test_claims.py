@@ -202,9 +202,10 @@ def test_behind_a_short_convolution_the_first_layer_looks_at_everything() -> Non
         assert first < 0.3 and all(first < other / 4 for other in others)
 
 
-def test_logits_twice_as_large_are_better_on_tinystories_and_not_good_enough() -> None:
-    found = gaps(PAGE, STUDY, on="tinystories")
-    assert found["oelm_scaled"][0] == "✗" and ends(found["oelm_scaled"])[1] < ends(found["oelm_freeze"])[0]
+@pytest.mark.parametrize("corpus", ["tinystories", "openwebtext", STDLIB])
+def test_logits_twice_as_large_lose_less_in_the_mean_and_meet_the_target_nowhere(corpus: str) -> None:
+    found = gaps(PAGE, STUDY, on=corpus)
+    assert found["oelm_scaled"][0] in "✗△" and value(found["oelm_scaled"]) < value(found["oelm_freeze"])
 
 
 @pytest.mark.parametrize("frozen", ["GPT-02", "GPT-05", "GPT-07", "GPT-09"])

@@ -202,7 +202,7 @@ def test_behind_a_short_convolution_the_first_layer_looks_at_everything() -> Non
         assert first < 0.3 and all(first < other / 4 for other in others)
 
 
-@pytest.mark.parametrize("corpus", ["tinystories", "openwebtext", STDLIB])
+@pytest.mark.parametrize("corpus", CORPORA)
 def test_logits_twice_as_large_lose_less_in_the_mean_and_meet_the_target_nowhere(corpus: str) -> None:
     found = gaps(PAGE, STUDY, on=corpus)
     assert found["oelm_scaled"][0] in "✗△" and value(found["oelm_scaled"]) < value(found["oelm_freeze"])

@@ -58,7 +58,7 @@ def test_the_method_library_could_be_lifted_out() -> None:
 @pytest.mark.parametrize("path", ALL_FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_files_and_functions_stay_small(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= 400
+    assert text.count("\n") <= 600
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None

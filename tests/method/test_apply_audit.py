@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.apply import cast, freeze, thaw
 from oelm.method.audit import assert_unmoved, audit
+from oelm.method.axes import selections
 from oelm.method.gain import learnt_on_top
 from oelm.method.method import PRESETS, Method
 from oelm.method.record import digest, record_of
@@ -31,6 +32,7 @@ SOME_OF_THEM = {
     "oelm_even": {"0.q", "0.k", "2.q", "2.k"},
     "oelm_odd": {"1.q", "1.k"},
     "oelm_q_only": {"0.q", "1.q", "2.q"},
+    "oelm_axes_q": {"0.q", "1.q", "2.q"},
     "oelm_k_only": {"0.k", "1.k", "2.k"},
 }
 SOME_FROZEN = "blocks.1.attention.k.weight"
@@ -313,9 +315,12 @@ def test_the_baseline_freezes_nothing() -> None:
 def test_freezing_names_and_freezes_every_query_and_key_of_the_preset(preset: str) -> None:
     model = fresh_gpt()
     names = freeze(model, preset)
-    assert set(names) == {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    record, slices = record_of(model), {f"{path}.weight" for path in selections(model)}
+    assert record is not None and set(names) == set(record.digests)
+    assert set(names) - slices == {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert slices == (set(names) if PRESETS[preset].init == "axes" else set())
     some = {f"blocks.{at.replace('.', '.attention.')}.weight" for at in SOME_OF_THEM.get(preset, ())}
-    assert set(names) == (some or {name for name, _ in model.named_parameters() if is_qk(name)})
+    assert set(names) == (some or {name for name, _ in fresh_gpt().named_parameters() if is_qk(name)})
 
 
 def test_what_is_frozen_later_only_starts() -> None:

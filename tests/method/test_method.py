@@ -39,6 +39,9 @@ AS_DESIGNED: dict[str, dict[str, Any]] = {
     "oelm_matrix": FRAMES | {"gain": "matrix"},
     "oelm_lowrank": FRAMES | {"correction": 0.125},
     "oelm_lowrank_first": FRAMES | {"correction": 0.125, "learn_layers": "first 1"},
+    "oelm_axes": {"init": "axes", "freeze": QK},
+    "oelm_axes_lowrank": {"init": "axes", "freeze": QK, "correction": 0.125},
+    "oelm_axes_q": {"init": "axes", "freeze": ["q"]},
     "oelm_first_half": FRAMES | {"layers": "first half"},
     "oelm_last_half": FRAMES | {"layers": "last half"},
     "oelm_first_free": FRAMES | {"layers": "all but first 1"},
@@ -53,9 +56,11 @@ AS_DESIGNED: dict[str, dict[str, Any]] = {
 }
 # The class of a preset's verdicts, where it is not that nothing of Q and K learns.
 NOT_PURE = {"baseline": "free"} | dict.fromkeys(
-    ("oelm_head_gain", "oelm_matrix", "oelm_lowrank", "oelm_lowrank_first"), "little"
+    ("oelm_head_gain", "oelm_matrix", "oelm_lowrank", "oelm_lowrank_first", "oelm_axes_lowrank"), "little"
 )
-NOT_PURE |= dict.fromkeys([name for name in AS_DESIGNED if name.endswith(("half", "even", "odd", "only", "free"))], "partial")
+NOT_PURE |= dict.fromkeys(
+    [name for name in AS_DESIGNED if name.endswith(("half", "even", "odd", "only", "free", "axes_q"))], "partial"
+)
 NOT_PURE |= dict.fromkeys([name for name in AS_DESIGNED if name.startswith(("thaw", "train"))], "partial")
 
 _fractions = st.floats(0.001, 0.999)

@@ -17,7 +17,8 @@ from oelm.files import dump_json
 from oelm.intervals import Ratio, mean_ratio
 from oelm.method.apply import freeze
 from oelm.method.audit import Audit, audit
-from oelm.method.gain import CORRECTION_IN, GAIN, has_learnt, learnt_on_top
+from oelm.method.axes import CORRECTION_IN, GAIN
+from oelm.method.gain import has_learnt, learnt_on_top
 from oelm.method.sites import Projection, attention_sites
 from oelm.models.flops import OPTIMIZER_OPERATIONS, step_work
 from oelm.models.gpt import build_gpt

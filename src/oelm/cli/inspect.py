@@ -75,7 +75,8 @@ def _print_projections(report: Audit) -> None:
     table.add_column("max |W W^T - I|", justify="right")
     table.add_column("sha256", justify="right")
     for projection in report.projections:
-        state = "frozen, unmoved" if projection.is_frozen else "trains"
+        held = "slice, unmoved" if projection.is_selection else "frozen, unmoved"
+        state = held if projection.is_frozen else "trains"
         error = f"{projection.orthonormality_error:.1e}"
         table.add_row(projection.name, state, error, projection.digest[:12] if projection.digest else "")
     out.print(table)

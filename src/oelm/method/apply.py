@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.architectures import class_path
 from oelm.method.audit import assert_unmoved
+from oelm.method.axes import Selection, axis_rows, sample_axes
 from oelm.method.frames import frame_generator
 from oelm.method.fused import merge_modules, split_module
 from oelm.method.gain import add_correction, add_gain, can_learn_on, correction_rank, fold_learnt, has_learnt
 from oelm.method.kind import ALL_BUT
 from oelm.method.method import Method, method_name, resolve_method
 from oelm.method.mha import merge_attentions, split_attention
-from oelm.method.record import FrozenRecord, Originals, digest, originals_of, record_of, set_originals, set_record
+from oelm.method.record import FrozenRecord, Originals, digest, freezable, originals_of, record_of, set_originals, set_record
 from oelm.method.sites import Projection, Site, attention_sites, num_layers_by_stack
 
 
@@ -24,8 +25,9 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
     """Give the model's Q and K their start and freeze those the method names; return their names.
 
     The frames follow `method.seed` where it is set, else `seed`. Frozen parameters keep their names, get no gradient,
-    and their digests are recorded on the model for `assert_unmoved`. A weight that holds Q, K and V at once is split
-    first; the state_dict keeps its name and layout. What the method freezes later (`freeze_at`) only gets its start here,
+    and their digests are recorded on the model for `assert_unmoved`. Slices (init 'axes') leave no parameter to freeze: a
+    module that picks coordinates takes the layer's place. A weight that holds Q, K and V at once is split first; the
+    state_dict keeps its name and layout either way. What the method freezes later (`freeze_at`) only gets its start here,
     see `hold`. With `keep_original`, `restore` can undo all of it, at the price of a copy of Q and K in the CPU's memory.
     On the meta device nothing is proven, only frozen and counted. Build the optimizer afterwards.
 
@@ -39,7 +41,9 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
         raise MethodError("this model was frozen before; call oelm.thaw(model) first, or start from a fresh model")
     chosen = _choose(sites, method, model)
     # All starts and copies before the first write: a refusal leaves the model as it was.
-    starts = _starts(chosen, method, seed if method.seed is None else method.seed)
+    seed = seed if method.seed is None else method.seed
+    slices = _slices(chosen, seed) if method.init == "axes" else {}
+    starts = _starts(chosen, method, seed, slices)
     set_originals(model, _copies(chosen) if keep_original else {})
     _split(model, [projection for site in chosen for part, projection in site.projections() if part in method.freeze])
     # Found anew, as the split moved them.
@@ -47,44 +51,68 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
     sites = attention_sites(model)
     chosen = [site for site in sites if site.key in keys]
     for site in chosen:
-        for _, projection in site.projections():
+        for part, projection in site.projections():
             if projection.name in starts:
                 _write(projection, starts[projection.name], keeps_bias=method.keeps_weights)
+            if projection.name in slices and part in method.freeze:
+                _select(model, projection, slices[projection.name], scale=method.factor)
+    # Found anew, as selections took the place of layers.
+    sites = attention_sites(model) if slices else sites
     frozen = [
         name
-        for site in chosen
+        for site in sites
         for part, projection in site.projections()
-        if part in method.freeze and not method.freeze_at
-        for name, _ in projection.parameters()
+        if site.key in keys and part in method.freeze and not method.freeze_at
+        for name in projection.names()
     ]
     hold(model, frozen)
-    _add_learnt(_learning(sites, method), method, seed if method.seed is None else method.seed)
+    _add_learnt(_learning(sites, method), method, seed)
     return tuple(frozen)
 
 
 def hold(model: nn.Module, names: Collection[str]) -> None:
     """Freeze exactly the parameters of these names from here on, as they are; let what was frozen besides learn again.
 
-    What was frozen is proven unmoved first. Fused weights must have been split by `freeze`. An optimizer built before
-    does not know of this: build it anew. Raises MethodError, with nothing changed, when a name is none of the model's.
+    What was frozen is proven unmoved first. A selection that is let go becomes a dense layer. Fused weights must have been
+    split by `freeze`. An optimizer built before does not know of this: build it anew. Raises MethodError, with nothing
+    changed, when a name is none of the model's.
     """
     _refuse_parallel(model, "hold")
     record = record_of(model)
     known = dict(record.digests) if record is not None else {}
     if any(known.values()):
         assert_unmoved(model)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    if missing := sorted(set(names) - parameters.keys()):
+    if missing := sorted(set(names) - freezable(model).keys()):
         raise MethodError(f"{type(model).__name__} has no parameter {missing[0]} to hold; freeze it first, then ask plan_of")
-    for name in known.keys() - set(names):
-        parameters[name].requires_grad_(True)
+    _release(model, known.keys() - set(names))
     digests: dict[str, str] = {}
     # In the model's order, whatever that of the names: what is saved of it is then the same in every process.
-    for name in (name for name in parameters if name in set(names)):
-        parameters[name].requires_grad_(False)
-        parameters[name].grad = None
-        digests[name] = known[name] if name in known else digest(parameters[name])
+    for name, held in freezable(model).items():
+        if name in names:
+            if not isinstance(held, Selection):
+                held.requires_grad_(False)
+                held.grad = None
+            digests[name] = known[name] if name in known else digest(held)
     set_record(model, FrozenRecord(digests) if digests else None)
+
+
+def _release(model: nn.Module, names: Collection[str]) -> None:
+    """Let these learn from where they are; what picked coordinates is a dense layer from here on."""
+    _make_dense(model, names, learns=True)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name in names:
+        parameters[name].requires_grad_(True)
+
+
+def _make_dense(model: nn.Module, names: Collection[str], *, learns: bool) -> None:
+    """Put the layers back whose place selections took, those that stand for these names."""
+    # By identity: a layer that is used twice is one layer again afterwards.
+    made: dict[Selection, nn.Module] = {}
+    for name, held in freezable(model).items():
+        if name in names and isinstance(held, Selection):
+            path = name.rpartition(".")[0]
+            made[held] = made[held] if held in made else held.dense(learns=learns)
+            model.set_submodule(path, made[held])
 
 
 def _learning(sites: list[Site], method: Method) -> list[Site]:
@@ -181,13 +209,43 @@ def _check_owned(projection: Projection, model: nn.Module) -> None:
             raise MethodError(f"{' and '.join(owners)} share one fused weight: it cannot be split; untie them first")
 
 
-def _starts(sites: list[Site], method: Method, seed: int) -> dict[str, Tensor]:
+def _starts(sites: list[Site], method: Method, seed: int, slices: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the dense weights that projections start from; those that become selections need none."""
     return {
-        projection.name: _start(projection, method, frame_generator(seed, site.key, part))
+        projection.name: (
+            axis_rows(slices[projection.name], projection.shape_HKD[2], scale=method.factor)
+            if slices
+            else _start(projection, method, frame_generator(seed, site.key, part))
+        )
         for site in sites
         for part, projection in site.projections()
-        if method.changes_weights and not projection.weight.is_meta
+        if method.changes_weights and not projection.weight.is_meta and not (slices and part in method.freeze)
     }
+
+
+def _slices(sites: list[Site], seed: int) -> dict[str, Tensor]:
+    """Return the coordinates of each projection of these sites, by heads."""
+    found: dict[str, Tensor] = {}
+    for site in sites:
+        if isinstance(site.q.module, nn.MultiheadAttention):
+            raise MethodError(
+                f"init 'axes': {site.name} is a torch.nn.MultiheadAttention, which multiplies by its weights inside torch; "
+                "use init 'orthogonal', or an attention with layers of its own for queries and keys"
+            )
+        (num_heads, head_dim, query_dim), (num_key_heads, _, key_dim) = site.q.shape_HKD, site.k.shape_HKD
+        generator = frame_generator(seed, site.key, "axes")
+        try:
+            q_HK, k_HK = sample_axes(num_heads, num_key_heads, head_dim, (query_dim, key_dim), generator=generator)
+        except MethodError as problem:
+            raise MethodError(f"{site.name}: {problem}") from None
+        found |= {site.q.name: q_HK, site.k.name: k_HK}
+    return found
+
+
+def _select(model: nn.Module, projection: Projection, index_HK: Tensor, *, scale: float) -> None:
+    is_transposed = projection.weight_slot.layout.order == "columns"
+    selection = Selection(projection.module, index_HK, scale=scale, is_transposed=is_transposed)
+    model.set_submodule(projection.path, selection)
 
 
 def _start(projection: Projection, method: Method, generator: torch.Generator) -> Tensor:
@@ -248,9 +306,7 @@ def thaw(model: nn.Module, *, keep_split: bool = False) -> tuple[str, ...]:
         if any(record.digests.values()):
             assert_unmoved(model)
         _fold(model)
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        for name in record.digests:
-            parameters[name].requires_grad_(True)
+        _release(model, record.digests)
         set_record(model, None)
     renamed = {} if keep_split else merge_modules(model) | merge_attentions(model)
     return tuple(dict.fromkeys(renamed.get(name, name) for name in record.digests)) if record else ()
@@ -282,7 +338,8 @@ def restore(model: nn.Module) -> tuple[str, ...]:
 def fold_gains(model: nn.Module) -> None:
     """Put every learnt gain and correction into the weights it stands on: the same outputs from plain weights.
 
-    The folded weights are new ones: what was recorded of the frozen ones is recorded anew.
+    Selections become dense layers, frozen as they were. The folded weights are new ones: what was recorded of the frozen
+    ones is recorded anew.
     """
     assert_unmoved(model)
     if _fold(model):
@@ -290,16 +347,19 @@ def fold_gains(model: nn.Module) -> None:
 
 
 def _fold(model: nn.Module) -> bool:
-    folded = [projection for site in attention_sites(model) for _, projection in site.projections() if has_learnt(projection)]
+    projections = [projection for site in attention_sites(model) for _, projection in site.projections()]
+    folded = [projection for projection in projections if has_learnt(projection) or projection.selection is not None]
     for projection in folded:
-        fold_learnt(projection)
+        if projection.selection is None:
+            fold_learnt(projection)
+    _make_dense(model, freezable(model), learns=False)
     return bool(folded)
 
 
 def _record_anew(model: nn.Module) -> None:
     if (record := record_of(model)) is not None:
-        parameters = dict(model.named_parameters(remove_duplicate=False))
-        set_record(model, FrozenRecord({name: digest(parameters[name]) for name in record.digests}))
+        held = freezable(model)
+        set_record(model, FrozenRecord({name: digest(held[name]) for name in record.digests}))
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> None:

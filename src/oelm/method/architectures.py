@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from torch import nn
 
 from oelm.errors import SiteError
+from oelm.method.axes import Selection
 from oelm.method.fused import Order
 
 FusedParts = Literal["qkv", "kv", "qk"]
@@ -128,10 +129,14 @@ def _number(module: nn.Module, name: str) -> int:
 def _apart(q: str, k: str, *, head_dim: str, inner_lists: int = 0) -> Adapter:
     def adapter(module: nn.Module) -> SitePaths:
         size = _number(module, head_dim)
-        heads = {path: module.get_submodule(path).get_parameter("weight").shape[0] // size for path in (q, k)}
+        heads = {path: _rows(module.get_submodule(path)) // size for path in (q, k)}
         return SitePaths(q=q, k=k, num_heads=heads[q], num_kv_heads=heads[k], inner_lists=inner_lists)
 
     return adapter
+
+
+def _rows(module: nn.Module) -> int:
+    return module.out_features if isinstance(module, Selection) else module.get_parameter("weight").shape[0]
 
 
 def _our_gpt(module: nn.Module) -> SitePaths:

@@ -8,10 +8,11 @@ from typing import Any
 from torch import nn
 
 from oelm.errors import FrozenMovedError
+from oelm.method.axes import Selection
 from oelm.method.frames import orthonormality_error
 from oelm.method.gain import learnt_on_top
-from oelm.method.record import NO_DIGEST, digest, record_of
-from oelm.method.sites import Site, attention_sites
+from oelm.method.record import NO_DIGEST, digest, freezable, record_of
+from oelm.method.sites import Projection, Site, attention_sites
 
 
 @dataclass(frozen=True)
@@ -30,21 +31,28 @@ class ProjectionAudit:
     is_frozen: bool
     digest: str | None
     orthonormality_error: float
+    # It picks coordinates instead of multiplying: its numbers are counted here and stored nowhere.
+    is_selection: bool
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Parameters of a model by role, trainable and frozen, and every projection's state."""
+    """Parameters of a model by role, trainable and frozen, and every projection's state.
+
+    `total` is what is stored. `selected` counts the numbers of dense weights that selections replace: stored nowhere.
+    """
 
     total: int
     trainable: int
     frozen: int
+    selected: int
     by_role: dict[str, dict[str, int]]
     projections: tuple[ProjectionAudit, ...]
 
     def __str__(self) -> str:
         share = 100 * self.frozen / self.total
-        return f"parameters: {self.total:,} || trainable: {self.trainable:,} || frozen: {self.frozen:,} ({share:.2f}%)"
+        told = f"parameters: {self.total:,} || trainable: {self.trainable:,} || frozen: {self.frozen:,} ({share:.2f}%)"
+        return told + (f" || replaced by slices: {self.selected:,}" if self.selected else "")
 
     def summary(self) -> str:
         """Return the counts as PEFT prints them, and below them what is frozen where."""
@@ -53,9 +61,10 @@ class Audit:
         frozen = [projection for projection in self.projections if projection.is_frozen]
         for pattern in dict.fromkeys(projection.pattern for projection in frozen):
             same = [projection for projection in frozen if projection.pattern == pattern]
-            layers = _ranges([projection.layer for projection in same])
-            lines.append(f"frozen {same[0].part}: {pattern}, layers {layers}: {sum(p.num_parameters for p in same):,}")
-        rest = self.frozen - sum(projection.num_parameters for projection in frozen)
+            layers, count = _ranges([projection.layer for projection in same]), sum(p.num_parameters for p in same)
+            told = f"slices, none of {count:,} stored" if same[0].is_selection else f"{count:,}"
+            lines.append(f"frozen {same[0].part}: {pattern}, layers {layers}: {told}")
+        rest = self.frozen + self.selected - sum(projection.num_parameters for projection in frozen)
         if rest > 0:
             lines.append(f"frozen besides, not by their Q or K: {rest:,}")
         return "\n".join(lines)
@@ -86,7 +95,9 @@ def audit(model: nn.Module) -> Audit:
         counts["trainable" if parameter.requires_grad else "frozen"] += parameter.numel()
     trainable = sum(counts["trainable"] for counts in by_role.values())
     frozen = sum(counts["frozen"] for counts in by_role.values())
-    return Audit(trainable + frozen, trainable, frozen, by_role, tuple(_audit_projections(model, sites)))
+    projections = tuple(_audit_projections(model, sites))
+    selected = sum(projection.num_parameters for projection in projections if projection.is_selection)
+    return Audit(trainable + frozen, trainable, frozen, selected, by_role, projections)
 
 
 def _audit_projections(model: nn.Module, sites: list[Site]) -> list[ProjectionAudit]:
@@ -99,14 +110,21 @@ def _audit_projections(model: nn.Module, sites: list[Site]) -> list[ProjectionAu
             layer=site.layer,
             part=part,
             num_heads=projection.num_heads,
-            num_parameters=projection.weight_HKD().numel() + (0 if (bias := projection.bias_HK()) is None else bias.numel()),
-            is_frozen=not projection.weight.requires_grad,
-            digest=digests.get(next(projection.parameters())[0]) or None,
+            num_parameters=_count(projection),
+            is_frozen=projection.is_frozen,
+            digest=digests.get(projection.names()[0]) or None,
             orthonormality_error=orthonormality_error(projection.weight_HKD()),
+            is_selection=projection.selection is not None,
         )
         for site in sites
         for part, projection in site.projections()
     ]
+
+
+def _count(projection: Projection) -> int:
+    """Return how many numbers weight and bias have; of a selection, those of what it stands for."""
+    num_heads, head_dim, model_dim = projection.shape_HKD
+    return num_heads * head_dim * (model_dim + len(projection.names()) - 1)
 
 
 def _pattern(name: str, block: str) -> str:
@@ -153,27 +171,27 @@ def _attention_prefix(site: Site) -> str:
 
 
 def assert_unmoved(model: nn.Module) -> None:
-    """Raise FrozenMovedError unless every frozen parameter still has the bytes it was frozen with.
+    """Raise FrozenMovedError unless every frozen parameter and every selection still has the bytes it was frozen with.
 
     The proof is the digest, never the flag: weight decay, a stale optimizer or a write in place all show.
     """
     record = record_of(model)
     if record is None:
         return
-    # Tied parameters go by more than one name.
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    held = freezable(model)
     for name, recorded in record.digests.items():
-        if name not in parameters:
+        if name not in held:
             raise FrozenMovedError(f"frozen parameter {name} is gone from the model; call oelm.thaw before changing it")
         if recorded == NO_DIGEST:
             raise FrozenMovedError(
                 f"frozen parameter {name} has no digest: it was frozen on the meta device, where it had no bytes. "
                 "Nothing can be proven of it; load the weights into a fresh model and freeze that"
             )
-        if digest(parameters[name]) != recorded:
+        frozen = held[name]
+        if digest(frozen) != recorded:
             raise FrozenMovedError(
                 f"frozen parameter {name} has moved since it was frozen (its sha256 no longer begins {recorded[:8]}): "
                 "something wrote to it, or changed its dtype by another way than oelm.cast. Go back to the last checkpoint"
             )
-        if parameters[name].requires_grad:
+        if not isinstance(frozen, Selection) and frozen.requires_grad:
             raise FrozenMovedError(f"frozen parameter {name} asks for a gradient again; use oelm.thaw(model) to let it learn")

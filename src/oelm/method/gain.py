@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.method.architectures import class_path
+from oelm.method.axes import CORRECTION_IN, CORRECTION_OUT, GAIN, Selection
 from oelm.method.frames import sample_gaussian
 from oelm.method.method import Gain
 from oelm.method.sites import Projection
 
-GAIN, CORRECTION_IN, CORRECTION_OUT = "gain", "correction_in", "correction_out"
 # Whose output is its input times its weight, plus its bias: for these a changed weight is all there is to change.
 _LINEAR = ("torch.nn.modules.linear.Linear", "transformers.pytorch_utils.Conv1D")
 
@@ -73,7 +73,7 @@ def add_gain(projection: Projection, kind: Gain) -> None:
     """Give a query projection a learnt gain that starts at the identity: one number a head, or a K x K matrix a head."""
     if kind == "none":
         return
-    num_heads, head_dim, _ = projection.weight_HKD().shape
+    num_heads, head_dim, _ = projection.shape_HKD
     if kind == "head":
         start = torch.ones(num_heads, 1, 1)
     else:
@@ -85,7 +85,7 @@ def add_correction(projection: Projection, share: float, generator: torch.Genera
     """Give a projection a learnt correction of low rank, which starts at nothing (arXiv 2106.09685)."""
     if share == 0:
         return
-    num_heads, head_dim, model_dim = projection.weight_HKD().shape
+    num_heads, head_dim, model_dim = projection.shape_HKD
     rows, rank = num_heads * head_dim, correction_rank(projection, share)
     # Rows of norm one, like those of the frames.
     into_RD = sample_gaussian(1, rank, model_dim, std=model_dim**-0.5, generator=generator)[0]
@@ -94,7 +94,7 @@ def add_correction(projection: Projection, share: float, generator: torch.Genera
 
 def correction_rank(projection: Projection, share: float) -> int:
     """Return the highest rank whose two factors need no more than this share of the weight's numbers; it may be 0."""
-    num_heads, head_dim, model_dim = projection.weight_HKD().shape
+    num_heads, head_dim, model_dim = projection.shape_HKD
     return rank_within(share, num_heads * head_dim, model_dim)
 
 
@@ -104,15 +104,20 @@ def rank_within(share: float, rows: int, model_dim: int) -> int:
 
 
 def _register(projection: Projection, starts: dict[str, Tensor]) -> None:
-    module, weight = projection.module, projection.weight
+    module, selection = projection.module, projection.selection
+    like = projection.weight if selection is None else selection.like
     for name, start in starts.items():
-        module.register_parameter(name, nn.Parameter(start.to(weight.device, weight.dtype)))
+        module.register_parameter(name, nn.Parameter(start.to(like.device, like.dtype)))
+    if selection is not None:
+        return
     # Its class, not a wrapper around it: the names of its weights stay as they are, and so do copies of the model.
     object.__setattr__(module, "__class__", _adjusted_class(_plain_class(module)))
 
 
 def can_learn_on(projection: Projection) -> bool:
     """Whether something may learn on top of the projection: it is a linear layer, or will be when its weight is split."""
+    if projection.selection is not None:
+        return True
     return projection.is_fused or class_path(_plain_class(projection.module)) in _LINEAR
 
 
@@ -122,7 +127,8 @@ def _plain_class(module: nn.Module) -> type[nn.Module]:
 
 def has_learnt(projection: Projection) -> bool:
     """Whether anything of ours learns on top of the projection."""
-    return isinstance(projection.module, Adjusted)
+    own = projection.module._parameters
+    return isinstance(projection.module, Adjusted | Selection) and any(learnt_on_top(name) for name in own)
 
 
 def fold_learnt(projection: Projection) -> None:

@@ -18,7 +18,7 @@ Part = Literal["q", "k"]
 Gain = Literal["none", "head", "matrix"]
 Layers = str | tuple[int, ...]
 Scale = Literal["unit", "layer"] | Annotated[float, Field(gt=0, allow_inf_nan=False)]
-InitName = Literal["native", "orthogonal", "orthogonal_global", "gaussian", "gaussian_matched", "orthonormalized"]
+InitName = Literal["native", "orthogonal", "orthogonal_global", "gaussian", "gaussian_matched", "orthonormalized", "axes"]
 # Given a projection's current weight (H, K, D) and its own generator, return the weight it shall start from.
 InitFunction = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -107,6 +107,20 @@ class Method(BaseModel):
             raise ValueError("gain and correction are for Q and K frozen from first to last; leave thaw and freeze_at out")
         return self
 
+    @model_validator(mode="after")
+    def _axes_keep_nothing(self) -> Self:
+        if self.init == "axes" and self.scale == "layer":
+            raise ValueError(
+                "scale 'layer' takes over the size of the weights, and init 'axes' keeps nothing of them: "
+                "queries and keys become slices. Use scale 'unit' or a number"
+            )
+        if self.init == "axes" and self.freeze_at:
+            raise ValueError(
+                "freeze_at lets Q and K learn first, and init 'axes' would then replace what they learnt by slices; "
+                "use another init, or leave freeze_at out"
+            )
+        return self
+
     @field_serializer("init")
     def _init_as_data(self, init: InitName | InitFunction) -> str:
         if callable(init):
@@ -125,6 +139,11 @@ class Method(BaseModel):
     def changes_weights(self) -> bool:
         """Whether Q and K start from anything but the very weights that are there."""
         return self.init != "native" or isinstance(self.scale, float)
+
+    @property
+    def factor(self) -> float:
+        """The number that the start is multiplied by, where it is one."""
+        return self.scale if isinstance(self.scale, float) else 1.0
 
     @property
     def kind(self) -> Kind:
@@ -174,6 +193,8 @@ class Method(BaseModel):
                 return sample_global_frame(num_heads, head_dim, model_dim, generator=generator)
             case "gaussian":
                 return sample_gaussian(num_heads, head_dim, model_dim, std=self.std, generator=generator)
+            case "axes":
+                raise MethodError("init 'axes' chooses coordinates for a whole site; oelm.freeze(model, method) applies it")
             case "gaussian_matched":
                 # The scale of orthonormal rows: unit norm, so entries of variance 1 / model_dim.
                 return sample_gaussian(num_heads, head_dim, model_dim, std=model_dim**-0.5, generator=generator)
@@ -209,6 +230,10 @@ PRESETS: dict[str, Method] = {
     "oelm_matrix": Method(init="orthogonal", freeze=_FROZEN, gain="matrix"),
     "oelm_lowrank": Method(init="orthogonal", freeze=_FROZEN, correction=0.125),
     "oelm_lowrank_first": Method(init="orthogonal", freeze=_FROZEN, correction=0.125, learn_layers="first 1"),
+    # Queries and keys are slices of what the layer reads: no product, and nothing stored.
+    "oelm_axes": Method(init="axes", freeze=_FROZEN),
+    "oelm_axes_lowrank": Method(init="axes", freeze=_FROZEN, correction=0.125),
+    "oelm_axes_q": Method(init="axes", freeze=("q",)),
     # Only some of it is frozen, or only for a while.
     "oelm_first_half": Method(init="orthogonal", freeze=_FROZEN, layers="first half"),
     "oelm_last_half": Method(init="orthogonal", freeze=_FROZEN, layers="last half"),

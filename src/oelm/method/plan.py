@@ -47,7 +47,7 @@ def plan_of(model: nn.Module, method: Method, *, steps: int) -> Plan:
         span = _span(site, chosen, method, steps)
         for part, projection in site.projections():
             if part in method.freeze:
-                spans |= dict.fromkeys((name for name, _ in projection.parameters()), span)
+                spans |= dict.fromkeys(projection.names(), span)
     return Plan(spans, steps)
 
 

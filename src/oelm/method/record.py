@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from oelm.method.axes import Selection
+
 _ATTRIBUTE = "_oelm_frozen"
 _ORIGINALS = "_oelm_originals"
 # On the meta device parameters have shapes but no bytes: they can be frozen and counted, but nothing proven of them.
@@ -16,19 +18,39 @@ NO_DIGEST = ""
 
 @dataclass(frozen=True)
 class FrozenRecord:
-    """The sha256 of every frozen parameter, by full name."""
+    """The sha256 of every frozen parameter, and of every selection that stands for one, by the parameter's full name."""
 
     digests: dict[str, str]
 
 
-def digest(tensor: Tensor) -> str:
-    """Return the sha256 of a tensor's dtype, shape and bytes, wherever it lives; NO_DIGEST on the meta device."""
+def digest(held: Tensor | Selection) -> str:
+    """Return the sha256 of a tensor's dtype, shape and bytes, wherever it lives; NO_DIGEST on the meta device.
+
+    Of a selection, that of its coordinates and scale.
+    """
+    tensor, more = (held.index, f"{held.scale}") if isinstance(held, Selection) else (held, "")
     if tensor.is_meta:
         return NO_DIGEST
     plain = tensor.detach().cpu().contiguous()
-    state = hashlib.sha256(f"{plain.dtype}{tuple(plain.shape)}".encode())
+    state = hashlib.sha256(f"{plain.dtype}{tuple(plain.shape)}{more}".encode())
     state.update(plain.flatten().view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
+
+
+def selection_names(path: str, selection: Selection) -> tuple[str, ...]:
+    """Return the names that the weight, and the bias, have which a selection stands for."""
+    return tuple(f"{path}.{kind}" if path else kind for kind in (("weight", "bias") if selection.has_bias else ("weight",)))
+
+
+def freezable(model: nn.Module) -> dict[str, nn.Parameter | Selection]:
+    """Return every parameter by its names, also where it is tied, and every selection by those it stands for."""
+    found: dict[str, nn.Parameter | Selection] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        found |= {prefix + name: p for name, p in module._parameters.items() if p is not None}
+        if isinstance(module, Selection):
+            found |= dict.fromkeys(selection_names(path, module), module)
+    return found
 
 
 def record_of(model: nn.Module) -> FrozenRecord | None:

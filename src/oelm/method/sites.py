@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from oelm.errors import SiteError
 from oelm.method.architectures import SitePaths, class_path, find_adapter, no_attention_found, register_sites
+from oelm.method.axes import Selection
 from oelm.method.fused import Layout, SplitProjection
 from oelm.method.mha import BIAS, PARTS, WEIGHT, SplitInProjection, in_projection_layout, part_bias, part_weight
+from oelm.method.record import selection_names
 
 __all__ = ["Projection", "Site", "SitePaths", "Slot", "attention_sites", "num_layers_by_stack", "register_sites"]
 
@@ -49,8 +51,17 @@ class Projection:
         return self.weight_slot.layout.is_fused or has_fused_bias
 
     @property
+    def selection(self) -> Selection | None:
+        """The module that picks coordinates here, where there is no weight to multiply by."""
+        return self.module if isinstance(self.module, Selection) else None
+
+    @property
+    def is_frozen(self) -> bool:
+        return self.selection is not None or not self.weight.requires_grad
+
+    @property
     def weight(self) -> nn.Parameter:
-        """The parameter that holds the weight, and where it is fused, other weights too."""
+        """The parameter that holds the weight, and where it is fused, other weights too; a selection has none."""
         weight = self.module._parameters.get(self.weight_slot.parameter)
         if weight is None:
             raise SiteError(
@@ -64,8 +75,20 @@ class Projection:
         return self.module._parameters.get(self.bias_slot.parameter)
 
     def weight_HKD(self) -> Tensor:
-        """Return the weight by heads, as a view: (H, K, D)."""
+        """Return the weight by heads: (H, K, D); a view, but of a selection the dense weight it stands for."""
+        if self.selection is not None:
+            return self.selection.rows_ED().unflatten(0, (self.num_heads, -1))
         return self.weight_slot.layout.take(self.weight.detach(), self.part)
+
+    @property
+    def shape_HKD(self) -> tuple[int, int, int]:
+        """How many heads, rows a head and columns the weight has."""
+        if self.selection is not None:
+            rows, columns = self.selection.out_features, self.selection.in_features
+        else:
+            num_heads, head_dim, columns = self.weight_HKD().shape
+            rows = num_heads * head_dim
+        return self.num_heads, rows // self.num_heads, columns
 
     def bias_HK(self) -> Tensor | None:
         """Return the bias by heads, as a view: (H, K)."""
@@ -75,8 +98,19 @@ class Projection:
         """Copy new rows into the weight, in place, cast to its dtype."""
         self.weight_HKD().copy_(weight_HKD)
 
+    def names(self) -> tuple[str, ...]:
+        """Return the full names of weight and bias in the model; a selection has them too, for what it stands for."""
+        if self.selection is not None:
+            return selection_names(self.path, self.selection)
+        return tuple(name for name, _ in self.parameters())
+
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield weight and bias under their full names in the model; a learnt gain is not among them."""
+        """Yield weight and bias under their full names in the model; a learnt gain is not among them.
+
+        A selection yields nothing: it stores neither.
+        """
+        if self.selection is not None:
+            return
         yield _join(self.path, self.weight_slot.parameter), self.weight
         if self.bias is not None:
             yield _join(self.path, self.bias_slot.parameter), self.bias
@@ -177,6 +211,8 @@ def _in_attention(name: str, module: nn.MultiheadAttention, part: str) -> Projec
 
 
 def _check_shape(projection: Projection) -> None:
+    if projection.selection is not None:
+        return
     weight, layout = projection.weight, projection.weight_slot.layout
     if weight.dim() != 2 or layout.rows(weight).shape[0] % layout.total_heads:
         raise SiteError(

@@ -19,8 +19,8 @@ from oelm.models.gpt import GPT, Attention, Block
 def export_gpt2(model: GPT, tokenizer: Tokenizer, folder: Path, *, end_of_text: int, card: str) -> None:
     """Write config, weights, tokenizer and model card to a new or empty folder, whole or not at all.
 
-    Raises OelmError when the folder holds anything, or when the model has what GPT-2 has not: learnt gains or corrections that
-    were not folded in, or a short convolution.
+    Raises OelmError when the folder holds anything, or when the model has what GPT-2 has not: slices, learnt gains or
+    corrections that were not folded in, or a short convolution.
     """
     if model.config.short_conv:
         raise OelmError(
@@ -29,8 +29,10 @@ def export_gpt2(model: GPT, tokenizer: Tokenizer, folder: Path, *, end_of_text: 
         )
     with torch.device("meta"):
         own = dict(GPT(model.config).named_parameters())
-    if any(name not in own for name, _ in model.named_parameters()):
-        raise OelmError("something learnt on top of Q and K, for which GPT-2 has no place: fold it with oelm.fold_gains first")
+    if own.keys() != {name for name, _ in model.named_parameters()}:
+        raise OelmError(
+            "Q and K of this model are not plain weights, as GPT-2 has them: call oelm.fold_gains(model) first"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OelmError(f"{folder}: exists and is not an empty folder; nothing is overwritten, choose a new one")
     with publish_dir(folder) as staging:

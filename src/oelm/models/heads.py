@@ -117,7 +117,7 @@ def _induction(weights_BHTT: Tensor) -> Tensor:
 def _effective_rank(attention: Attention) -> Tensor:
     """Return, per head, exp of the entropy of the normalised singular values of W_q^T W_k (0 for an empty map)."""
     # What learnt on top is part of the form: the maps as functions, not their stored weights.
-    basis_DD = torch.eye(attention.q.weight.shape[1]).to(attention.q.weight)
+    basis_DD = torch.eye(attention.v.weight.shape[1]).to(attention.v.weight)
     # On the CPU: not every device factors matrices.
     q_HKD, k_HKD = (
         projection(basis_DD).detach().float().cpu().T.unflatten(0, (attention.num_heads, -1))

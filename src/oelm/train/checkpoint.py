@@ -34,6 +34,7 @@ from oelm.files import (
 )
 from oelm.method.apply import adopt_record
 from oelm.method.audit import assert_unmoved
+from oelm.method.axes import compact_states
 from oelm.train.optim import load_optimizer_tensors, optimizer_tensors
 from oelm.train.state import SavedState
 
@@ -61,7 +62,7 @@ class Checkpoints:
         assert_unmoved(model)
         target = self.folder / f"step-{saved.state.step:08d}"
         with publish_dir(target) as staging:
-            _save_tensors(dict(model.state_dict()), staging / MODEL)
+            _save_tensors(_stored(model), staging / MODEL)
             _save_tensors(optimizer_tensors(optimizer, model), staging / OPTIMIZER)
             write_json(staging / STATE, saved.model_dump(mode="json"))
             write_text(staging / MANIFEST, _manifest_text(staging))
@@ -200,7 +201,7 @@ def load_model(checkpoint: Checkpoint, model: nn.Module) -> None:
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], *, where: str) -> None:
     """Copy tensors into a model whose names and shapes they match exactly; raise CheckpointError with the first misfit."""
-    own = dict(model.state_dict())
+    own = _stored(model)
     for name in sorted(own.keys() ^ tensors.keys()):
         raise CheckpointError(f"{where}: {'lacks' if name in own else 'has an unknown'} tensor {name}: another model's")
     for name, tensor in tensors.items():
@@ -208,6 +209,12 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], *, where: str) ->
             raise CheckpointError(f"{where}: {name} is {tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}")
     # Not by copying into what state_dict gave: of a projection that was split, that is a copy.
     model.load_state_dict(tensors)
+
+
+def _stored(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint: a model's own, with coordinates in place of the dense weights they stand for."""
+    with compact_states():
+        return dict(model.state_dict())
 
 
 def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

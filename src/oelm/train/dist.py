@@ -28,6 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from oelm.errors import STOPPED, ConfigError, OelmError, RankLostError
 from oelm.files import dump_json
+from oelm.method.axes import selections
+from oelm.method.record import digest
 from oelm.ranks import is_one_of_many
 from oelm.train.stop import StopFlag
 
@@ -143,7 +145,8 @@ class World:
         if self.size == 1:
             return
         sums = [parameter.detach().double().sum() for parameter in model.parameters()]
-        own = torch.cat([torch.stack(sums).cpu().view(torch.int64), torch.tensor([step])])
+        picked = [int(digest(selection)[:15], 16) for selection in selections(model).values()]
+        own = torch.cat([torch.stack(sums).cpu().view(torch.int64), torch.tensor([*picked, step])])
         others = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(others, own, group=self._control)
         strays = [rank for rank, other in enumerate(others) if not torch.equal(other, others[0])]

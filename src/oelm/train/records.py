@@ -56,6 +56,7 @@ class ProjectionRecord(Strict):
     is_frozen: bool
     digest: str | None
     orthonormality_error: float
+    is_selection: bool = False
 
 
 class AuditRecord(Strict):
@@ -64,6 +65,7 @@ class AuditRecord(Strict):
     total: Count
     trainable: Count
     frozen: Count
+    selected: Count = 0
     by_role: dict[str, dict[str, Count]]
     projections: list[ProjectionRecord]
 

@@ -1,0 +1,243 @@
+"""Axis frames: rows that are coordinates, so that a query or key is a slice of what the layer reads and costs no product.
+
+H heads  K head_dim  D model_dim  E all heads' rows  R rank
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from oelm.errors import MethodError
+
+GAIN, CORRECTION_IN, CORRECTION_OUT = "gain", "correction_in", "correction_out"
+# More pieces than this are gathered by index: copying them one by one would cost more.
+_MOST_RUNS = 64
+_IS_COMPACT: ContextVar[bool] = ContextVar("is_compact", default=False)
+
+
+def sample_axes(
+    num_heads: int, num_key_heads: int, head_dim: int, dims: tuple[int, int], *, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return the coordinates of every query head and of every key head, (H, K) each; `dims` is what each side reads.
+
+    A query head has a slice of its own; a key head has the slice of another head, by a shift that is drawn, and shares no
+    coordinate with the query heads it serves. Where two heads have the same two slices, the coordinates are paired otherwise.
+    """
+    for dim in dims:
+        if head_dim > dim:
+            raise MethodError(
+                f"init 'axes': a head has {head_dim} rows, and only {dim} coordinates to choose from; "
+                "lower head_dim, or use init 'gaussian_matched'"
+            )
+    group, num_slices = num_heads // num_key_heads, dims[0] // head_dim
+    queries, keys = list(range(num_heads)), list(range(num_key_heads))
+    if dims[0] != dims[1]:
+        # Two inputs share no coordinate, whatever is chosen.
+        shift = _draw(0, dims[1] // head_dim, generator)
+        queries, keys = [n % num_slices for n in queries], [(n + shift) % (dims[1] // head_dim) for n in keys]
+    elif num_slices == 1:
+        return _rolled(num_heads, num_key_heads, head_dim, dims[0], generator)
+    elif group < num_slices:
+        shift = _draw(group, num_slices, generator)
+        queries, keys = [n % num_slices for n in queries], [(n * group + shift) % num_slices for n in keys]
+    else:
+        # A group's queries leave one slice to their key, and repeat the others.
+        rest = num_slices - 1
+        queries, keys = [(n // group + n % group % rest) % num_slices for n in queries], [(n + rest) % num_slices for n in keys]
+    return _coordinates(queries, keys, head_dim)
+
+
+def _coordinates(queries: list[int], keys: list[int], head_dim: int) -> tuple[Tensor, Tensor]:
+    """Return the coordinates of these slices; where two heads have the same two, the second's queries are rolled by one."""
+    inside_K, group = torch.arange(head_dim), len(queries) // len(keys)
+    earlier: Counter[tuple[int, int]] = Counter()
+    rows: list[Tensor] = []
+    for head, number in enumerate(queries):
+        pair = (number, keys[head // group])
+        rows.append(number * head_dim + (inside_K + earlier[pair]) % head_dim)
+        earlier[pair] += 1
+    return torch.stack(rows), torch.stack([number * head_dim + inside_K for number in keys])
+
+
+def _rolled(num_heads: int, num_key_heads: int, head_dim: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return the first coordinates for every query head, and for keys the same rolled: no coordinate meets itself."""
+    if num_key_heads < num_heads or dim == 1:
+        raise MethodError(
+            f"init 'axes': {num_heads} query heads of {head_dim} rows share {num_key_heads} key heads in {dim} dimensions, "
+            "which leaves their keys no coordinates of their own; use init 'orthogonal'"
+        )
+    shift = _draw(0, dim - 1, generator)
+    inside_K = torch.arange(head_dim)
+    keys = [(inside_K + 1 + (shift + head) % (dim - 1)) % dim for head in range(num_key_heads)]
+    return inside_K.expand(num_heads, head_dim), torch.stack(keys)
+
+
+def _draw(first: int, end: int, generator: torch.Generator) -> int:
+    return int(torch.randint(first, end, (), generator=generator))
+
+
+def axis_rows(index_HK: Tensor, dim: int, *, scale: float = 1.0) -> Tensor:
+    """Return the frame that chooses these coordinates, as a dense weight: (H, K, D)."""
+    return F.one_hot(index_HK, dim).float() * scale
+
+
+class Selection(nn.Module):
+    """Stands in for a linear layer whose rows are coordinates: it picks them from its input, and stores no weight.
+
+    What learns on top is added to its output. `state_dict` has the layer's own names and dense numbers; inside
+    `compact_states` it has the coordinates instead. `dense` gives the layer back.
+    """
+
+    index: Tensor
+    like: Tensor
+
+    def __init__(self, layer: nn.Module, index_HK: Tensor, *, scale: float, is_transposed: bool) -> None:
+        super().__init__()
+        weight = layer.get_parameter("weight")
+        self.out_features, self.in_features = weight.mT.shape if is_transposed else weight.shape
+        self.scale, self.is_transposed = scale, is_transposed
+        self.has_bias = layer._parameters.get("bias") is not None
+        self.register_buffer("index", index_HK.flatten().to(weight.device), persistent=False)
+        # Follows the model's casts and moves, so that what is saved and thawed has its dtype and device.
+        self.register_buffer("like", weight.detach().new_empty(0), persistent=False)
+        self.runs = _runs(index_HK.flatten().tolist())
+        # Kept, without its weights, to be given back. Past nn.Module.__setattr__: meanwhile it is no part of the model.
+        object.__setattr__(self, "_shell", layer)
+        for name in ("weight", "bias"):
+            if name in layer._parameters:
+                layer._parameters[name] = None
+        self.register_state_dict_post_hook(_save)
+        self.register_load_state_dict_pre_hook(_load)
+        self.train(layer.training)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        if torch.is_autocast_enabled(x_BTD.device.type):
+            # As the linear layers next to it do.
+            x_BTD = x_BTD.to(torch.get_autocast_dtype(x_BTD.device.type))
+        own = self._parameters
+        picked_BTE = self._picked(x_BTD)
+        if (into_RD := own.get(CORRECTION_IN)) is not None:
+            out_ER = own[CORRECTION_OUT]
+            assert out_ER is not None
+            picked_BTE = picked_BTE + F.linear(F.linear(x_BTD, into_RD), out_ER)
+        if (gain_HKK := own.get(GAIN)) is None:
+            return picked_BTE
+        picked_BTHK = picked_BTE.unflatten(-1, (len(gain_HKK), -1))
+        if gain_HKK.shape[-1] == 1:
+            return (picked_BTHK * gain_HKK.squeeze(-1)).flatten(-2)
+        return torch.einsum("...hj,hjk->...hk", picked_BTHK, gain_HKK).flatten(-2)
+
+    def _picked(self, x_BTD: Tensor) -> Tensor:
+        if len(self.runs) > _MOST_RUNS:
+            picked_BTE = x_BTD.index_select(-1, self.index)
+        else:
+            pieces = [x_BTD.narrow(-1, start, length) for start, length in self.runs]
+            picked_BTE = pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+        return picked_BTE if self.scale == 1 else picked_BTE * self.scale
+
+    def rows_ED(self) -> Tensor:
+        """Return the dense weight this stands for, without what learnt on top."""
+        if self.index.is_meta:
+            return self.like.new_empty(self.out_features, self.in_features)
+        return axis_rows(self.index, self.in_features, scale=self.scale).to(self.like.dtype)
+
+    def folded_ED(self) -> Tensor:
+        """Return the dense weight of what this computes, what learnt on top included."""
+        # In float64 on the CPU: not every device has it.
+        weight_ED = self.rows_ED()
+        own = {name: p.detach().cpu().double() for name, p in self._parameters.items() if p is not None}
+        if not own or self.index.is_meta:
+            return weight_ED
+        folded_ED = weight_ED.cpu().double()
+        if CORRECTION_IN in own:
+            folded_ED = folded_ED + own[CORRECTION_OUT] @ own[CORRECTION_IN]
+        if GAIN in own:
+            rows_HKD = folded_ED.unflatten(0, (len(own[GAIN]), -1))
+            by_head = rows_HKD * own[GAIN] if own[GAIN].shape[-1] == 1 else own[GAIN].mT @ rows_HKD
+            folded_ED = by_head.flatten(0, 1)
+        return folded_ED.to(weight_ED)
+
+    def dense(self, *, learns: bool) -> nn.Module:
+        """Return the layer this one stands in for, with plain weights and a bias of zeros where it has one."""
+        shell: nn.Module = vars(self)["_shell"]
+        weight_ED = self.folded_ED()
+        weight = weight_ED.mT.contiguous() if self.is_transposed else weight_ED
+        shell.register_parameter("weight", nn.Parameter(weight, requires_grad=learns))
+        if self.has_bias:
+            shell.register_parameter("bias", nn.Parameter(self.like.new_zeros(self.out_features), requires_grad=learns))
+        return shell.train(self.training)
+
+    def choose(self, index_E: Tensor) -> None:
+        """Pick these coordinates from now on; raise MethodError where they are none of its input's."""
+        is_right = index_E.shape == self.index.shape and not index_E.is_floating_point() and index_E.dtype != torch.bool
+        if not is_right or bool(((index_E < 0) | (index_E >= self.in_features)).any()):
+            raise MethodError(
+                f"a selection of {self.out_features} among {self.in_features} coordinates cannot take "
+                f"{index_E.dtype} numbers of shape {tuple(index_E.shape)}: damaged, or of another model"
+            )
+        self.index.copy_(index_E)
+        self.runs = _runs(index_E.tolist())
+
+
+def _runs(index: list[int]) -> tuple[tuple[int, int], ...]:
+    """Return the pieces, first coordinate and length, in which coordinates follow each other."""
+    runs: list[list[int]] = []
+    for coordinate in index:
+        if runs and coordinate == sum(runs[-1]):
+            runs[-1][1] += 1
+        else:
+            runs.append([coordinate, 1])
+    return tuple((start, length) for start, length in runs)
+
+
+@contextmanager
+def compact_states() -> Iterator[None]:
+    """Within this block `state_dict` gives a selection's coordinates instead of the dense weight it stands for."""
+    token = _IS_COMPACT.set(True)
+    try:
+        yield
+    finally:
+        _IS_COMPACT.reset(token)
+
+
+def _save(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    assert isinstance(module, Selection)
+    if _IS_COMPACT.get():
+        state[f"{prefix}index"] = module.index
+        return
+    weight_ED = module.rows_ED()
+    state[f"{prefix}weight"] = weight_ED.mT.contiguous() if module.is_transposed else weight_ED
+    if module.has_bias:
+        state[f"{prefix}bias"] = module.like.new_zeros(module.out_features)
+
+
+def _load(
+    module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str], *others: Any
+) -> None:
+    assert isinstance(module, Selection)
+    given = {name: state.pop(f"{prefix}{name}") for name in ("index", "weight", "bias") if f"{prefix}{name}" in state}
+    if "index" in given:
+        module.choose(given["index"].to(module.index.device))
+    elif "weight" not in given:
+        missing.append(f"{prefix}weight")
+    for name, wanted in (("weight", module.rows_ED()), ("bias", module.like.new_zeros(module.out_features))):
+        wanted = wanted.mT if name == "weight" and module.is_transposed else wanted
+        if name in given and not wanted.is_meta and not torch.equal(given[name].to(wanted), wanted):
+            raise MethodError(
+                f"{prefix}{name} cannot be loaded: this model picks coordinates there (init 'axes'), and the given numbers are "
+                "not that selection. Call oelm.thaw(model) first to load any weight, or build the model with the same seed"
+            )
+
+
+def selections(model: nn.Module) -> dict[str, Selection]:
+    """Return every selection in the model under its path."""
+    found = model.named_modules(remove_duplicate=False)
+    return {path: module for path, module in found if isinstance(module, Selection)}

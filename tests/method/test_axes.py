@@ -1,0 +1,462 @@
+"""Axis frames: which coordinates are chosen, that choosing equals multiplying, and that nothing of it is lost or mixed up."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from oelm.errors import FrozenMovedError, MethodError
+from oelm.method.apply import adopt_record, cast, fold_gains, freeze, hold, restore, thaw
+from oelm.method.audit import assert_unmoved, audit
+from oelm.method.axes import Selection, axis_rows, compact_states, sample_axes, selections
+from oelm.method.frames import frame_generator, orthonormality_error
+from oelm.method.method import PRESETS, Gain, Method, Thaw
+from oelm.method.plan import plan_of
+from oelm.method.record import digest, record_of
+from oelm.method.sites import attention_sites
+from tests.conftest import lively_gpt
+from tests.method.tiny_models import ARCHITECTURES, Tiny, loss, outputs, tiny_inputs, tiny_model
+
+ROOT = Path(__file__).parents[2]
+SLICED = [tiny for tiny in ARCHITECTURES if not tiny.name.startswith("torch")]
+METHODS = ("oelm_axes", "oelm_axes_lowrank", "oelm_axes_q")
+# Outputs are of order one; a product with zeros and ones is exact, what learns on top is folded in float64 and rounded once.
+ROUNDING = 1e-5
+
+every = pytest.mark.parametrize("tiny", SLICED, ids=lambda tiny: tiny.name)
+each_method = pytest.mark.parametrize("method", METHODS)
+
+
+def coordinates(heads: int, key_heads: int, head_dim: int, dims: tuple[int, int], seed: int = 0) -> tuple[Tensor, Tensor]:
+    return sample_axes(heads, key_heads, head_dim, dims, generator=frame_generator(seed, "site", "axes"))
+
+
+def sliced(tiny: Tiny, method: str | Method = "oelm_axes", **options: Any) -> nn.Module:
+    model = tiny_model(tiny)
+    freeze(model, method, **options)
+    return model
+
+
+def stirred(model: nn.Module) -> nn.Module:
+    """Let what learns on top be something, as after training."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for selection in selections(model).values():
+            for parameter in selection._parameters.values():
+                if parameter is not None:
+                    parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter) * 0.2)
+    return model
+
+
+def digests(model: nn.Module) -> dict[str, str]:
+    return {name: digest(parameter) for name, parameter in model.named_parameters()}
+
+
+def reads(model: nn.Module, tiny: Tiny) -> Tensor:
+    with torch.no_grad():
+        return outputs(model, tiny_inputs(tiny))
+
+
+# Which coordinates
+
+
+@given(
+    group=st.integers(1, 4),
+    key_heads=st.integers(1, 5),
+    head_dim=st.integers(1, 6),
+    dim=st.integers(2, 48),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_key_head_shares_no_coordinate_with_the_query_heads_it_serves(
+    group: int, key_heads: int, head_dim: int, dim: int, seed: int
+) -> None:
+    if dim < 2 * head_dim:
+        return
+    q_HK, k_HK = coordinates(group * key_heads, key_heads, head_dim, (dim, dim), seed)
+    assert q_HK.shape == (group * key_heads, head_dim) and k_HK.shape == (key_heads, head_dim)
+    for rows in (q_HK, k_HK):
+        assert int(rows.min()) >= 0 and int(rows.max()) < dim
+        # Orthonormal: no coordinate twice in a head.
+        assert all(len(set(head.tolist())) == head_dim for head in rows)
+    for head, key in enumerate(k_HK):
+        served = q_HK[head * group : (head + 1) * group]
+        assert not set(key.tolist()) & set(served.flatten().tolist())
+
+
+def test_queries_are_the_slices_as_they_lie_and_keys_those_of_another_head() -> None:
+    shifts = set()
+    for seed in range(40):
+        q_HK, k_HK = coordinates(4, 4, 8, (32, 32), seed)
+        assert torch.equal(q_HK.flatten(), torch.arange(32))
+        shift = int(k_HK[0, 0]) // 8
+        assert torch.equal(k_HK.flatten(), torch.arange(32).roll(-8 * shift))
+        shifts.add(shift)
+    assert shifts == {1, 2, 3}
+
+
+@given(dim=st.integers(2, 40), missing=st.integers(0, 39), heads=st.integers(1, 3), seed=st.integers(0, 9))
+@settings(max_examples=100, deadline=None)
+def test_where_there_is_one_slice_no_coordinate_meets_itself(dim: int, missing: int, heads: int, seed: int) -> None:
+    head_dim = max(dim // 2 + 1, dim - missing)
+    q_HK, k_HK = coordinates(heads, heads, head_dim, (dim, dim), seed)
+    assert not bool((q_HK == k_HK).any())
+    assert all(len(set(head.tolist())) == head_dim for head in k_HK)
+
+
+def test_heads_wider_together_than_the_model_repeat_slices_with_other_pairs() -> None:
+    # Eight heads of 16 in 32 dimensions, one key head for two: pairs (query coordinate, key coordinate) differ by head.
+    q_HK, k_HK = coordinates(8, 4, 16, (32, 32))
+    pairs = [tuple(zip(q_HK[head].tolist(), k_HK[head // 2].tolist(), strict=True)) for head in range(8)]
+    assert len(set(pairs)) == 8
+
+
+def test_thin_heads_leave_coordinates_out() -> None:
+    q_HK, _ = coordinates(4, 4, 2, (32, 32))
+    assert q_HK.flatten().tolist() == list(range(8))
+
+
+@given(heads=st.integers(1, 6), head_dim=st.integers(1, 8), dims=st.tuples(st.integers(8, 40), st.integers(8, 40)))
+@settings(max_examples=100, deadline=None)
+def test_each_side_of_a_cross_attention_reads_its_own_width(heads: int, head_dim: int, dims: tuple[int, int]) -> None:
+    if dims[0] == dims[1] or head_dim == 1:
+        return
+    for rows, dim in zip(coordinates(heads, heads, head_dim, dims), dims, strict=True):
+        assert int(rows.max()) < dim
+        assert all(len(set(head.tolist())) == head_dim for head in rows)
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [((1, 1, 9, (8, 8)), "9 rows, and only 8 coordinates"), ((2, 2, 4, (8, 3)), "4 rows, and only 3 coordinates")],
+)
+def test_more_rows_than_coordinates_in_a_head_are_refused(shape: tuple[Any, ...], told: str) -> None:
+    with pytest.raises(MethodError, match=told):
+        coordinates(*shape)
+
+
+def test_keys_without_coordinates_of_their_own_are_refused() -> None:
+    with pytest.raises(MethodError, match="4 query heads of 6 rows share 2 key heads in 8 dimensions"):
+        coordinates(4, 2, 6, (8, 8))
+
+
+def test_axis_rows_are_orthonormal_and_scaled() -> None:
+    q_HK, k_HK = coordinates(4, 4, 8, (32, 32))
+    assert orthonormality_error(axis_rows(q_HK, 32)) == orthonormality_error(axis_rows(k_HK, 32)) == 0.0
+    assert float(axis_rows(k_HK, 32, scale=1.5).max()) == 1.5
+
+
+# On every architecture
+
+
+@every
+@each_method
+def test_picking_is_multiplying_by_the_weight_that_is_saved(tiny: Tiny, method: str) -> None:
+    model = stirred(sliced(tiny, method))
+    picked = reads(model, tiny)
+    dense = copy.deepcopy(model)
+    fold_gains(dense)
+    assert not selections(dense)
+    assert torch.allclose(reads(dense, tiny), picked, rtol=0, atol=ROUNDING)
+    assert_unmoved(dense)
+    if method == "oelm_axes":
+        plain = tiny_model(tiny)
+        assert set(model.state_dict()) == set(plain.state_dict())
+        plain.load_state_dict(model.state_dict())
+        assert torch.allclose(reads(plain, tiny), picked, rtol=0, atol=ROUNDING)
+
+
+@every
+def test_nothing_dense_is_stored_and_everything_is_counted(tiny: Tiny) -> None:
+    plain, model = tiny_model(tiny), sliced(tiny)
+    counts = audit(model)
+    assert counts.total == counts.trainable == sum(p.numel() for p in plain.parameters()) - tiny.frozen
+    assert (counts.frozen, counts.selected) == (0, tiny.frozen)
+    assert sum(parameter.numel() for parameter in model.parameters()) == counts.total
+    assert all(each.is_frozen and each.is_selection and each.digest for each in counts.projections)
+    assert all(each.orthonormality_error == 0.0 for each in counts.projections)
+    assert "replaced by slices" in str(counts) and "none of" in counts.summary()
+    with compact_states():
+        stored = sum(tensor.numel() for tensor in model.state_dict().values() if tensor.is_floating_point())
+    # Buffers of the architectures and tied weights are in both.
+    assert stored == sum(t.numel() for t in plain.state_dict().values() if t.is_floating_point()) - tiny.frozen
+
+
+@every
+@each_method
+def test_steps_with_decay_leave_every_selection_and_train_the_rest(tiny: Tiny, method: str) -> None:
+    model = sliced(tiny, method).train()
+    record = record_of(model)
+    before = digests(model)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.1)
+    for step in range(20):
+        optimizer.zero_grad()
+        loss(model, tiny_inputs(tiny, seed=step)).backward()
+        optimizer.step()
+    assert_unmoved(model)
+    assert record_of(model) == record and record is not None
+    moved = {name for name, parameter in model.named_parameters() if digest(parameter) != before[name]}
+    # A key's bias shifts all logits of a query alike: its gradient is rounding.
+    assert {name for name in before if name not in moved} <= {name for name in before if name.endswith("bias")}
+
+
+@every
+@each_method
+def test_thawing_gives_the_architectures_own_layers_back_with_the_same_outputs(tiny: Tiny, method: str) -> None:
+    plain, model = tiny_model(tiny), stirred(sliced(tiny, method))
+    before = reads(model, tiny)
+    names = thaw(model)
+    assert [type(module) for module in model.modules()] == [type(module) for module in plain.modules()]
+    assert {name: p.shape for name, p in model.named_parameters()} == {name: p.shape for name, p in plain.named_parameters()}
+    assert all(parameter.requires_grad for parameter in model.parameters()) and set(names) <= set(plain.state_dict())
+    assert torch.allclose(reads(model, tiny), before, rtol=0, atol=ROUNDING)
+    loss(model, tiny_inputs(tiny)).backward()
+
+
+@every
+def test_restoring_gives_back_the_bytes_there_were(tiny: Tiny) -> None:
+    plain, model = tiny_model(tiny), sliced(tiny, keep_original=True)
+    restore(model)
+    assert {name: digest(p) for name, p in model.named_parameters()} == {
+        name: digest(p) for name, p in plain.named_parameters()
+    }
+
+
+@every
+def test_weights_round_trip_and_others_are_refused(tiny: Tiny) -> None:
+    model, other = sliced(tiny), tiny_model(tiny, seed=1)
+    before = reads(model, tiny)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.add_(1.0)
+    twin.load_state_dict(model.state_dict())
+    assert torch.equal(reads(twin, tiny), before)
+    with compact_states():
+        compact = model.state_dict()
+    assert any(name.endswith(".index") for name in compact)
+    twin.load_state_dict(compact)
+    assert torch.equal(reads(twin, tiny), before)
+    with pytest.raises(MethodError, match="not that selection"):
+        twin.load_state_dict(other.state_dict())
+
+
+@every
+def test_bfloat16_leaves_the_coordinates_alone(tiny: Tiny) -> None:
+    model = sliced(tiny, "oelm_axes_lowrank")
+    record = record_of(model)
+    cast(model, torch.bfloat16)
+    assert record_of(model) == record
+    assert all(each.index.dtype == torch.int64 and each.like.dtype == torch.bfloat16 for each in selections(model).values())
+    assert all(t.dtype == torch.bfloat16 for name, t in model.state_dict().items() if name.endswith(("q.weight", "k.weight")))
+    inputs = {name: value.bfloat16() if value.is_floating_point() else value for name, value in tiny_inputs(tiny).items()}
+    loss(model, inputs).backward()
+
+
+def gradients(model: nn.Module, tiny: Tiny) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss(model, tiny_inputs(tiny)).backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@every
+def test_gradients_are_those_of_the_dense_weights(tiny: Tiny) -> None:
+    model = sliced(tiny)
+    got, dense = gradients(model, tiny), copy.deepcopy(model)
+    fold_gains(dense)
+    expected = gradients(dense, tiny)
+    assert got.keys() == expected.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
+    # Sums of up to a hundred terms of order one, added in another order.
+    assert all(torch.allclose(got[name], value, rtol=1e-4, atol=1e-5) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "our_gpt"])
+def test_a_compiled_model_gives_the_same_gradients_and_follows_a_thaw(name: str) -> None:
+    tiny = next(tiny for tiny in SLICED if tiny.name == name)
+    model = sliced(tiny, "oelm_axes_lowrank")
+    torch.compiler.reset()
+    compiled: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for _ in range(2):
+        plain = gradients(model, tiny)
+        model.zero_grad()
+        loss(compiled, tiny_inputs(tiny)).backward()
+        got = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        assert plain.keys() == got.keys()
+        assert all(torch.allclose(got[name], expected, rtol=1e-3, atol=1e-5) for name, expected in plain.items())
+        thaw(model)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5"])
+def test_autocast_gives_queries_the_dtype_of_values(name: str) -> None:
+    tiny = next(tiny for tiny in SLICED if tiny.name == name)
+    model = sliced(tiny)
+    with torch.autocast("cpu", torch.bfloat16):
+        selection = next(iter(selections(model).values()))
+        assert selection(torch.zeros(1, 2, selection.in_features)).dtype == torch.bfloat16
+        loss(model, tiny_inputs(tiny)).backward()
+
+
+# What else a method may ask for
+
+
+def test_without_freezing_axes_are_a_dense_start_that_learns() -> None:
+    tiny = next(tiny for tiny in SLICED if tiny.name == "our_gpt")
+    model = tiny_model(tiny)
+    assert freeze(model, Method(init="axes")) == () and not selections(model)
+    frozen = sliced(tiny)
+    for free, held in zip(attention_sites(model), attention_sites(frozen), strict=True):
+        for (_, learns), (_, picks) in zip(free.projections(), held.projections(), strict=True):
+            assert torch.equal(learns.weight_HKD(), picks.weight_HKD()) and not learns.is_frozen
+
+
+def test_keys_of_axes_q_start_as_slices_and_learn() -> None:
+    model = lively_gpt(num_layers=1)
+    assert freeze(model, "oelm_axes_q") == ("blocks.0.attention.q.weight",)
+    site = attention_sites(model)[0]
+    assert site.q.selection is not None and site.k.selection is None and site.k.weight.requires_grad
+    assert orthonormality_error(site.k.weight_HKD()) == 0.0
+
+
+@pytest.mark.parametrize("gain", ["head", "matrix"])
+def test_a_gain_learns_on_top_of_slices_and_folds(gain: Gain) -> None:
+    tiny = next(tiny for tiny in SLICED if tiny.name == "gpt2")
+    start = reads(sliced(tiny), tiny)
+    model = sliced(tiny, Method(init="axes", freeze=("q", "k"), gain=gain, correction=0.2))
+    assert torch.allclose(reads(model, tiny), start, rtol=0, atol=ROUNDING)
+    stirred(model)
+    before = reads(model, tiny)
+    assert not torch.allclose(before, start, rtol=0, atol=ROUNDING)
+    assert audit(model).by_role["gain"]["trainable"] > 0
+    fold_gains(model)
+    assert torch.allclose(reads(model, tiny), before, rtol=0, atol=ROUNDING)
+
+
+def test_a_scale_multiplies_what_is_picked() -> None:
+    tiny = next(tiny for tiny in SLICED if tiny.name == "our_gpt")
+    model = sliced(tiny, Method(init="axes", freeze=("q", "k"), scale=2**0.5))
+    dense = copy.deepcopy(model)
+    fold_gains(dense)
+    assert torch.allclose(reads(dense, tiny), reads(model, tiny), rtol=0, atol=ROUNDING)
+    assert float(attention_sites(dense)[0].q.weight_HKD().max()) == pytest.approx(2**0.5)
+    assert record_of(model) != record_of(sliced(tiny))
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        ({"scale": "layer", "freeze": ["q", "k"]}, "keeps nothing of them"),
+        ({"freeze_at": 0.5, "freeze": ["q"]}, "would then replace what they learnt by slices"),
+    ],
+)
+def test_what_slices_cannot_do_is_refused_with_the_reason(method: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        Method(init="axes", **method)
+
+
+@pytest.mark.parametrize("name", ["torch", "torch_separate"])
+def test_torchs_own_attention_is_refused_and_left_as_it_was(name: str) -> None:
+    tiny = next(tiny for tiny in ARCHITECTURES if tiny.name == name)
+    model = tiny_model(tiny)
+    before = digests(model)
+    with pytest.raises(MethodError, match="multiplies by its weights inside torch"):
+        freeze(model, "oelm_axes")
+    assert digests(model) == before
+
+
+def test_a_function_cannot_draw_slices_alone() -> None:
+    with pytest.raises(MethodError, match="whole site"):
+        PRESETS["oelm_axes"].start(torch.zeros(1, 2, 4), torch.Generator())
+
+
+# Proof
+
+
+def test_a_damaged_coordinate_is_found_by_its_digest() -> None:
+    model = lively_gpt()
+    freeze(model, "oelm_axes")
+    selection = selections(model)["blocks.1.attention.k"]
+    selection.index[3] ^= 1
+    with pytest.raises(FrozenMovedError, match=r"blocks\.1\.attention\.k\.weight has moved"):
+        assert_unmoved(model)
+
+
+@pytest.mark.parametrize(
+    "bad", [torch.zeros(3, dtype=torch.int64), torch.zeros(24), torch.full((24,), 24), torch.full((24,), -1)]
+)
+def test_coordinates_of_another_model_are_not_loaded(bad: Tensor) -> None:
+    model = lively_gpt()
+    freeze(model, "oelm_axes")
+    with compact_states():
+        state = model.state_dict()
+    state["blocks.0.attention.q.index"] = bad
+    with pytest.raises(MethodError, match="damaged, or of another model"):
+        model.load_state_dict(state)
+
+
+def test_stored_coordinates_count_not_a_new_draw() -> None:
+    models = [lively_gpt() for _ in range(2)]
+    for seed, model in enumerate(models):
+        freeze(model, "oelm_axes", seed=seed)
+    assert record_of(models[0]) != record_of(models[1])
+    with compact_states():
+        models[1].load_state_dict(models[0].state_dict())
+    record = record_of(models[0])
+    assert record is not None
+    adopt_record(models[1], record.digests)
+    tokens = torch.arange(12).unsqueeze(0)
+    assert torch.equal(models[0].logits(tokens), models[1].logits(tokens))
+
+
+def test_a_state_without_the_selection_is_reported_as_incomplete() -> None:
+    model = lively_gpt()
+    freeze(model, "oelm_axes")
+    state = {name: t for name, t in model.state_dict().items() if name != "blocks.0.attention.q.weight"}
+    with pytest.raises(RuntimeError, match=r"Missing key.*blocks\.0\.attention\.q\.weight"):
+        model.load_state_dict(state)
+
+
+def test_slices_thaw_layer_by_layer_by_the_plan() -> None:
+    method = Method(init="axes", freeze=("q", "k"), thaw=Thaw(start=0.25, end=0.75, order="first_first"))
+    model = lively_gpt()
+    freeze(model, method)
+    plan = plan_of(model, method, steps=12)
+    tokens = torch.arange(12).unsqueeze(0)
+    before = model.logits(tokens)
+    for step in range(12):
+        hold(model, plan.frozen_at(step))
+        picking = {int(path.split(".")[1]) for path in selections(model)}
+        assert picking == {layer for layer, moment in enumerate((3, 6, 9)) if step < moment}
+        assert torch.allclose(model.logits(tokens), before, rtol=0, atol=ROUNDING)
+        for name, parameter in model.named_parameters():
+            assert parameter.requires_grad and plan.joined_at(name) == {0: 3, 1: 6, 2: 9}.get(_layer(name), 0)
+
+
+def _layer(name: str) -> int:
+    return int(name.split(".")[1]) if name.endswith(("attention.q.weight", "attention.k.weight")) else -1
+
+
+def test_a_layer_that_is_used_twice_stays_one_layer() -> None:
+    model = lively_gpt()
+    model.blocks[1] = model.blocks[0]
+    before = {name: p.shape for name, p in model.named_parameters()}
+    freeze(model, "oelm_axes")
+    assert len({id(each) for each in selections(model).values()}) < len(selections(model))
+    thaw(model)
+    assert {name: p.shape for name, p in model.named_parameters()} == before
+
+
+def test_many_pieces_are_gathered_by_index() -> None:
+    layer = nn.Linear(512, 512, bias=False)
+    generator = torch.Generator().manual_seed(0)
+    selection = Selection(layer, torch.randperm(512, generator=generator).reshape(8, 64), scale=1.0, is_transposed=False)
+    x = torch.randn(2, 3, 512, generator=generator)
+    assert len(selection.runs) > 64
+    assert torch.equal(selection(x), x @ selection.rows_ED().T)

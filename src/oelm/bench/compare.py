@@ -17,10 +17,7 @@ from oelm.files import dump_json
 from oelm.intervals import Ratio, mean_ratio
 from oelm.method.apply import freeze
 from oelm.method.audit import Audit, audit
-from oelm.method.axes import CORRECTION_IN, GAIN
-from oelm.method.gain import has_learnt, learnt_on_top
-from oelm.method.sites import Projection, attention_sites
-from oelm.models.flops import OPTIMIZER_OPERATIONS, step_work
+from oelm.models.flops import MethodWork, method_work
 from oelm.models.gpt import build_gpt
 from oelm.train.config import RunConfig
 from oelm.train.device import choose_compute, look, synchronize
@@ -91,39 +88,21 @@ def _audit(config: RunConfig) -> Audit:
 
 
 def _bound(first: RunConfig, second: RunConfig) -> float:
-    return sum(_work(first)) / sum(_work(second))
+    return _work(first).total / _work(second).total
 
 
-def _work(config: RunConfig) -> tuple[int, int]:
-    """Return the operations of one step, in matrix products and in the optimizer, without those that freezing leaves out."""
-    work = step_work(config.model, batch_size=config.batch_size)
-    model = build_gpt(config.model, seed=0)
-    freeze(model, config.method, seed=0)
-    projections = [projection for site in attention_sites(model) for _, projection in site.projections()]
-    frozen = [projection for projection in projections if not projection.weight.requires_grad]
+def _work(config: RunConfig) -> MethodWork:
+    """Return the operations of a config's first step, without those that its method leaves out."""
+    method, depth = config.method, config.model.num_layers
     rows = ALONE.micro_batch_size(config.batch_size, config.micro_batch_size)
-    tokens, times = config.batch_size * config.model.seq_len, config.batch_size // rows
-    products = sum(_saved_products(projection, tokens=tokens, times=times) for projection in frozen)
-    on_top = sum(parameter.numel() for name, parameter in model.named_parameters() if learnt_on_top(name))
-    updated = sum(projection.weight.numel() for projection in frozen) - on_top
-    return work.matmuls - products, work.optimizer - OPTIMIZER_OPERATIONS * updated
-
-
-def _saved_products(projection: Projection, *, tokens: int, times: int) -> int:
-    """Return the operations in products that a frozen projection saves a step of so many micro-batches; below 0, costs.
-
-    What learns on top of a weight learns from the gradient of the whole: then nothing is saved, and its own products are added,
-    once a micro-batch forward and once for each factor that has a gradient backward.
-    """
-    size = projection.weight.numel()
-    if not has_learnt(projection):
-        return 2 * tokens * size
-    own = projection.module._parameters
-    inner, gain = own.get(CORRECTION_IN), own.get(GAIN)
-    passes = 0 if inner is None else 3 * len(inner)
-    if gain is not None and gain.shape[-1] > 1:
-        passes += (2 if inner is None else 3) * gain.shape[-1]
-    return -2 * times * passes * size
+    return method_work(
+        config.model,
+        method,
+        batch_size=config.batch_size,
+        micro_batches=config.batch_size // rows,
+        layers=[layer for layer in range(depth) if method.selects(layer, depth)],
+        learn_layers=[layer for layer in range(depth) if method.learns_in(layer, depth)],
+    )
 
 
 def training_step(config: RunConfig, *, world: World = ALONE) -> Callable[[], None]:

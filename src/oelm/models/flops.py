@@ -1,9 +1,10 @@
-"""The arithmetic bound: which share of a training step's work freezing Q and K can remove at most."""
+"""The arithmetic bound: which share of a training step's work a method can remove at most. Loads no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 # AdamW reads and writes weight and two moments and reads the gradient: about this many operations an element.
 OPTIMIZER_OPERATIONS = 16
@@ -29,6 +30,13 @@ class Shape(Protocol):
 
     @property
     def qk_rows(self) -> int: ...
+
+
+class HeadedShape(Shape, Protocol):
+    """A shape that also says how its rows are split into heads."""
+
+    @property
+    def num_heads(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -62,3 +70,85 @@ def step_work(model: Shape, *, batch_size: int) -> StepWork:
         optimizer=OPTIMIZER_OPERATIONS * weights,
         frozen_saving=2 * tokens * frozen + OPTIMIZER_OPERATIONS * frozen,
     )
+
+
+@dataclass(frozen=True)
+class MethodWork:
+    """Floating-point operations of the first training step under a method."""
+
+    matmuls: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        return self.matmuls + self.optimizer
+
+
+def method_work(
+    model: HeadedShape,
+    method: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    *,
+    batch_size: int,
+    micro_batches: int = 1,
+    layers: Collection[int] | None = None,
+    learn_layers: Collection[int] | None = None,
+) -> MethodWork:
+    """Count the operations of a step in which a method freezes or skips Q and K.
+
+    `method` is a Method or its plain data. `layers` are the numbers of the layers that it concerns, `learn_layers` those in
+    which something learns on top; None means all. A dense frozen projection leaves out its weight gradient and its update.
+    One whose `init` is axes leaves out its three products as well, because a selection replaces it.
+    """
+    fields = dict(method)
+    whole = step_work(model, batch_size=batch_size)
+    everywhere = range(model.num_layers)
+    concerned = everywhere if layers is None else layers
+    learning = everywhere if learn_layers is None else learn_layers
+    # What `freeze_at` freezes later is free in the first step.
+    parts = () if fields.get("freeze_at") else tuple(fields.get("freeze") or ())
+    tokens = batch_size * model.seq_len
+    products = updated = 0
+    for layer in concerned:
+        for part in parts:
+            on_top = _learnt_on_top(model, fields, part) if layer in learning else _NOTHING
+            products += _saved_products(model, on_top, fields.get("init") == "axes", tokens=tokens, times=micro_batches)
+            updated += model.model_dim * model.qk_rows - on_top.parameters
+    return MethodWork(whole.matmuls - products, whole.optimizer - OPTIMIZER_OPERATIONS * updated)
+
+
+@dataclass(frozen=True)
+class _OnTop:
+    """What learns on top of one frozen projection: the rank of its correction, the rows of its gain, all parameters."""
+
+    rank: int
+    gain_rows: int
+    parameters: int
+
+
+_NOTHING = _OnTop(0, 0, 0)
+
+
+def _learnt_on_top(model: HeadedShape, method: Mapping[str, Any], part: str) -> _OnTop:
+    rows, width = model.qk_rows, model.model_dim
+    # The rank that `method.gain.rank_within` gives; a test compares them.
+    rank = int(method.get("correction", 0.0) * rows * width / (rows + width))
+    # A gain learns on queries only.
+    gain = method.get("gain", "none") if part == "q" else "none"
+    gain_rows = {"none": 0, "head": 1, "matrix": rows // model.num_heads}[gain]
+    return _OnTop(rank, gain_rows, rank * (rows + width) + model.num_heads * gain_rows**2)
+
+
+def _saved_products(model: HeadedShape, on_top: _OnTop, is_selection: bool, *, tokens: int, times: int) -> int:
+    """Return the operations in products that one frozen projection saves a step of so many micro-batches; below 0, costs."""
+    size = model.model_dim * model.qk_rows
+    matrix_rows = on_top.gain_rows if on_top.gain_rows > 1 else 0
+    if is_selection:
+        # What learns on top works on the selected output here: each of its products forward and twice backward.
+        own = on_top.rank * (model.qk_rows + model.model_dim) + model.qk_rows * matrix_rows
+        return 6 * tokens * (size - own)
+    if on_top == _NOTHING:
+        return 2 * tokens * size
+    # On a dense weight the gradient of the whole is needed, so nothing is saved. The weight is adjusted once a micro-batch:
+    # one product forward, and one backward for each factor that has a gradient.
+    passes = 3 * on_top.rank + (3 if on_top.rank else 2) * matrix_rows
+    return -2 * times * passes * size

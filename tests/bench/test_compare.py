@@ -11,8 +11,10 @@ import pytest
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.flop_counter import FlopCounterMode
 
-from oelm.bench.compare import Comparison, Side, _bound, _work, compare, training_step, verdict
+from oelm.bench.compare import Comparison, Side, _work, bound, compare, stored_and_trainable, training_step, verdict
 from oelm.bench.machine import examine, matmul_speeds
+from oelm.bench.shapes import shape_config
+from oelm.errors import ConfigError
 from oelm.intervals import Ratio
 from oelm.models.flops import step_work
 from oelm.train.config import RunConfig
@@ -20,16 +22,16 @@ from tests.conftest import tiny_config
 
 
 def side(name: str) -> Side:
-    return Side(name, 1.0, 1, 1, 1, 1)
+    return Side(name, "arm", 1.0, 1, 1, 1, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
     ("low", "high", "words"),
     [
         (0.90, 1.10, "too noisy to tell"),
-        (1.01, 1.02, "B is faster than A, by 1.0% to 2.0%"),
-        (0.95, 0.99, "B is slower than A, by 1.0% to 5.0%"),
-        (0.99, 1.01, "No difference between B and A shows"),
+        (1.01, 1.02, "B arm is faster than A arm, by 1.0% to 2.0%"),
+        (0.95, 0.99, "B arm is slower than A arm, by 1.0% to 5.0%"),
+        (0.99, 1.01, "No difference between B arm and A arm shows"),
     ],
 )
 def test_sentence_follows_the_interval(low: float, high: float, words: str) -> None:
@@ -41,13 +43,13 @@ def test_bound_of_a_method_against_itself_is_one_and_of_freezing_is_flops_own(te
     settings = {"model__vocab_size": 300, "micro_batch_size": 4}
     baseline = tiny_config(text_file, method="baseline", **settings)
     frozen = tiny_config(text_file, method="oelm_freeze", **settings)
-    assert _bound(baseline, baseline) == 1.0
-    assert _bound(baseline, frozen) == pytest.approx(step_work(baseline.model, batch_size=4).largest_speedup, rel=1e-12)
+    assert bound(baseline, baseline) == 1.0
+    assert bound(baseline, frozen) == pytest.approx(step_work(baseline.model, batch_size=4).largest_speedup, rel=1e-12)
 
 
 def test_where_arithmetic_expects_no_difference_none_that_shows_is_no_noise() -> None:
     comparison = Comparison(side("A"), side("B"), Ratio(1.0, 0.98, 1.02, 5), bound=0.9996)
-    assert verdict(comparison).startswith("No difference between B and A shows: between 0.980x and 1.020x")
+    assert verdict(comparison).startswith("No difference between B arm and A arm shows: between 0.980x and 1.020x")
 
 
 LEARNT: list[dict[str, Any]] = [
@@ -82,22 +84,42 @@ def test_a_correction_allows_no_gain_in_speed_and_pure_freezing_does(text_file: 
     laptop = {"model__vocab_size": 512, "model__seq_len": 64, "batch_size": 32, "micro_batch_size": 32}
     shape = {"model__model_dim": 128, "model__num_layers": 4, "model__num_heads": 4, "model__ff_dim": 512}
     arms = {arm: tiny_config(text_file, method=arm, **laptop, **shape) for arm in ("baseline", "oelm_freeze", "oelm_lowrank")}
-    assert _bound(arms["baseline"], arms["oelm_freeze"]) == pytest.approx(1.052, abs=0.001)
-    assert _bound(arms["baseline"], arms["oelm_lowrank"]) == pytest.approx(1.000, abs=0.001)
+    assert bound(arms["baseline"], arms["oelm_freeze"]) == pytest.approx(1.052, abs=0.001)
+    assert bound(arms["baseline"], arms["oelm_lowrank"]) == pytest.approx(1.000, abs=0.001)
 
 
 def test_bytes_fall_by_exactly_the_frozen_share(text_file: Path) -> None:
     settings = {"model__vocab_size": 300}
-    baseline = ("baseline", tiny_config(text_file, method="baseline", **settings))
-    frozen = ("frozen", tiny_config(text_file, method="oelm_freeze", **settings))
+    arms = [(name, tiny_config(text_file, method=name, **settings)) for name in ("baseline", "oelm_freeze", "oelm_q_only")]
+    both, queries = compare(arms, rounds=3, progress=lambda text: None, has_memory=False)
+    titles = [side.title for side in (both.first, both.second, queries.second)]
+    assert titles == ["A baseline", "B oelm_freeze", "C oelm_q_only"] and both.first == queries.first
+    for result, weights in ((both, 2 * 2 * 32 * 32), (queries, 2 * 32 * 32)):  # Q and K of two layers, or Q alone
+        assert result.first.all_reduced_bytes - result.second.all_reduced_bytes == 4 * weights
+        assert result.first.optimizer_bytes - result.second.optimizer_bytes == 8 * weights
+        assert result.first.checkpoint_bytes - result.second.checkpoint_bytes == 8 * weights
+        assert result.first.trainable - result.second.trainable == weights and result.first.stored == result.second.stored
+        assert result.ratio.low <= result.ratio.value <= result.ratio.high and result.ratio.count == 3
+    assert both.bound > queries.bound > 1 and both.first.peak_bytes is None
+
+
+def test_memory_is_measured_of_each_arm_alone() -> None:
     told: list[str] = []
-    result = compare(baseline, frozen, rounds=3, progress=told.append)
-    weights = 2 * 2 * 32 * 32  # Q and K of two layers
-    assert result.first.all_reduced_bytes - result.second.all_reduced_bytes == 4 * weights
-    assert result.first.optimizer_bytes - result.second.optimizer_bytes == 8 * weights
-    assert result.first.checkpoint_bytes - result.second.checkpoint_bytes == 8 * weights
-    assert result.ratio.low <= result.ratio.value <= result.ratio.high and result.ratio.count == 3
-    assert min(result.first.peak_bytes, result.second.peak_bytes) > 0 and len(told) == 3
+    arms = [(name, shape_config("tiny", name)) for name in ("baseline", "oelm_freeze")]
+    (result,) = compare(arms, rounds=3, progress=told.append)
+    assert (result.first.peak_bytes or 0) > 0 and (result.second.peak_bytes or 0) > 0 and len(told) == 3
+
+
+def test_stored_and_trainable_parameters_are_the_models_own() -> None:
+    assert stored_and_trainable(shape_config("medium", "oelm_freeze")) == (44_896_768, 41_751_040)
+    # An eighth of Q's and K's rows learns: what remains of 2 x 512 x 512 weights in six layers.
+    whole, thin = (stored_and_trainable(shape_config("512", arm))[0] for arm in ("baseline", "thin"))
+    assert whole - thin == 6 * 2 * 512 * (512 - 64)
+
+
+def test_more_arms_than_letters_are_refused() -> None:
+    with pytest.raises(ConfigError, match="27 arms are too many to take turns; give 26 at most"):
+        compare([("baseline", shape_config("tiny", "baseline"))] * 27, rounds=3, progress=print)
 
 
 def test_benchmarked_step_really_trains(text_file: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from oelm.bench.record import read_timings
 from oelm.cli.app import app
 from oelm.train.load import load_run
 from tests.conftest import run_here, tiny_config
@@ -105,6 +106,21 @@ def test_bench_prints_interval_bound_and_a_sentence() -> None:
     assert "95% interval over 3 rounds" in words and "arithmetic allows at most" in words and "all-reduced" in words
 
 
+def test_bench_takes_several_arms_at_a_named_shape(tmp_path: Path) -> None:
+    arms = ("baseline", "oelm_freeze", "thin")
+    words = " ".join(oelm("bench", *arms, "--shape", "tiny", "--rounds", 3, "--no-memory", "--out", tmp_path).split())
+    assert "2 layers, 32 wide, dropout 0.0, batch 4 x 16, vocabulary 300" in words
+    assert all(label in words for label in ("parameters stored", "parameters trainable", "arithmetic bound"))
+    assert "speed of B oelm_freeze against A baseline" in words and "speed of C thin against A baseline" in words
+    assert {(timing.first, timing.second) for timing in read_timings(tmp_path)} == {("baseline", arm) for arm in arms[1:]}
+    assert "peak memory" not in words and all(timing.first_peak_bytes is None for timing in read_timings(tmp_path))
+
+
+def test_bench_times_generation_next_to_transformers() -> None:
+    words = " ".join(oelm("bench", "--generate", "--shape", "tiny", "--rounds", 3, "--tokens", 5).split())
+    assert "greedy text, batch 1" in words and "oelm_freeze" in words and "against transformers" in words
+
+
 def test_doctor_answers_without_the_matrix_test() -> None:
     assert "precision" in oelm("doctor", "--seconds", 0)
 
@@ -122,6 +138,7 @@ def test_doctor_answers_without_the_matrix_test() -> None:
         (("export", "RUN", "RUN"), 3, "not an empty folder"),
         (("bench", "baseline", "oelm_frezee"), 2, "did you mean 'oelm_freeze'"),
         (("bench", "--rounds", "1"), 2, "--rounds"),
+        (("bench", "--shape", "mediun"), 2, "did you mean 'medium'"),
     ],
 )
 def test_bad_input_gets_one_clear_paragraph(arguments: tuple[str, ...], code: int, words: str, run: Path) -> None:

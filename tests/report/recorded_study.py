@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from oelm.bench.record import TimingRecord, write_timing
+from oelm.bench.record import TimedShape, TimingRecord, write_timing
 from oelm.experiments.earlier import Evaluation, Reported, write_reported
 from oelm.experiments.inventory import SWEEP
 from oelm.experiments.registry import Catalog, load_catalog
@@ -235,7 +235,7 @@ def _write_beside_runs(root: Path) -> None:
     timing = TimingRecord(
         first="baseline",
         second="oelm_freeze",
-        shape="2 layers, 32 wide, dropout 0.0, batch 8 x 32",
+        shape=TimedShape(num_layers=2, model_dim=32, seq_len=32, batch_size=8, dropout=0.0),
         value=1.02,
         low=1.01,
         high=1.03,

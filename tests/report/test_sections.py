@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oelm.bench.record import TimingRecord, write_timing
+from oelm.bench.record import TimedShape, TimingRecord, write_timing
 from oelm.experiments.earlier import Reported, write_reported
 from oelm.report.document import Chart
 from tests.experiments.recorded import record
@@ -177,7 +177,7 @@ def test_timings_in_turns_stand_beside_the_bound(tmp_path: Path) -> None:
     timing = TimingRecord(
         first="baseline",
         second="oelm_freeze",
-        shape="6 layers, 512 wide, dropout 0.1, batch 8 x 512",
+        shape=TimedShape(num_layers=6, model_dim=512, seq_len=512, batch_size=8, dropout=0.1),
         value=1.0125,
         low=0.9875,
         high=1.0375,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from oelm.intervals import Ratio, mean_ratio
 
 
 def interleave(contenders: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 1) -> dict[str, list[float]]:
@@ -17,3 +21,16 @@ def interleave(contenders: Mapping[str, Callable[[], object]], *, rounds: int, w
             if number >= 0:
                 seconds[name].append(time.perf_counter() - started)
     return seconds
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A contender's median, and how many times as fast it is as the reference."""
+
+    median_s: float
+    ratio: Ratio
+
+
+def against(reference: str, seconds: Mapping[str, Sequence[float]]) -> dict[str, Timed]:
+    """Return every contender of an interleaved timing against one of them."""
+    return {name: Timed(statistics.median(values), mean_ratio(seconds[reference], values)) for name, values in seconds.items()}

@@ -1,24 +1,23 @@
-"""`oelm bench`: two configs' training steps side by side: time, memory, bytes, and what arithmetic allows."""
+"""`oelm bench`: training steps of several configs side by side: time, memory, bytes, and what arithmetic allows."""
 
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from string import ascii_uppercase
 
 import torch
 
-from oelm.bench.ab import interleave
-from oelm.errors import OelmError
+from oelm.bench.ab import against, interleave
+from oelm.errors import ConfigError, OelmError
 from oelm.files import dump_json
-from oelm.intervals import Ratio, mean_ratio
+from oelm.intervals import Ratio
 from oelm.method.apply import freeze
-from oelm.method.audit import Audit, audit
 from oelm.models.flops import MethodWork, method_work
-from oelm.models.gpt import build_gpt
+from oelm.models.gpt import GPT, build_gpt
 from oelm.train.config import RunConfig
 from oelm.train.device import choose_compute, look, synchronize
 from oelm.train.dist import ALONE, World
@@ -33,14 +32,23 @@ _ALIKE = 0.005
 
 @dataclass(frozen=True)
 class Side:
-    """One contender: its median step, peak memory, and the bytes that follow from what it trains."""
+    """One contender: its median step, parameters, peak memory, and the bytes that follow from what it trains."""
 
+    letter: str
     name: str
     median_s: float
-    peak_bytes: int
+    stored: int
+    trainable: int
+    # None where it was not measured.
+    peak_bytes: int | None
     optimizer_bytes: int
     checkpoint_bytes: int
     all_reduced_bytes: int
+
+    @property
+    def title(self) -> str:
+        """The letter tells two runs of one name apart."""
+        return f"{self.letter} {self.name}"
 
 
 @dataclass(frozen=True)
@@ -54,40 +62,54 @@ class Comparison:
 
 
 def compare(
-    first: tuple[str, RunConfig], second: tuple[str, RunConfig], *, rounds: int, progress: Callable[[str], None]
-) -> Comparison:
-    """Measure two configs: steps in turn in one process, memory each in a process of its own."""
-    names = (f"A {first[0]}", f"B {second[0]}")
-    configs = dict(zip(names, (first[1], second[1]), strict=True))
-    progress(f"timing {rounds} rounds of A and B in turn, after 2 to warm up")
-    seconds = interleave({name: training_step(config) for name, config in configs.items()}, rounds=rounds, warmup=2)
+    arms: Sequence[tuple[str, RunConfig]], *, rounds: int, progress: Callable[[str], None], has_memory: bool = True
+) -> list[Comparison]:
+    """Measure every config against the first: steps in turn in one process, memory each in a process of its own."""
+    configs = {letter: config for letter, (_, config) in zip(ascii_uppercase, arms, strict=False)}
+    if len(configs) < len(arms):
+        raise ConfigError(f"{len(arms)} arms are too many to take turns; give {len(ascii_uppercase)} at most")
+    progress(f"timing {rounds} rounds of {', '.join(configs)} in turn, after 2 to warm up")
+    seconds = interleave({letter: training_step(config) for letter, config in configs.items()}, rounds=rounds, warmup=2)
+    timed = against("A", seconds)
     sides = []
-    for name, config in configs.items():
-        progress(f"measuring the memory of {name}")
-        sides.append(_side(name, config, statistics.median(seconds[name])))
-    return Comparison(sides[0], sides[1], mean_ratio(seconds[names[0]], seconds[names[1]]), _bound(first[1], second[1]))
+    for (name, config), letter in zip(arms, configs, strict=True):
+        peak = None
+        if has_memory:
+            progress(f"measuring the memory of {letter} {name}")
+            peak = peak_memory(config)
+        sides.append(_side(letter, name, config, timed[letter].median_s, peak))
+    return [
+        Comparison(sides[0], side, timed[side.letter].ratio, bound(configs["A"], configs[side.letter])) for side in sides[1:]
+    ]
 
 
-def _side(name: str, config: RunConfig, median_s: float) -> Side:
-    report = _audit(config)
+def _side(letter: str, name: str, config: RunConfig, median_s: float, peak_bytes: int | None) -> Side:
+    stored, trainable = stored_and_trainable(config)
     return Side(
+        letter=letter,
         name=name,
         median_s=median_s,
-        peak_bytes=peak_memory(config),
-        optimizer_bytes=8 * report.trainable,
+        stored=stored,
+        trainable=trainable,
+        peak_bytes=peak_bytes,
+        optimizer_bytes=8 * trainable,
         checkpoint_bytes=estimate(config, device="cpu").checkpoint,
         # DDP sums every gradient once a step, in float32; what is frozen has none.
-        all_reduced_bytes=4 * report.trainable,
+        all_reduced_bytes=4 * trainable,
     )
 
 
-def _audit(config: RunConfig) -> Audit:
-    model = build_gpt(config.model, seed=0)
-    freeze(model, config.method, seed=0)
-    return audit(model)
+def stored_and_trainable(config: RunConfig) -> tuple[int, int]:
+    """Return how many parameters a config's model keeps in its first step, and how many of them learn."""
+    with torch.device("meta"):
+        model = GPT(config.model)
+    freeze(model, config.method)
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)
 
 
-def _bound(first: RunConfig, second: RunConfig) -> float:
+def bound(first: RunConfig, second: RunConfig) -> float:
+    """Return how many times as fast the second's step is at most, if every operation costs the same."""
     return _work(first).total / _work(second).total
 
 
@@ -156,16 +178,16 @@ def peak_memory(config: RunConfig) -> int:
 
 def verdict(comparison: Comparison) -> str:
     """Return a sentence that says what the interval means, and when it means nothing."""
-    ratio, bound = comparison.ratio, comparison.bound
-    allowed = f"arithmetic allows at most {bound:.3f}x" if bound >= 1 else f"arithmetic expects {bound:.3f}x"
-    a, b = comparison.first.name, comparison.second.name
-    if abs(bound - 1) > _ALIKE and ratio.low <= min(1.0, bound) and ratio.high >= max(1.0, bound):
+    ratio, most = comparison.ratio, comparison.bound
+    allowed = f"arithmetic allows at most {most:.3f}x" if most >= 1 else f"arithmetic expects {most:.3f}x"
+    a, b = comparison.first.title, comparison.second.title
+    if abs(most - 1) > _ALIKE and ratio.low <= min(1.0, most) and ratio.high >= max(1.0, most):
         return (
             f"This machine is too noisy to tell {b} from {a}: the interval holds both no difference and the bound; {allowed}. "
             "Give more --rounds or a quieter machine."
         )
     if ratio.low > 1:
-        beyond = ", so what lies beyond is noise" if ratio.high > bound >= 1 else ""
+        beyond = ", so what lies beyond is noise" if ratio.high > most >= 1 else ""
         gain = f"{100 * (ratio.low - 1):.1f}% to {100 * (ratio.high - 1):.1f}%"
         return f"{b} is faster than {a}, by {gain}; {allowed}{beyond}."
     if ratio.high < 1:

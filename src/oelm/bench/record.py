@@ -6,12 +6,32 @@ import hashlib
 import re
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import ValidationError, field_validator
 
-from oelm.files import write_json
+from oelm.files import dump_json, write_json
 from oelm.strict import Strict
 
 FOLDER = "bench"
+# Records of before keep the shape as `oelm bench` printed it.
+_SENTENCE = re.compile(
+    r"(?P<num_layers>\d+) layers, (?P<model_dim>\d+) wide, dropout (?P<dropout>[\d.e-]+),"
+    r"(?: short convolution of (?P<short_conv>\d+),)? batch (?P<batch_size>\d+) x (?P<seq_len>\d+)"
+)
+
+
+class TimedShape(Strict):
+    """The model and batch of a timed step. What a record of before does not tell is None."""
+
+    num_layers: int
+    model_dim: int
+    seq_len: int
+    batch_size: int
+    dropout: float
+    short_conv: int = 0
+    num_heads: int | None = None
+    ff_dim: int | None = None
+    vocab_size: int | None = None
+    qk_dim: int | None = None
 
 
 class TimingRecord(Strict):
@@ -19,7 +39,7 @@ class TimingRecord(Strict):
 
     first: str
     second: str
-    shape: str
+    shape: TimedShape
     value: float
     low: float
     high: float
@@ -27,15 +47,32 @@ class TimingRecord(Strict):
     rounds: int
     first_step_s: float
     second_step_s: float
-    first_peak_bytes: int
-    second_peak_bytes: int
+    first_peak_bytes: int | None
+    second_peak_bytes: int | None
+    first_stored: int | None = None
+    second_stored: int | None = None
+    first_trainable: int | None = None
+    second_trainable: int | None = None
+
+    @field_validator("shape", mode="before")
+    @classmethod
+    def _sentence_as_fields(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        found = _SENTENCE.fullmatch(value)
+        if found is None:
+            raise ValueError(f"not a shape that oelm bench ever wrote: {value!r}")
+        known = {name: text for name, text in found.groupdict().items() if text is not None}
+        return {name: float(text) if name == "dropout" else int(text) for name, text in known.items()}
 
 
 def write_timing(root: Path, record: TimingRecord) -> Path:
     """Write a timing under `<root>/bench/`; a repeated one replaces its forerunner, and no other does."""
-    told = "\0".join((record.first, record.second, record.shape))
-    slug = re.sub(r"[^A-Za-z0-9.]+", "-", told).strip("-.")[:100]
-    # Names that differ in a sign or far behind have the same slug.
+    shape = record.shape
+    slug = f"{record.first} {record.second} {shape.num_layers}x{shape.model_dim} batch {shape.batch_size}x{shape.seq_len}"
+    slug = re.sub(r"[^A-Za-z0-9.]+", "-", slug).strip("-.")[:100]
+    # Names that differ in a sign or far behind, and shapes that differ in anything else, have the same slug.
+    told = dump_json([record.first, record.second, shape.model_dump(mode="json")])
     digest = hashlib.sha256(told.encode()).hexdigest()
     path = root / FOLDER / f"{slug}-{digest[:8]}.json"
     write_json(path, record.model_dump(mode="json"))

@@ -12,33 +12,52 @@ from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
     from oelm.bench.compare import Comparison
+    from oelm.bench.record import TimedShape
     from oelm.train.config import RunConfig
+
+_SECOND = "oelm_freeze"
 
 
 @reported
 def bench(
-    first: Annotated[str, typer.Argument(help="A: a method's name, or a run's config.json.")] = "baseline",
-    second: Annotated[str, typer.Argument(help="B: likewise.")] = "oelm_freeze",
+    arms: Annotated[
+        list[str] | None,
+        typer.Argument(help="A, the reference, then the others: names of methods, 'thin', or config.json files of runs."),
+    ] = None,
     budget: Annotated[str, typer.Option(help="The size for methods: paper (Medium-512), laptop or smoke.")] = "paper",
-    rounds: Annotated[int, typer.Option(min=3, help="How often A and B take turns.")] = 10,
+    shape: Annotated[str | None, typer.Option(help="Instead of --budget, a published shape: laptop, 512 or medium.")] = None,
+    rounds: Annotated[int, typer.Option(min=3, help="How often the arms take turns.")] = 10,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="Time greedy text at batch 1 instead of training steps.")
+    ] = False,
+    tokens: Annotated[int, typer.Option(min=1, help="With --generate: how many tokens each arm writes a round.")] = 200,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory, each arm in a process of its own.")] = True,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for both; may be repeated.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for all arms; may be repeated.")
     ] = None,
     root: Annotated[Path, typer.Option("--out", help="Where the record goes, for `oelm report`.")] = Path("outputs"),
 ) -> None:
-    """Compare the training step of two methods or configs: A and B in turn, with an interval and the arithmetic bound."""
+    """Compare training steps of methods or configs: in turn, against the first, with intervals and the arithmetic bound."""
+    names = arms or ["baseline"]
+    names = [*names, _SECOND] if len(names) == 1 else names
+    sides = [
+        (Path(name).parent.name if Path(name).is_file() else name, _config(name, budget, shape, overrides or []))
+        for name in names
+    ]
+    if generate:
+        _generate(sides, rounds=rounds, tokens=tokens)
+        return
     from oelm.bench.compare import compare
 
-    sides = [
-        (Path(name).parent.name if Path(name).is_file() else name, _config(name, budget, overrides or []))
-        for name in (first, second)
-    ]
-    comparison = compare(sides[0], sides[1], rounds=rounds, progress=lambda text: out.print(text))
-    _print(comparison, sides[0][1])
-    out.print(f"recorded in {_record(comparison, sides[0][1], root)}", soft_wrap=True)
+    comparisons = compare(sides, rounds=rounds, progress=lambda text: out.print(text), has_memory=memory)
+    timed = _timed_shape(sides[0][1])
+    _print(comparisons, timed)
+    for comparison in comparisons:
+        out.print(f"recorded in {_record(comparison, timed, root)}", soft_wrap=True)
 
 
-def _config(name: str, budget: str, overrides: list[str]) -> RunConfig:
+def _config(name: str, budget: str, shape: str | None, overrides: list[str]) -> RunConfig:
+    from oelm.bench.shapes import shape_settings, with_arm
     from oelm.data.tokenizer import vocab_size_of
     from oelm.experiments.budget import budget_settings
     from oelm.train.config import parse_config, parse_overrides, read_config, with_overrides
@@ -47,29 +66,30 @@ def _config(name: str, budget: str, overrides: list[str]) -> RunConfig:
         settings = read_config(Path(name)).as_dict()
     elif "/" in name or name.endswith(".json"):
         raise ConfigError(f"{name}: no such file; give a method or a run's config.json")
+    elif shape is not None:
+        settings = with_arm(shape_settings(shape), name)
     else:
-        settings = {**budget_settings(budget), "method": name}
+        settings = with_arm(budget_settings(budget), name)
         # No data is read here, so the tokenizer's size stands in for what it would give.
         settings["model"]["vocab_size"] = vocab_size_of(settings["data"]["tokenizer"])
     settings = parse_config(settings, where=name).as_dict()
     return parse_config(with_overrides(settings, parse_overrides(overrides)), where=name)
 
 
-def _shape(config: RunConfig) -> str:
-    model = config.model
-    shape = f"{model.num_layers} layers, {model.model_dim} wide, dropout {model.dropout}"
-    shape += f", short convolution of {model.short_conv}" if model.short_conv else ""
-    return f"{shape}, batch {config.batch_size} x {model.seq_len}"
+def _timed_shape(config: RunConfig) -> TimedShape:
+    from oelm.bench.record import TimedShape
+
+    return TimedShape(**config.model.model_dump(), batch_size=config.batch_size)
 
 
-def _record(comparison: Comparison, config: RunConfig, root: Path) -> Path:
+def _record(comparison: Comparison, shape: TimedShape, root: Path) -> Path:
     from oelm.bench.record import TimingRecord, write_timing
 
     first, second, ratio = comparison.first, comparison.second, comparison.ratio
     record = TimingRecord(
         first=first.name,
         second=second.name,
-        shape=_shape(config),
+        shape=shape,
         value=ratio.value,
         low=ratio.low,
         high=ratio.high,
@@ -79,29 +99,58 @@ def _record(comparison: Comparison, config: RunConfig, root: Path) -> Path:
         second_step_s=second.median_s,
         first_peak_bytes=first.peak_bytes,
         second_peak_bytes=second.peak_bytes,
+        first_stored=first.stored,
+        second_stored=second.stored,
+        first_trainable=first.trainable,
+        second_trainable=second.trainable,
     )
     return write_timing(root, record)
 
 
-def _print(comparison: Comparison, config: RunConfig) -> None:
+def _print(comparisons: list[Comparison], shape: TimedShape) -> None:
     from rich.table import Table
 
     from oelm.bench.compare import verdict
+    from oelm.report.costs import shape_text
+    from oelm.report.words import Words
 
-    table = Table("", title=_shape(config), title_justify="left")
-    for side in (comparison.first, comparison.second):
-        table.add_column(side.name, justify="right")
-    table.add_column("B / A", justify="right")
+    table = Table("", title=shape_text(shape, Words("en")), title_justify="left")
+    sides = [comparisons[0].first, *(comparison.second for comparison in comparisons)]
+    for side in sides:
+        table.add_column(side.title, justify="right")
+    table.add_row("speed against A", "", *(f"{comparison.ratio.value:.3f}x" for comparison in comparisons))
+    table.add_row("95% interval", "", *(f"{each.ratio.low:.3f} to {each.ratio.high:.3f}" for each in comparisons))
+    table.add_row("arithmetic bound", "", *(f"{comparison.bound:.3f}x" for comparison in comparisons))
     for label, attribute, unit, scale in (
-        ("median step", "median_s", "ms", 1e3),
-        ("peak memory", "peak_bytes", "MiB", 2**-20),
-        ("optimizer state", "optimizer_bytes", "MiB", 2**-20),
-        ("checkpoint", "checkpoint_bytes", "MiB", 2**-20),
-        ("all-reduced a step (DDP)", "all_reduced_bytes", "MiB", 2**-20),
+        ("median step", "median_s", " ms", 1e3),
+        ("parameters stored", "stored", "", 1),
+        ("parameters trainable", "trainable", "", 1),
+        ("peak memory", "peak_bytes", " MiB", 2**-20),
+        ("optimizer state", "optimizer_bytes", " MiB", 2**-20),
+        ("checkpoint", "checkpoint_bytes", " MiB", 2**-20),
+        ("all-reduced a step (DDP)", "all_reduced_bytes", " MiB", 2**-20),
     ):
-        a, b = getattr(comparison.first, attribute), getattr(comparison.second, attribute)
-        table.add_row(label, f"{a * scale:,.1f} {unit}", f"{b * scale:,.1f} {unit}", f"{b / a:.3f}")
+        values = [getattr(side, attribute) for side in sides]
+        if None not in values:
+            table.add_row(label, *(f"{value * scale:,.1f}{unit}" if unit else f"{value:,}" for value in values))
     out.print(table)
-    ratio = comparison.ratio
-    out.print(f"speed of B against A: {ratio}, 95% interval over {ratio.count} rounds")
-    out.print(verdict(comparison))
+    for comparison in comparisons:
+        ratio, title = comparison.ratio, comparison.second.title
+        out.print(f"speed of {title} against {comparison.first.title}: {ratio}, 95% interval over {ratio.count} rounds")
+        out.print(verdict(comparison))
+
+
+def _generate(sides: list[tuple[str, RunConfig]], *, rounds: int, tokens: int) -> None:
+    from rich.table import Table
+
+    from oelm.bench.generation import can_export, compare_generation
+
+    has_transformers = can_export(sides[0][1])
+    writers = compare_generation(sides, rounds=rounds, num_tokens=tokens, has_transformers=has_transformers)
+    table = Table("greedy text, batch 1", "tokens/s", f"against {sides[0][0]} [95%]", "against transformers [95%]")
+    for writer in writers:
+        theirs = "" if writer.against_transformers is None else str(writer.against_transformers)
+        table.add_row(writer.name, f"{writer.tokens_per_s:,.0f}", str(writer.ratio), theirs)
+    out.print(table)
+    if not has_transformers:
+        out.print("not compared with transformers: it is not installed, or GPT-2's format has no place for this model")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import stat
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from oelm.bench.record import read_timings
+from oelm.bench.record import TimedShape, TimingRecord, read_timings
 from oelm.report.collect import Arm, Run
 from oelm.report.document import Block, Cell, Section, Table, Text
 from oelm.report.findings import Findings, label, unswept
@@ -18,10 +17,6 @@ from oelm.report.kinds import change_later
 from oelm.report.words import Words
 
 _MIB = 2**20
-# Records of timings keep the model's shape as `oelm bench` printed it.
-_SHAPE = re.compile(
-    r"(?P<layers>\d+) layers, (?P<width>\d+) wide, dropout (?P<dropout>\S+), batch (?P<batch>\d+) x (?P<length>\d+)"
-)
 _CHANGED = "+changes"
 
 
@@ -77,10 +72,10 @@ def _speed(findings: Findings, words: Words) -> list[Block]:
     rows = tuple(
         (
             Cell(f"{row.first} / {row.second}"),
-            Cell(_shape_text(row.shape, words)),
+            Cell(shape_text(row.shape, words)),
             Cell(f"{row.value:.3f}x [{row.low:.3f}, {row.high:.3f}]", row.value),
             Cell(f"{row.bound:.3f}x", row.bound),
-            Cell(f"{row.first_peak_bytes / _MIB:,.0f} / {row.second_peak_bytes / _MIB:,.0f} MiB", row.second_peak_bytes),
+            Cell(_memory_text(row), row.second_peak_bytes),
             Cell(str(row.rounds), row.rounds),
         )
         for row in found
@@ -89,9 +84,24 @@ def _speed(findings: Findings, words: Words) -> list[Block]:
     return [Table("speed", words("speed.caption"), columns, rows, frozenset({2, 3, 4, 5}))]
 
 
-def _shape_text(shape: str, words: Words) -> str:
-    found = _SHAPE.fullmatch(shape)
-    return words("speed.model", **found.groupdict()) if found is not None else shape
+def _memory_text(timing: TimingRecord) -> str:
+    if timing.first_peak_bytes is None or timing.second_peak_bytes is None:
+        return ""
+    return f"{timing.first_peak_bytes / _MIB:,.0f} / {timing.second_peak_bytes / _MIB:,.0f} MiB"
+
+
+def shape_text(shape: TimedShape, words: Words) -> str:
+    """Return the model and batch of a timing as the reader's language says it."""
+    return words(
+        "speed.model",
+        layers=shape.num_layers,
+        width=shape.model_dim,
+        dropout=shape.dropout,
+        convolution=words("speed.convolution", tokens=shape.short_conv) if shape.short_conv else "",
+        batch=shape.batch_size,
+        length=shape.seq_len,
+        vocabulary="" if shape.vocab_size is None else words("speed.vocabulary", size=shape.vocab_size),
+    )
 
 
 def totals_section(findings: Findings, words: Words) -> Section:

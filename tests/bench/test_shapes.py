@@ -1,0 +1,47 @@
+"""Published shapes keep their meaning, and an arm is a method or thin."""
+
+from __future__ import annotations
+
+import pytest
+
+from oelm.bench.compare import bound
+from oelm.bench.shapes import PUBLISHED, shape_config, shape_settings, with_arm
+from oelm.errors import ConfigError, MethodError
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch_size", "layers", "width", "heads", "inner", "tokens", "vocabulary"),
+    [
+        ("laptop", 32, 4, 128, 4, 512, 64, 512),
+        ("512", 8, 6, 512, 8, 2048, 256, 2048),
+        ("medium", 8, 6, 512, 8, 2048, 512, 50257),
+    ],
+)
+def test_published_shapes_are_those_of_the_bars(
+    shape: str, batch_size: int, layers: int, width: int, heads: int, inner: int, tokens: int, vocabulary: int
+) -> None:
+    config = shape_config(shape, "baseline")
+    model = config.model
+    assert (model.num_layers, model.model_dim, model.num_heads, model.ff_dim) == (layers, width, heads, inner)
+    assert (model.seq_len, model.vocab_size, model.dropout, config.batch_size) == (tokens, vocabulary, 0.0, batch_size)
+    assert config.micro_batch_size == batch_size and shape in PUBLISHED
+
+
+def test_thin_is_the_baseline_with_an_eighth_of_the_rows() -> None:
+    thin = shape_config("512", "thin")
+    assert thin.model.qk_dim == 8 and thin.method == shape_config("512", "baseline").method
+    assert bound(shape_config("512", "baseline"), thin) > 1.15
+    assert shape_config("tiny", "thin").model.qk_dim == 2
+
+
+def test_an_arm_changes_no_settings_but_its_own() -> None:
+    settings = shape_settings("laptop")
+    with_arm(settings, "thin")
+    assert settings == shape_settings("laptop")
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown shape 'labtop' \(did you mean 'laptop'\?\); shapes: laptop, 512"):
+        shape_settings("labtop")
+    with pytest.raises((ConfigError, MethodError), match="did you mean 'oelm_freeze'"):
+        shape_config("tiny", "oelm_frezee")

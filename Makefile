@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all test-faults test-slurm soak mutants check bench figures setup clean
+.PHONY: demo test test-all test-faults test-slurm soak mutants check bench bench-speed figures setup clean
 .DEFAULT_GOAL := demo
 
 demo: setup  ## train four small GPTs, compare them (under 5 minutes on 2 cores)
@@ -41,12 +41,19 @@ check: setup  ## lint, format, types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: setup  ## ratios against transformers, a plain tiktoken script, and frozen against baseline; kept under results/bench
-	@$(BIN)/python benchmarks/training_step.py --record
-	@$(BIN)/python benchmarks/generation.py --record
+bench: setup bench-speed  ## speed, then ratios against a plain tiktoken script, transformers.Trainer and one process; kept under results/bench
 	@$(BIN)/python benchmarks/preparation.py --record
 	@$(BIN)/python benchmarks/finetuning.py --record
 	@$(BIN)/python benchmarks/ranks.py --record
+
+# About 25 minutes on two quiet cores, most of it at Medium-512, where a step takes 10 s. One part at one shape, alone:
+# python benchmarks/methods.py --shape medium --record
+bench-speed: setup  ## where a step's time goes, ours against transformers and a plain step, methods against baseline, generation
+	@$(BIN)/python benchmarks/where_time_goes.py --record
+	@$(BIN)/python benchmarks/training_step.py --record
+	@$(BIN)/python benchmarks/methods.py --record
+	@$(BIN)/python benchmarks/generation.py --record
+	@for table in bounds time step methods parameters generation; do echo; $(BIN)/python benchmarks/tables.py $$table; done
 
 figures: setup  ## write the tables of README and docs anew from the records under results/
 	@$(BIN)/python studies/figures.py

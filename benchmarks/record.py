@@ -12,12 +12,17 @@ import argparse
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from oelm.bench.record import TimedShape
+from oelm.bench.speed import ArmFigures, Conditions, SpeedRecord, TimeSplit, read_speed, write_speed
 from oelm.intervals import Ratio
+
+if TYPE_CHECKING:
+    from oelm.train.config import RunConfig
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench"
 # Beside the figures of a benchmark: under which circumstances they came about.
@@ -93,6 +98,57 @@ def parse_options(
     return options
 
 
+def add_speed_options(parser: argparse.ArgumentParser) -> None:
+    """Add what every benchmark of speed takes."""
+    published = ("laptop", "512", "medium")
+    parser.add_argument("--shape", action="append", choices=published, help="may be repeated; default all three")
+    parser.add_argument("--rounds", type=int, help="how often the contenders take turns; default by shape")
+    parser.add_argument("--out", type=Path, help="keep the figures there, whatever was measured")
+
+
+def parse_speed_options(
+    parser: argparse.ArgumentParser, *, measured: Sequence[argparse.Action], arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    """Read the options of a benchmark of speed; under results/bench only what `make bench` measures is kept."""
+    quick = parser.add_argument("--quick", action="store_true", help="a toy shape, to see that the benchmark itself works")
+    options = parse_options(parser, measured=[*measured, quick], arguments=arguments)
+    if options.rounds is not None and options.rounds < 2:
+        parser.error(f"--rounds {options.rounds}: an interval needs two at least")
+    return options
+
+
+def chosen_shapes(options: argparse.Namespace, rounds: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Yield the shapes that were asked for, each with its rounds; an unknown one is refused when it is built."""
+    published = [shape for shape in rounds if shape != "tiny"]
+    for shape in ["tiny"] if options.quick else options.shape or published:
+        yield shape, options.rounds or rounds.get(shape, 2)
+
+
+def build_record(
+    part: str, shape: str, config: RunConfig, *, rounds: int, arms: Sequence[ArmFigures] = (), split: TimeSplit | None = None
+) -> SpeedRecord:
+    """Return what a benchmark of speed measured, with what it was measured on."""
+    import torch
+
+    conditions = Conditions(
+        threads=torch.get_num_threads(),
+        cpu_cores=os.cpu_count() or 1,
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        torch=importlib.metadata.version("torch"),
+    )
+    model = TimedShape(**config.model.model_dump(), batch_size=config.batch_size)
+    return SpeedRecord(part=part, shape=shape, model=model, rounds=rounds, arms=tuple(arms), split=split, conditions=conditions)
+
+
+def finish(record: SpeedRecord, options: argparse.Namespace, show: Callable[[SpeedRecord], None]) -> None:
+    """Show a record, and keep it where that was asked for."""
+    show(record)
+    if options.out is not None or options.record:
+        folder = options.out or RESULTS
+        folder.mkdir(parents=True, exist_ok=True)
+        print(f"  kept in {write_speed(folder, record).name}", flush=True)
+
+
 def keep(benchmark: str, figures: Mapping[str, Ratio | float], *, rounds: int, threads: int) -> None:
     """Write a benchmark's figures, instead of those it had, with how often and on what they were measured."""
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -110,11 +166,10 @@ def table(folder: Path, language: str) -> str:
     """Return the table as Markdown, in one of the README's languages; SystemExit says what to run where a figure is missing."""
     figures: dict[str, Any] = {}
     cores: dict[int, str] = {}
-    for path in sorted(folder.glob("*.json")):
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        cores.setdefault(kept.pop(CONDITIONS)["cpu_cores"], path.name)
-        figures[path.stem] = {
-            name: _RATIO[language].format_map(figure) if isinstance(figure, dict) else figure for name, figure in kept.items()
+    for name, kept in _kept(folder).items():
+        cores.setdefault(kept.pop(CONDITIONS)["cpu_cores"], f"{name}.json")
+        figures[name] = {
+            key: _RATIO[language].format_map(figure) if isinstance(figure, dict) else figure for key, figure in kept.items()
         }
     if len(cores) > 1:
         raise SystemExit(f"{folder}: measured on machines of {cores} cores; measure them all on one with: make bench")
@@ -124,6 +179,34 @@ def table(folder: Path, language: str) -> str:
     except KeyError as missing:
         raise SystemExit(f"{folder}: no figures of {missing}; measure and keep them all with: make bench") from None
     return "\n".join([lines[0], "|---|---|", *lines[1:]])
+
+
+def _kept(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the figures of every benchmark in the table: those of speed from their records, or as they were kept before."""
+    paths = {name: folder / f"{name}.json" for name in ("finetuning", "generation", "preparation", "ranks", "step")}
+    kept = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
+    return kept | _speed_figures(folder)
+
+
+def _speed_figures(folder: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    plain, dropped, methods = (
+        read_speed(folder, part, shape)
+        for part, shape in (("step", "medium"), ("step", "medium-dropout"), ("methods", "medium"))
+    )
+    if plain and dropped and methods:
+        (frozen,) = [arm for arm in methods.arms if arm.name == "oelm_freeze"]
+        found["step"] = {"frozen_0.0": frozen.ratio.model_dump(), "bound": frozen.bound}
+        for name, record in (("0.0", plain), ("0.1", dropped)):
+            ours, theirs = record.arms[:2]
+            found["step"][f"ours_{name}"] = theirs.ratio.inverse().model_dump()
+            if ours.peak_bytes and theirs.peak_bytes:
+                found["step"][f"memory_{name}"] = ours.peak_bytes / theirs.peak_bytes
+        found["step"][CONDITIONS] = plain.conditions.model_dump()
+    written = read_speed(folder, "generation", "medium")
+    if written and (against := written.arms[0].against_transformers):
+        found["generation"] = {"Medium-512": against.model_dump(), CONDITIONS: written.conditions.model_dump()}
+    return found
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""Medium-512 training steps side by side: ours, ours frozen, and transformers' GPT2LMHeadModel of the same shape.
+"""Our baseline's training step against transformers' GPT-2 and against a plain PyTorch step, at the published shapes.
 
-Time: interleaved in one process on the same batch, as ratios with 95% intervals. Memory: each contender alone in a
-child process, as the growth of its peak resident set over its imports (needs Linux).
+Time: interleaved in one process, as ratios with 95% intervals. At Medium-512 also with dropout 0.1, and the memory of each
+contender alone in a child process, as the growth of its peak resident set over its imports (needs Linux).
 """
 
 from __future__ import annotations
@@ -11,118 +11,124 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from record import keep, parse_options
+from plain_gpt import PlainGPT
+from record import add_speed_options, build_record, chosen_shapes, finish, parse_speed_options
 
-from oelm.bench.ab import interleave
+from oelm.bench.ab import against, interleave
+from oelm.bench.compare import training_step
 from oelm.bench.peak import PeakMeter
-from oelm.intervals import Ratio, mean_ratio
-from oelm.method.apply import freeze
-from oelm.models.flops import step_work
-from oelm.models.gpt import GPT, GPTConfig, build_gpt
-from oelm.train.loss import mean_cross_entropy
+from oelm.bench.shapes import shape_config
+from oelm.bench.speed import ArmFigures, SpeedRecord, ratio_fields
+from oelm.train.config import RunConfig
 
-CONTENDERS = ("ours baseline", "ours oelm_freeze", "transformers")
-
-
-def shape(dropout: float, small: bool) -> GPTConfig:
-    if small:
-        return GPTConfig(vocab_size=512, seq_len=32, model_dim=32, num_layers=2, num_heads=2, ff_dim=64, dropout=dropout)
-    return GPTConfig(vocab_size=50257, seq_len=512, model_dim=512, num_layers=6, num_heads=8, ff_dim=2048, dropout=dropout)
+CONTENDERS = ("baseline", "transformers", "plain")
+# A step of Medium-512 takes about ten seconds on two cores.
+ROUNDS = {"laptop": 60, "512": 12, "medium": 6, "tiny": 2}
+MEMORY_OF = ("baseline", "transformers")
+DROPOUT = 0.1
 
 
-def fixed_windows(config: GPTConfig, batch_size: int) -> torch.Tensor:
+def fixed_windows(config: RunConfig) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(config.vocab_size, (batch_size, config.seq_len + 1), generator=generator)
+    shape = (config.batch_size, config.model.seq_len + 1)
+    return torch.randint(config.model.vocab_size, shape, generator=generator)
 
 
 def updater(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], None]:
-    """Return one whole training step: loss, gradients, clipping, fused AdamW; the same for every contender."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trainable, lr=3e-4, weight_decay=0.01, fused=True)
+    """Return a whole training step of somebody else's model: loss, gradients, clipping, fused AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.01, fused=True)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         loss().backward()
-        torch.nn.utils.clip_grad_norm_(trainable, 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
     return step
 
 
-def ours(config: GPTConfig, windows: torch.Tensor, method: str) -> Callable[[], None]:
-    model: GPT = build_gpt(config, seed=0)
-    freeze(model, method)
-
-    def loss() -> torch.Tensor:
-        return mean_cross_entropy(model(windows[:, :-1]).flatten(0, 1), model.head_VD, windows[:, 1:].flatten())
-
-    return updater(model, loss)
+def plain(config: RunConfig) -> Callable[[], None]:
+    windows = fixed_windows(config)
+    shape = config.model.model_dump(exclude={"qk_dim", "short_conv"})
+    model = PlainGPT(**shape)
+    tokens, targets = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+    return updater(model, lambda: model(tokens, targets))
 
 
-def theirs(config: GPTConfig, windows: torch.Tensor) -> Callable[[], None]:
+def transformers(config: RunConfig) -> Callable[[], None]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
+    shape = config.model
     model = GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=config.vocab_size,
-            n_positions=config.seq_len + 1,
-            n_embd=config.model_dim,
-            n_layer=config.num_layers,
-            n_head=config.num_heads,
-            n_inner=config.ff_dim,
+            vocab_size=shape.vocab_size,
+            n_positions=shape.seq_len + 1,
+            n_embd=shape.model_dim,
+            n_layer=shape.num_layers,
+            n_head=shape.num_heads,
+            n_inner=shape.ff_dim,
             activation_function="gelu",
-            resid_pdrop=config.dropout,
-            embd_pdrop=config.dropout,
-            attn_pdrop=config.dropout,
+            resid_pdrop=shape.dropout,
+            embd_pdrop=shape.dropout,
+            attn_pdrop=shape.dropout,
             use_cache=False,
+            bos_token_id=0,
+            eos_token_id=0,
         )
     )
     model.train()
-    tokens = windows[:, :-1].contiguous()
+    tokens = fixed_windows(config)[:, :-1].contiguous()
     # Their loss shifts inside, so one prediction a window is not made; labels are what a user would pass.
     return updater(model, lambda: model(tokens, labels=tokens).loss)
 
 
-def build(name: str, dropout: float, small: bool) -> Callable[[], None]:
-    config = shape(dropout, small)
-    windows = fixed_windows(config, 8)
-    return theirs(config, windows) if name == "transformers" else ours(config, windows, name.removeprefix("ours "))
+def build(name: str, config: RunConfig) -> Callable[[], None]:
+    if name == "baseline":
+        return training_step(config)
+    return transformers(config) if name == "transformers" else plain(config)
 
 
-def peak_growth(name: str, dropout: float, small: bool) -> int:
+def peak_growth(name: str, shape: str, dropout: float) -> int:
     """Return by how many bytes a contender's peak memory grows over two steps, in a process of its own."""
-    arguments = [sys.executable, __file__, "--memory-of", name, "--dropout", str(dropout), *(["--small"] if small else [])]
+    arguments = [sys.executable, __file__, "--memory-of", name, "--shape", shape, "--dropout", str(dropout)]
     return int(json.loads(subprocess.run(arguments, check=True, capture_output=True, text=True).stdout)["bytes"])
 
 
-def measure_memory(name: str, dropout: float, small: bool) -> None:
+def measure_memory(name: str, config: RunConfig) -> None:
     import transformers  # noqa: F401  # loaded by every contender, so that the imports weigh the same
 
     meter = PeakMeter("cpu")
-    step = build(name, dropout, small)
+    step = build(name, config)
     step()
     step()
     print(json.dumps({"bytes": meter.growth_bytes()}))
 
 
-def compare(dropout: float, rounds: int, small: bool) -> dict[str, Ratio | float]:
-    name = "toy shape" if small else "Medium-512, batch 8 x 512"
-    print(f"\n{name}, dropout {dropout}, {torch.get_num_threads()} threads, {rounds} interleaved rounds")
-    seconds = interleave({name: build(name, dropout, small) for name in CONTENDERS}, rounds=rounds)
-    memory = {name: peak_growth(name, dropout, small) for name in CONTENDERS}
-    for name in CONTENDERS:
-        median = sorted(seconds[name])[len(seconds[name]) // 2]
-        print(f"  {name:18} {median:7.3f} s a step (median)   peak memory {memory[name] / 2**20:8.0f} MiB")
-    bound = step_work(shape(dropout, small), batch_size=8).largest_speedup
-    against = mean_ratio(seconds["transformers"], seconds["ours baseline"])
-    frozen = mean_ratio(seconds["ours baseline"], seconds["ours oelm_freeze"])
-    less = memory["ours baseline"] / memory["transformers"]
-    print(f"  ours is {against} as fast as transformers, with {less:.2f}x its memory")
-    print(f"  frozen is {frozen} as fast as baseline; arithmetic allows {bound:.3f}x at most")
-    return {f"ours_{dropout}": against, f"memory_{dropout}": less, f"frozen_{dropout}": frozen, "bound": bound}
+def measure(shape: str, *, rounds: int, dropout: float, has_memory: bool) -> SpeedRecord:
+    """Time the contenders at a shape; with dropout only `transformers`, whose attention has it, too."""
+    config = shape_config(shape, "baseline", dropout=dropout)
+    names = CONTENDERS[:2] if dropout else CONTENDERS
+    timed = against("baseline", interleave({name: build(name, config) for name in names}, rounds=rounds))
+    memory = {name: peak_growth(name, shape, dropout) for name in MEMORY_OF} if has_memory else {}
+    arms = [
+        ArmFigures(name=name, median_s=timed[name].median_s, ratio=ratio_fields(timed[name].ratio), peak_bytes=memory.get(name))
+        for name in names
+    ]
+    return build_record("step", f"{shape}-dropout" if dropout else shape, config, rounds=rounds, arms=arms)
+
+
+def show(record: SpeedRecord) -> None:
+    ours = record.arms[0]
+    for arm in record.arms:
+        memory = "" if arm.peak_bytes is None else f"   peak memory {arm.peak_bytes / 2**20:8.0f} MiB"
+        print(f"  {arm.name:13} {1000 * arm.median_s:10.1f} ms a step (median){memory}")
+    for arm in record.arms[1:]:
+        ratio = arm.ratio.inverse()
+        print(f"  {ours.name} is {ratio.value:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}] as fast as {arm.name}")
 
 
 def help_time() -> None:
@@ -136,24 +142,30 @@ def _seconds(command: list[str]) -> float:
     return time.perf_counter() - started
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=6)
-    measured = [
-        parser.add_argument("--dropout", type=float, action="append", help="may be repeated; default 0 and 0.1"),
-        parser.add_argument("--small", action="store_true", help="a toy shape, to see that the benchmark itself works"),
-    ]
+    add_speed_options(parser)
+    dropout = parser.add_argument("--dropout", type=float, help="this one instead of 0, and at medium 0.1 as well")
     parser.add_argument("--memory-of", choices=CONTENDERS, help=argparse.SUPPRESS)
-    arguments = parse_options(parser, measured=measured)
-    if arguments.memory_of:
-        measure_memory(arguments.memory_of, arguments.dropout[0], arguments.small)
+    options = parse_speed_options(parser, measured=[dropout], arguments=arguments)
+    if options.memory_of:
+        measure_memory(options.memory_of, shape_config(options.shape[0], "baseline", dropout=options.dropout))
         return
-    figures: dict[str, Ratio | float] = {}
-    for dropout in arguments.dropout or [0.0, 0.1]:
-        figures |= compare(dropout, arguments.rounds, arguments.small)
-    if arguments.record:
-        keep("step", figures, rounds=arguments.rounds, threads=torch.get_num_threads())
-    help_time()
+    for shape, rounds in chosen_shapes(options, ROUNDS):
+        for each in _dropouts(options, shape):
+            print(
+                f"\nstep, {shape}, dropout {each}, {torch.get_num_threads()} threads, {rounds} interleaved rounds", flush=True
+            )
+            record = measure(shape, rounds=rounds, dropout=each, has_memory=shape == "medium")
+            finish(record, options, show)
+    if not options.shape and not options.quick:
+        help_time()
+
+
+def _dropouts(options: Any, shape: str) -> list[float]:
+    if options.dropout is not None:
+        return [options.dropout]
+    return [0.0, DROPOUT] if shape == "medium" else [0.0]
 
 
 if __name__ == "__main__":

@@ -199,9 +199,12 @@ def test_a_table_without_figures_says_what_to_run(
 @pytest.mark.parametrize(
     ("benchmark", "options"),
     [
-        ("training_step", ["--small"]),
+        ("training_step", ["--quick"]),
         ("training_step", ["--dropout", "0.1"]),
-        ("training_step", ["--dropout", "0.1", "--small", "--rounds", "2"]),
+        ("training_step", ["--dropout", "0.1", "--quick", "--rounds", "2"]),
+        ("methods", ["--method", "oelm_freeze", "--shape", "laptop"]),
+        ("methods", ["--quick"]),
+        ("where_time_goes", ["--quick"]),
         ("ranks", ["--small"]),
         ("ranks", ["--method", "baseline"]),
         ("generation", ["--tokens", "20"]),
@@ -218,10 +221,11 @@ def test_figures_of_something_else_are_not_kept(
     options: list[str],
 ) -> None:
     monkeypatch.setattr("sys.argv", [f"{benchmark}.py", *options, "--record"])
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     with pytest.raises(SystemExit, match="2"):
         script(f"benchmarks/{benchmark}.py").main()
     said = capsys.readouterr()
-    changed = [option for option in options if option.startswith("--") and option != "--rounds"]
+    changed = [option for option in options if option.startswith("--") and option not in ("--rounds", "--shape")]
     assert f"with {', '.join(changed)} those of something else are measured" in said.err.replace("\n", " ")
     assert said.out == ""
 

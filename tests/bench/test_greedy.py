@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oelm.bench.generation import TRANSFORMERS, can_export, compare_generation
+from oelm.bench.greedy import TRANSFORMERS, can_export, compare_generation
 from oelm.bench.shapes import shape_config
 from oelm.errors import OelmError
 from oelm.train.config import RunConfig

@@ -1,0 +1,133 @@
+"""Where a step's time goes, and how much of the machine's own speed at matrix products it reaches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from oelm.models.gpt import GPTConfig
+from oelm.train.config import RunConfig
+from oelm.train.loss import chunk_rows
+
+PARTS = ("products", "attention", "gelu", "norms", "head", "optimizer", "rest")
+_STEP = "oelm step"
+# By how an operation's name begins, behind 'aten::'.
+_OPERATIONS = {
+    "products": ("mm", "addmm", "linear", "matmul"),
+    "attention": ("_scaled_dot_product", "scaled_dot_product", "bmm", "baddbmm", "_softmax", "softmax"),
+    "gelu": ("gelu",),
+    "norms": ("native_layer_norm", "layer_norm"),
+    # Clipping belongs to the update: it reads the same memory.
+    "optimizer": ("_fused_adam", "_foreach_", "linalg_vector_norm", "clamp"),
+}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product of a step, (rows, inner) times (inner, columns): how often it is made, and its best time alone."""
+
+    name: str
+    rows: int
+    columns: int
+    inner: int
+    count: int
+    best_s: float
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.rows * self.columns * self.inner * self.count
+
+
+def gemm_speed(config: RunConfig, *, seconds: float) -> list[Product]:
+    """Time each distinct product of a baseline's step alone, sharing `seconds` among them.
+
+    Forward, gradient of the input and gradient of the weight have the layouts that a linear layer gives them. Q, K and V
+    are one product, and the head is taken in the chunks of our loss: the sizes at which an engine can make them.
+    """
+    tokens = config.micro_batch_size * config.model.seq_len
+    micro_batches = config.batch_size // config.micro_batch_size
+    layers = _layers(config.model, tokens)
+    each = seconds / (3 * len(layers))
+    found = []
+    for name, rows, columns, inner, count in layers:
+        x, weight, grad = torch.randn(rows, inner), torch.randn(columns, inner), torch.randn(rows, columns)
+        products = {
+            "forward": (x, weight.T, (rows, columns, inner)),
+            "input gradient": (grad, weight, (rows, inner, columns)),
+            "weight gradient": (grad.T, x, (columns, inner, rows)),
+        }
+        for pass_name, (left, right, sizes) in products.items():
+            best_s = _best_seconds(left, right, each)
+            found.append(Product(f"{name}, {pass_name}", *sizes, count=count * micro_batches, best_s=best_s))
+    return found
+
+
+def _layers(model: GPTConfig, tokens: int) -> list[tuple[str, int, int, int, int]]:
+    """Return name, rows, columns, inner size and count of the products of one micro-batch's forward pass."""
+    width, depth, inner = model.model_dim, model.num_layers, model.ff_dim
+    chunk = min(tokens, chunk_rows(model.vocab_size))
+    return [
+        ("Q, K and V", tokens, 2 * model.qk_rows + width, width, depth),
+        ("attention's output", tokens, width, width, depth),
+        ("feed-forward in", tokens, inner, width, depth),
+        ("feed-forward out", tokens, width, inner, depth),
+        # The last chunk may be shorter; so may its time.
+        ("head", chunk, model.vocab_size, width, -(-tokens // chunk)),
+    ]
+
+
+def _best_seconds(left: torch.Tensor, right: torch.Tensor, seconds: float) -> float:
+    out = torch.empty(left.shape[0], right.shape[1])
+    torch.mm(left, right, out=out)
+    best, started, count = float("inf"), time.perf_counter(), 0
+    while count < 3 or time.perf_counter() - started < seconds:
+        began = time.perf_counter()
+        torch.mm(left, right, out=out)
+        best = min(best, time.perf_counter() - began)
+        count += 1
+    return best
+
+
+def split_time(step: Callable[[], object], *, steps: int) -> dict[str, float]:
+    """Return which share of a step's time each of PARTS takes, over several steps under torch's profiler; they add up to 1."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(steps):
+            with record_function(_STEP):
+                step()
+    spent = dict.fromkeys(PARTS, 0.0)
+    # What a scope spends on no operation of its own is Python's time between them: rest, too.
+    for event in profiler.events() or ():
+        if _is_inside_step(event):
+            spent[_part(event)] += float(event.self_cpu_time_total)
+    total = sum(spent.values())
+    return {part: value / total for part, value in spent.items()}
+
+
+def _is_inside_step(event: Any) -> bool:
+    return event.name == _STEP or any(above.name == _STEP for above in _above(event))
+
+
+def _above(event: Any) -> list[Any]:
+    found = []
+    while event.cpu_parent is not None:
+        event = event.cpu_parent
+        found.append(event)
+    return found
+
+
+def _part(event: Any) -> str:
+    names = [event.name, *(above.name for above in _above(event))]
+    # The head's products belong to the loss, which makes them chunk by chunk.
+    if any("CrossEntropy" in name for name in names):
+        return "head"
+    if any(name.startswith("Optimizer.") for name in names):
+        return "optimizer"
+    own = str(event.name).removeprefix("aten::")
+    if own == event.name:
+        return "rest"
+    return next((part for part, starts in _OPERATIONS.items() if own.startswith(starts)), "rest")

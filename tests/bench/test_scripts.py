@@ -1,0 +1,96 @@
+"""Every benchmark of speed runs on a toy shape, and keeps a record that is read back."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from oelm.bench.shapes import shape_config
+from oelm.bench.speed import SpeedRecord, read_speed
+from oelm.method.method import PRESETS
+from oelm.models.gpt import build_gpt
+from oelm.train.loss import mean_cross_entropy
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+Load = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Load:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module
+
+
+def quick(module: ModuleType, part: str, folder: Path, *options: str) -> SpeedRecord:
+    module.main(["--quick", "--out", str(folder), *options])
+    found = read_speed(folder, part, "tiny")
+    assert found is not None and found.conditions.threads == torch.get_num_threads()
+    return found
+
+
+def test_where_the_time_goes(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = quick(load("where_time_goes"), "time", tmp_path)
+    assert found.split is not None and sum(found.split.shares.values()) == pytest.approx(1)
+    assert found.split.gemm_gflops > 0 and found.split.step_s > 0
+    shown = capsys.readouterr().out
+    assert "GEMM alone at these sizes" in shown and "head, weight gradient" in shown
+
+
+def test_a_step_against_others(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = quick(load("training_step"), "step", tmp_path)
+    assert [arm.name for arm in found.arms] == ["baseline", "transformers", "plain"]
+    assert found.arms[0].ratio.value == 1 and found.rounds == found.arms[1].ratio.count == 2
+    assert "as fast as plain" in capsys.readouterr().out
+
+
+def test_methods_against_the_baseline(load: Load, tmp_path: Path) -> None:
+    module = load("methods")
+    # Presets may be fewer than the benchmark wants; thin is none.
+    known = [name for name in module.METHODS if name in PRESETS or name == "thin"]
+    assert {"oelm_freeze", "thin"} <= set(known)
+    found = quick(module, "methods", tmp_path, *(word for name in known for word in ("--method", name)))
+    assert [arm.name for arm in found.arms] == ["baseline", *known]
+    assert all(arm.bound and arm.stored and arm.trainable for arm in found.arms)
+    frozen = found.arm("oelm_freeze")
+    assert frozen is not None and frozen.bound is not None and frozen.bound > 1
+
+
+def test_generation_against_the_baseline_and_transformers(load: Load, tmp_path: Path) -> None:
+    found = quick(load("generation"), "generation", tmp_path, "--method", "oelm_freeze", "--tokens", "12")
+    assert [arm.name for arm in found.arms] == ["baseline", "oelm_freeze", "transformers"]
+    assert all(arm.tokens_per_s and arm.against_transformers for arm in found.arms)
+
+
+def test_the_plain_gpt_computes_what_ours_does(load: Load) -> None:
+    config = shape_config("tiny", "baseline").model
+    ours = build_gpt(config, seed=0)
+    plain = load("plain_gpt").PlainGPT(**config.model_dump(exclude={"qk_dim", "short_conv"}))
+    with torch.no_grad():
+        plain.tokens.weight.copy_(ours.token_embedding.weight)
+        plain.positions.weight.copy_(ours.position_embedding.weight)
+        for block, own in zip(plain.blocks, ours.blocks, strict=True):
+            weights = own.state_dict()
+            block.qkv.weight.copy_(torch.cat([weights[f"attention.{part}.weight"] for part in "qkv"]))
+            block.out.weight.copy_(weights["attention.out.weight"])
+            for name in ("ff_in", "ff_out"):
+                getattr(block, name).weight.copy_(weights[f"{name}.weight"])
+                getattr(block, name).bias.zero_()
+    tokens = torch.randint(config.vocab_size, (3, config.seq_len + 1), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        loss = mean_cross_entropy(ours(tokens[:, :-1]).flatten(0, 1), ours.head_VD, tokens[:, 1:].flatten())
+        theirs = plain(tokens[:, :-1], tokens[:, 1:])
+    # A mean of 48 losses of about 5.7 in float32, summed in another order: a few units in the last place.
+    assert float(theirs) == pytest.approx(float(loss), abs=5e-6)
+    assert sum(p.numel() for p in plain.parameters()) == sum(p.numel() for p in ours.parameters())
+
+
+@pytest.mark.parametrize("options", [["--rounds", "1"], ["--shape", "huge"]])
+def test_bad_options_are_refused(load: Load, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        load("methods").main(options)
+    assert options[0] in capsys.readouterr().err

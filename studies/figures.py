@@ -34,7 +34,7 @@ PICTURES = {
     "docs/images/demo.svg": "make demo",
     "docs/images/study.svg": "oelm report --out results/variants --picture classes",
 }
-_SCRIPTS = ("benchmarks/record.py", "studies/bert.py", "studies/draws.py", "studies/log.py")
+_SCRIPTS = ("benchmarks/record.py", "benchmarks/tables.py", "studies/bert.py", "studies/draws.py", "studies/log.py")
 DEMO = "make demo"
 # What these ended with when they were last run with RECORD=1.
 RECORDED = {"make soak": "results/soak.txt"}

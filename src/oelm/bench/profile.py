@@ -44,27 +44,25 @@ class Product:
 
 
 def gemm_speed(config: RunConfig, *, seconds: float) -> list[Product]:
-    """Time each distinct product of a baseline's step alone, sharing `seconds` among them.
+    """Time each distinct product of a baseline's step alone, in turn for so many seconds.
 
     Forward, gradient of the input and gradient of the weight have the layouts that a linear layer gives them. Q, K and V
     are one product, and the head is taken in the chunks of our loss: the sizes at which an engine can make them.
     """
-    tokens = config.micro_batch_size * config.model.seq_len
     micro_batches = config.batch_size // config.micro_batch_size
-    layers = _layers(config.model, tokens)
-    each = seconds / (3 * len(layers))
-    found = []
-    for name, rows, columns, inner, count in layers:
+    operands: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    described = []
+    for name, rows, columns, inner, count in _layers(config.model, config.micro_batch_size * config.model.seq_len):
         x, weight, grad = torch.randn(rows, inner), torch.randn(columns, inner), torch.randn(rows, columns)
-        products = {
-            "forward": (x, weight.T, (rows, columns, inner)),
-            "input gradient": (grad, weight, (rows, inner, columns)),
-            "weight gradient": (grad.T, x, (columns, inner, rows)),
-        }
-        for pass_name, (left, right, sizes) in products.items():
-            best_s = _best_seconds(left, right, each)
-            found.append(Product(f"{name}, {pass_name}", *sizes, count=count * micro_batches, best_s=best_s))
-    return found
+        for pass_name, left, right in (
+            ("forward", x, weight.T),
+            ("input gradient", grad, weight),
+            ("weight gradient", grad.T, x),
+        ):
+            operands.append((left, right, torch.empty(left.shape[0], right.shape[1])))
+            described.append((f"{name}, {pass_name}", left.shape[0], right.shape[1], left.shape[1], count * micro_batches))
+    best = _best_seconds(operands, seconds)
+    return [Product(*each, best_s=best_s) for each, best_s in zip(described, best, strict=True)]
 
 
 def _layers(model: GPTConfig, tokens: int) -> list[tuple[str, int, int, int, int]]:
@@ -81,15 +79,18 @@ def _layers(model: GPTConfig, tokens: int) -> list[tuple[str, int, int, int, int
     ]
 
 
-def _best_seconds(left: torch.Tensor, right: torch.Tensor, seconds: float) -> float:
-    out = torch.empty(left.shape[0], right.shape[1])
-    torch.mm(left, right, out=out)
-    best, started, count = float("inf"), time.perf_counter(), 0
-    while count < 3 or time.perf_counter() - started < seconds:
-        began = time.perf_counter()
-        torch.mm(left, right, out=out)
-        best = min(best, time.perf_counter() - began)
-        count += 1
+def _best_seconds(operands: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], seconds: float) -> list[float]:
+    """Return the best time of each product. They take turns, so that a disturbance spoils no product's every try."""
+    best = [float("inf")] * len(operands)
+    started, rounds = time.perf_counter(), 0
+    while rounds < 2 or time.perf_counter() - started < seconds:
+        for number, (left, right, out) in enumerate(operands):
+            # Several times in a row: the first try finds the cache full of another product's operands.
+            for _ in range(3):
+                began = time.perf_counter()
+                torch.mm(left, right, out=out)
+                best[number] = min(best[number], time.perf_counter() - began)
+        rounds += 1
     return best
 
 

@@ -60,9 +60,13 @@ LEARNT: list[dict[str, Any]] = [
     {"freeze": ["k"], "correction": 0.25},
     {"freeze": ["q"], "gain": "matrix", "layers": "last 1"},
 ]
+AXES: list[dict[str, Any]] = [
+    {"init": "axes", **more}
+    for more in ({}, {"freeze": ["q"]}, {"layers": "last 1"}, {"correction": 0.25}, {"gain": "head"}, {"gain": "matrix"})
+]
 
 
-@pytest.mark.parametrize("more", [{}, *LEARNT], ids=str)
+@pytest.mark.parametrize("more", [{}, *LEARNT, *AXES, {"init": "axes", "gain": "matrix", "correction": 0.25}], ids=str)
 @pytest.mark.parametrize("micro", [4, 2])
 def test_what_a_step_multiplies_is_torchs_own_count(text_file: Path, more: dict[str, Any], micro: int) -> None:
     method = {"init": "orthogonal", "freeze": ["q", "k"], **more}
@@ -112,6 +116,8 @@ def test_memory_is_measured_of_each_arm_alone() -> None:
 
 def test_stored_and_trainable_parameters_are_the_models_own() -> None:
     assert stored_and_trainable(shape_config("medium", "oelm_freeze")) == (44_896_768, 41_751_040)
+    # A selection is stored nowhere.
+    assert stored_and_trainable(shape_config("medium", "oelm_axes")) == (41_751_040, 41_751_040)
     # An eighth of Q's and K's rows learns: what remains of 2 x 512 x 512 weights in six layers.
     whole, thin = (stored_and_trainable(shape_config("512", arm))[0] for arm in ("baseline", "thin"))
     assert whole - thin == 6 * 2 * 512 * (512 - 64)

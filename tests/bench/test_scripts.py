@@ -12,7 +12,6 @@ import torch
 
 from oelm.bench.shapes import shape_config
 from oelm.bench.speed import SpeedRecord, read_speed
-from oelm.method.method import PRESETS
 from oelm.models.gpt import build_gpt
 from oelm.train.loss import mean_cross_entropy
 
@@ -50,19 +49,19 @@ def test_a_step_against_others(load: Load, tmp_path: Path, capsys: pytest.Captur
 
 def test_methods_against_the_baseline(load: Load, tmp_path: Path) -> None:
     module = load("methods")
-    # Presets may be fewer than the benchmark wants; thin is none.
-    known = [name for name in module.METHODS if name in PRESETS or name == "thin"]
-    assert {"oelm_freeze", "thin"} <= set(known)
-    found = quick(module, "methods", tmp_path, *(word for name in known for word in ("--method", name)))
-    assert [arm.name for arm in found.arms] == ["baseline", *known]
-    assert all(arm.bound and arm.stored and arm.trainable for arm in found.arms)
-    frozen = found.arm("oelm_freeze")
-    assert frozen is not None and frozen.bound is not None and frozen.bound > 1
+    found = quick(module, "methods", tmp_path)
+    arms = {arm.name: arm for arm in found.arms}
+    assert list(arms) == ["baseline", "oelm_freeze", "oelm_axes", "oelm_axes_lowrank", "oelm_axes_q", "thin"]
+    bounds = [arms[name].bound or 0 for name in ("baseline", "oelm_freeze", "oelm_axes_q", "oelm_axes")]
+    assert bounds[0] == 1 and bounds == sorted(bounds)
+    # Q and K of two layers are stored nowhere.
+    assert (arms["baseline"].stored or 0) - (arms["oelm_axes"].stored or 0) == 2 * 2 * 32 * 32
 
 
 def test_generation_against_the_baseline_and_transformers(load: Load, tmp_path: Path) -> None:
-    found = quick(load("generation"), "generation", tmp_path, "--method", "oelm_freeze", "--tokens", "12")
-    assert [arm.name for arm in found.arms] == ["baseline", "oelm_freeze", "transformers"]
+    found = quick(load("generation"), "generation", tmp_path, "--tokens", "12")
+    names = ["baseline", "oelm_axes", "oelm_axes_lowrank", "oelm_axes_q", "transformers"]
+    assert [arm.name for arm in found.arms] == names
     assert all(arm.tokens_per_s and arm.against_transformers for arm in found.arms)
 
 

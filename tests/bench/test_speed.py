@@ -133,9 +133,8 @@ def test_records_of_different_machines_make_no_table(tables: ModuleType, tmp_pat
 
 
 def test_bounds_are_of_the_presets(tables: ModuleType) -> None:
-    for name in tables.BOUNDED.keys() & PRESETS.keys():
-        fields = PRESETS[name].model_dump(exclude_defaults=True)
-        assert fields == tables.BOUNDED[name], name
+    for name, fields in tables.BOUNDED.items():
+        assert PRESETS[name].model_dump(exclude_defaults=True) == fields, name
 
 
 def test_both_languages_have_the_same_words(tables: ModuleType) -> None:

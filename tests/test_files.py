@@ -6,6 +6,7 @@ import errno
 import hashlib
 import math
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from oelm.errors import CheckpointError, DataError, DiskFullError, OelmError
+from oelm.errors import CheckpointError, DataError, DiskFullError, OelmError, RunDirLostError
 from oelm.files import (
     MAX_JSON_BYTES,
     STAGING_PREFIX,
@@ -317,3 +318,46 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OELM_CACHE", str(tmp_path / "own"))
     found.append(cache_root())
     assert found == [tmp_path / "home" / ".cache" / "oelm", tmp_path / "xdg" / "oelm", tmp_path / "own"]
+
+
+def test_a_guard_that_refuses_keeps_every_name_out_of_the_folder(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise RunDirLostError("not ours")
+
+    with pytest.raises(RunDirLostError):
+        write_json(tmp_path / "status.json", {}, guard=refuse)
+    with pytest.raises(RunDirLostError), publish_dir(tmp_path / "run" / "made", guard=refuse):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.rename not in os.supports_dir_fd, reason="the system has no handles of folders")
+def test_a_folder_replaced_after_its_guard_approved_it_is_not_written_to(tmp_path: Path) -> None:
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    run.mkdir()
+    approvals = 0
+
+    def replaced_behind_its_back() -> None:
+        nonlocal approvals
+        approvals += 1
+        # At the last moment: between this answer and the rename that it allows.
+        if approvals == 2:
+            run.rename(moved)
+            run.mkdir()
+
+    write_json(run / "status.json", {}, durable=False, guard=replaced_behind_its_back)
+    assert [path.name for path in moved.iterdir()] == ["status.json"] and list(run.iterdir()) == []
+
+
+def test_a_failure_in_a_folder_that_was_lost_is_told_as_that(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+
+    def held() -> None:
+        if not run.is_dir():
+            raise RunDirLostError("gone")
+
+    with pytest.raises(RunDirLostError, match="gone"), publish_dir(run / "made", guard=held) as staging:
+        shutil.rmtree(run)
+        (staging / "file").write_text("")
+    assert not run.exists()

@@ -42,6 +42,12 @@ class RunDirError(OelmError):
     """A run directory in use, or one that holds another run."""
 
 
+class RunDirLostError(OelmError):
+    """A run directory that was removed, renamed or replaced under its run; what was saved can go on from where it is now."""
+
+    exit_code = STOPPED
+
+
 class ArchiveError(OelmError):
     """A portable archive that is damaged, hostile or not ours."""
 

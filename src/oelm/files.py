@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ _RETIRED = "-old"
 MAX_JSON_BYTES = 64 * 2**20
 # EFBIG is what a file-size limit gives (ulimit -f); EDQUOT a user's quota.
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
+# Raises where the folder to be written to is no longer the caller's; see RunDir.check_held.
+Guard = Callable[[], None]
 
 
 def sha256_file(path: Path) -> str:
@@ -48,11 +50,14 @@ def _refuse_constant(name: str) -> float:
 
 
 @contextlib.contextmanager
-def room_checked(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to write `path` into our errors: DiskFullError where there is no room."""
+def room_checked(path: Path, *, guard: Guard | None = None) -> Iterator[None]:
+    """Turn the system's refusal to write `path` into our errors: the guard's, DiskFullError where there is no room."""
     try:
         yield
     except OSError as problem:
+        # A folder that is gone explains what the system says, and is not explained by it.
+        if guard is not None:
+            guard()
         if problem.errno in _NO_ROOM:
             raise disk_full(path, problem) from problem
         raise OelmError(f"{path}: cannot be written ({problem}); choose a folder you may write to") from problem
@@ -67,15 +72,18 @@ def disk_full(path: Path, problem: Exception) -> DiskFullError:
     )
 
 
-def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+def write_text(path: Path, text: str, *, durable: bool = True, guard: Guard | None = None) -> None:
     """Replace `path` by `text` in UTF-8, atomically; with `durable`, it survives a power cut once this returns."""
-    write_bytes(path, text.encode(), durable=durable)
+    write_bytes(path, text.encode(), durable=durable, guard=guard)
 
 
-def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Replace `path` by `content` atomically; with `durable`, it survives a power cut once this returns."""
-    with room_checked(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+def write_bytes(path: Path, content: bytes, *, durable: bool = True, guard: Guard | None = None) -> None:
+    """Replace `path` by `content` atomically; with `durable`, it survives a power cut once this returns.
+
+    With a `guard`, nothing appears in a folder for which it raises.
+    """
+    with room_checked(path, guard=guard):
+        _make_folder(path.parent, guard)
         # O_EXCL, readable by nobody else until whole, and in the target's own folder, so that the rename is atomic.
         handle, staging = tempfile.mkstemp(prefix=STAGING_PREFIX, dir=path.parent)
         try:
@@ -85,7 +93,7 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
                 if durable:
                     os.fsync(file.fileno())
             os.chmod(staging, 0o666 & ~_umask())
-            os.replace(staging, path)
+            move_within(path.parent, os.replace, Path(staging).name, path.name, guard=guard)
         except BaseException:
             Path(staging).unlink(missing_ok=True)
             raise
@@ -93,9 +101,35 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True) -> None:
             fsync_dir(path.parent)
 
 
-def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+def write_json(path: Path, value: Any, *, durable: bool = True, guard: Guard | None = None) -> None:
     """Replace `path` by `value` as JSON, atomically."""
-    write_text(path, dump_json(value) + "\n", durable=durable)
+    write_text(path, dump_json(value) + "\n", durable=durable, guard=guard)
+
+
+def _make_folder(folder: Path, guard: Guard | None) -> None:
+    if guard is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    guard()
+    # Its parents are there while it is the caller's; were they made, a run that was moved away would begin again here.
+    if not folder.is_dir():
+        folder.mkdir()
+
+
+def move_within(folder: Path, move: Callable[..., None], old: str, new: str, *, guard: Guard | None) -> None:
+    """Rename `old` to `new` inside a folder by os.rename or os.replace, after the `guard` has approved the folder."""
+    if guard is None or os.rename not in os.supports_dir_fd:
+        if guard is not None:
+            guard()
+        move(folder / old, folder / new)
+        return
+    # Opened before it is approved: whatever happens to the path from then on, the handle is the approved folder's.
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        guard()
+        move(old, new, src_dir_fd=handle, dst_dir_fd=handle)
+    finally:
+        os.close(handle)
 
 
 def fsync_dir(path: Path) -> None:
@@ -121,14 +155,15 @@ def fsync_file(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def publish_dir(target: Path) -> Iterator[Path]:
+def publish_dir(target: Path, *, guard: Guard | None = None) -> Iterator[Path]:
     """Yield a staging directory that becomes `target` when the block ends well, and vanishes when it does not.
 
     Every file is fsynced before the rename, and the parent after it, so that a directory with the final name is whole.
-    An existing `target` is replaced only after the new one is complete.
+    An existing `target` is replaced only after the new one is complete. With a `guard`, nothing appears in a folder for
+    which it raises.
     """
-    with room_checked(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with room_checked(target, guard=guard):
+        _make_folder(target.parent, guard)
         staging = Path(tempfile.mkdtemp(prefix=f"{STAGING_PREFIX}{target.name}-", dir=target.parent))
         try:
             yield staging
@@ -139,8 +174,8 @@ def publish_dir(target: Path) -> Iterator[Path]:
             os.chmod(staging, 0o777 & ~_umask())
             retired = target.with_name(f"{STAGING_PREFIX}{target.name}{_RETIRED}")
             if target.is_dir() and not target.is_symlink():
-                os.rename(target, retired)
-            os.rename(staging, target)
+                move_within(target.parent, os.rename, target.name, retired.name, guard=guard)
+            move_within(target.parent, os.rename, staging.name, target.name, guard=guard)
             fsync_dir(target.parent)
             shutil.rmtree(retired, ignore_errors=True)
         except BaseException:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from oelm.errors import CheckpointError, DiskFullError, OelmError, OutOfMemoryError, RunDirError
+from oelm.errors import CheckpointError, DiskFullError, OelmError, OutOfMemoryError, RunDirError, RunDirLostError
 from oelm.files import STAGING_PREFIX
 from oelm.method.apply import freeze
 from oelm.method.audit import audit
@@ -28,6 +29,34 @@ def test_second_holder_is_refused_and_the_lock_ends_with_the_first(tmp_path: Pat
             pass
     with RunDir(tmp_path / "run"):
         pass
+
+
+@pytest.mark.parametrize("fate", ["removed", "renamed", "replaced"])
+def test_who_lost_its_folder_writes_nothing_there_any_more(fate: str, tmp_path: Path, text_file: Path) -> None:
+    run = tmp_path / "run"
+    with RunDir(run) as folder:
+        folder.claim(tiny_config(text_file))
+        folder.set_status("running", Progress(step=1, steps=9))
+        run.rename(tmp_path / "moved")
+        if fate == "removed":
+            shutil.rmtree(tmp_path / "moved")
+        if fate == "replaced":
+            shutil.copytree(tmp_path / "moved", run)
+        there = sorted(run.rglob("*"))
+        for write in (lambda: folder.set_status("stopped", Progress(step=2, steps=9)), lambda: folder.write_manifest({})):
+            with pytest.raises(RunDirLostError, match=r"run was removed, renamed or replaced .* repeat the command"):
+                write()
+    assert RunDirLostError.exit_code == 75
+    # Not its holder's name either, which another process may have written there.
+    assert sorted(run.rglob("*")) == there and run.exists() == (fate == "replaced")
+
+
+def test_a_folder_renamed_and_back_is_still_its_holders(tmp_path: Path) -> None:
+    with RunDir(tmp_path / "run") as folder:
+        for source, target in (("run", "moved"), ("moved", "run")):
+            (tmp_path / source).rename(tmp_path / target)
+        folder.set_status("running", Progress(step=1, steps=9))
+    assert read_status(tmp_path / "run") is not None
 
 
 def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:

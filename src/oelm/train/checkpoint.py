@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -20,12 +21,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from oelm.errors import CheckpointError
+from oelm.errors import CheckpointError, OelmError
 from oelm.files import (
     STAGING_PREFIX,
+    Guard,
     disk_full,
     dump_json,
     fsync_dir,
+    move_within,
     publish_dir,
     read_json,
     sha256_file,
@@ -52,16 +55,19 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run directory: `checkpoints/step-N/`, and the pointers `latest.json` and `best.json`."""
+    """The checkpoints of one run directory: `checkpoints/step-N/`, and the pointers `latest.json` and `best.json`.
 
-    def __init__(self, run: Path, *, keep: int) -> None:
-        self.run, self.folder, self.keep = run, run / "checkpoints", keep
+    Whoever writes gives the `guard` that proves the directory to be its own; nothing is written or removed without it.
+    """
+
+    def __init__(self, run: Path, *, keep: int, guard: Guard | None = None) -> None:
+        self.run, self.folder, self.keep, self.guard = run, run / "checkpoints", keep, guard
 
     def publish(self, saved: SavedState, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
         """Write a whole checkpoint, then point to it, then prune; refuse when a frozen tensor has moved."""
         assert_unmoved(model)
         target = self.folder / f"step-{saved.state.step:08d}"
-        with publish_dir(target) as staging:
+        with publish_dir(target, guard=self.guard) as staging, _told_by(self.guard):
             _save_tensors(_stored(model), staging / MODEL)
             _save_tensors(optimizer_tensors(optimizer, model), staging / OPTIMIZER)
             write_json(staging / STATE, saved.model_dump(mode="json"))
@@ -72,14 +78,18 @@ class Checkpoints:
 
     def point(self, saved: SavedState) -> None:
         """Set `latest.json` and `best.json` by a state; also after a kill between a checkpoint and its pointers."""
-        state = saved.state
-        write_json(self.run / "latest.json", {"step": state.step, "checkpoint": f"checkpoints/step-{state.step:08d}"})
+        state, guard = saved.state, self.guard
+        latest = {"step": state.step, "checkpoint": f"checkpoints/step-{state.step:08d}"}
+        write_json(self.run / "latest.json", latest, guard=guard)
         best = f"checkpoints/step-{state.best_step or 0:08d}"
         # Going back to an older state can leave it with a best that was pruned since, or with none yet.
         if state.best_step is None or not (self.run / best).is_dir():
+            if guard is not None:
+                guard()
             (self.run / "best.json").unlink(missing_ok=True)
         else:
-            write_json(self.run / "best.json", {"step": state.best_step, "checkpoint": best, "value": state.best_value})
+            found = {"step": state.best_step, "checkpoint": best, "value": state.best_value}
+            write_json(self.run / "best.json", found, guard=guard)
 
     def newest(self, *, exact_step: int | None) -> Checkpoint | None:
         """Return the newest checkpoint that is whole, with a warning for each damaged one that was passed over.
@@ -119,7 +129,7 @@ class Checkpoints:
         for path in older[self.keep :]:
             if _step_of(path) not in kept:
                 try:
-                    _remove(path)
+                    _remove(path, self.guard)
                 except OSError as problem:
                     log.warning("%s: an old checkpoint stays, for it cannot be removed (%s)", path, problem)
 
@@ -131,7 +141,7 @@ class Checkpoints:
         for path in list(self._paths_newest_first()):
             if _step_of(path) > step:
                 try:
-                    _remove(path)
+                    _remove(path, self.guard)
                     fsync_dir(self.folder)
                 except OSError as problem:
                     raise CheckpointError(
@@ -144,14 +154,25 @@ class Checkpoints:
         return next(self._paths_newest_first(), None) is not None
 
 
+@contextlib.contextmanager
+def _told_by(guard: Guard | None) -> Iterator[None]:
+    """Let the guard explain a failure first: of a folder that is gone, safetensors says only that there is no such file."""
+    try:
+        yield
+    except (SafetensorError, OelmError):
+        if guard is not None:
+            guard()
+        raise
+
+
 def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _remove(path: Path) -> None:
+def _remove(path: Path, guard: Guard | None) -> None:
     """Take a checkpoint out of a run whole, by a rename; what the disk then keeps of it is swept at the next start."""
     retired = path.with_name(f"{STAGING_PREFIX}{path.name}-{secrets.token_hex(4)}")
-    os.rename(path, retired)
+    move_within(path.parent, os.rename, path.name, retired.name, guard=guard)
     try:
         shutil.rmtree(retired)
     except OSError as problem:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from oelm.errors import NonFiniteError
-from oelm.files import dump_json, write_json, write_text
+from oelm.files import Guard, dump_json, write_json, write_text
 from oelm.train.dist import own_stop
 from oelm.train.evaluate import Judged
 from oelm.train.load import load_any
@@ -29,21 +29,21 @@ def finish(session: Session) -> dict[str, Any] | None:
     Return timing_stats.json, or None when a stop came first: the same command then does all of this again, and training
     is not touched by it.
     """
-    path = session.folder.path
+    path, guard = session.folder.path, session.folder.check_held
     with session.clock.phase("validation"):
         # There already, unless the process ended between the last evaluation and here.
         evaluation = session.last_evaluation or _evaluated(session, session.model, "val")
         if evaluation is None:
             return None
-        _write_rows(path / PREDICTIONS["val"], evaluation)
+        _write_rows(path / PREDICTIONS["val"], evaluation, guard=guard)
         if (heads := session.task.look_at_heads(session.model)) is not None:
-            write_json(path / "attention.json", {"step": session.state.step, **heads})
+            write_json(path / "attention.json", {"step": session.state.step, **heads}, guard=guard)
         tested = judge_best_on_test(session)
         references = None if tested is None else session.task.references(own_stop(session.stop))
     if tested is None or references is None:
         return None
     figures = {**final_figures(session), **tested, **references}
-    write_json(path / "timing_stats.json", figures)
+    write_json(path / "timing_stats.json", figures, guard=guard)
     return figures
 
 
@@ -54,6 +54,7 @@ def judge_best_on_test(session: Session) -> dict[str, Any] | None:
     checkpoint is damaged.
     """
     path, step = session.folder.path, session.state.best_step
+    session.folder.check_held()
     (path / PREDICTIONS["test"]).unlink(missing_ok=True)
     if not session.task.has_test:
         return {}
@@ -68,7 +69,7 @@ def judge_best_on_test(session: Session) -> dict[str, Any] | None:
         return None
     if not math.isfinite(evaluation.loss):
         raise NonFiniteError(f"step {step}: loss {evaluation.loss} on the test split, though finite on validation: no figure")
-    _write_rows(path / PREDICTIONS["test"], evaluation)
+    _write_rows(path / PREDICTIONS["test"], evaluation, guard=session.folder.check_held)
     metric, value = session.task.reading(evaluation.criterion)
     told = f"test, model of step {step:,}: " + (f"PPL {value:.2f}" if metric == "ppl" else f"accuracy {100 * value:.2f}%")
     log.info("%s", told)
@@ -85,8 +86,8 @@ def _evaluated(session: Session, model: nn.Module, split: Judging) -> Judged | N
     return session.task.evaluate(model, own_stop(session.stop), progress=progress, split=split)
 
 
-def _write_rows(path: Path, evaluation: Judged) -> None:
-    write_text(path, "".join(dump_json(row, indent=None) + "\n" for row in evaluation.predictions))
+def _write_rows(path: Path, evaluation: Judged, *, guard: Guard) -> None:
+    write_text(path, "".join(dump_json(row, indent=None) + "\n" for row in evaluation.predictions), guard=guard)
 
 
 def final_figures(session: Session) -> dict[str, Any]:

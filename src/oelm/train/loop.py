@@ -71,6 +71,8 @@ def update(run: Session, batch: Batch) -> None:
 def tell(run: Session, outcome: Outcome, *, lr: float, seconds: float, tokens: int) -> None:
     """Write the step to metrics.jsonl and to whoever watches."""
     step, steps = run.state.step, run.config.steps
+    # Every step, as it costs microseconds: hours of training for a folder that is gone would be lost.
+    run.folder.check_held()
     run.metrics.write(
         step=step,
         loss=outcome.loss,
@@ -103,6 +105,7 @@ def evaluate(run: Session) -> None:
         )
     run.last_evaluation = evaluation
     run.state = run.state.evaluated(evaluation.criterion)
+    run.folder.check_held()
     run.metrics.write(step=run.state.step, **evaluation.as_row())
     log.info("step %d: %s", run.state.step, evaluation.headline())
     run.watch.on_evaluation(run.state.step, evaluation, is_best=run.state.is_best_here)

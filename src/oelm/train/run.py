@@ -180,10 +180,11 @@ def _announce(session: Session, needs: Estimate) -> None:
     report = audit(session.model)
     # Of the start: what is thawed or frozen later, the method says.
     if session.state.step == 0 or not (session.folder.path / "audit.json").is_file():
-        write_json(session.folder.path / "audit.json", report.as_dict())
+        write_json(session.folder.path / "audit.json", report.as_dict(), guard=session.folder.check_held)
     # A copy, so that a run can be read from, scored and exported without the data it was trained on.
     data = session.task.data
-    write_bytes(session.folder.path / "tokenizer.json", data.tokenizer_path.read_bytes())
+    tokenizer = data.tokenizer_path.read_bytes()
+    write_bytes(session.folder.path / "tokenizer.json", tokenizer, guard=session.folder.check_held)
     session.folder.write_manifest(_manifest(session))
     session.watch.on_remark(data.summary)
     session.watch.on_remark(str(report))

@@ -16,7 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from oelm.errors import CheckpointError, ConfigError, RunDirError
+from oelm.errors import CheckpointError, ConfigError, OelmError, RunDirError, RunDirLostError
 from oelm.files import STAGING_PREFIX, dump_json, read_json, room_checked, sweep_staging, write_json
 from oelm.strict import Strict
 from oelm.train.checkpoint import Checkpoints
@@ -37,7 +37,11 @@ class Holder(Strict):
 
 
 class RunDir:
-    """Hold a run directory for the life of a process. Raises RunDirError where another process does."""
+    """Hold a run directory for the life of a process. Raises RunDirError where another process does.
+
+    The lock belongs to a file, everything else is written by path. Whoever writes asks `check_held` first: the directory
+    may be removed, renamed or replaced by another run meanwhile.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,6 +50,7 @@ class RunDir:
         self._lock = FileLock(path / ".lock")
         self._handler: logging.Handler | None = None
         self._is_named = False
+        self._held_fd: int | None = None
 
     def __enter__(self) -> RunDir:
         with room_checked(self.path / ".lock"):
@@ -56,9 +61,16 @@ class RunDir:
                 self._lock.acquire(timeout=0)
             except Timeout:
                 raise RunDirError(self._in_use()) from None
-        sweep_staging(self.path)
-        sweep_staging(self.path / "checkpoints")
-        self._start_log()
+        # Of the lock's own file, which it keeps open: its number is nobody else's until it is released.
+        self._held_fd = self._lock._context.lock_file_fd
+        try:
+            self.check_held()
+            sweep_staging(self.path)
+            sweep_staging(self.path / "checkpoints")
+            self._start_log()
+        except BaseException:
+            self._lock.release()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -66,9 +78,28 @@ class RunDir:
             logging.getLogger("oelm").removeHandler(self._handler)
             self._handler.close()
         if self._is_named:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, RunDirLostError):
+                self.check_held()
                 (self.path / HOLDER).unlink(missing_ok=True)
+        self._held_fd = None
         self._lock.release()
+
+    def check_held(self) -> None:
+        """Raise RunDirLostError unless the lock that is in the directory now is the one that this process holds."""
+        assert self._held_fd is not None, "a run directory is written to only while it is held"
+        ours = os.fstat(self._held_fd)
+        try:
+            there = os.stat(self.path / ".lock")
+        except (FileNotFoundError, NotADirectoryError):
+            there = None
+        except OSError as problem:
+            raise OelmError(f"{self.path / '.lock'}: cannot be read ({problem}), so nothing is written there") from problem
+        if there is None or (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
+            raise RunDirLostError(
+                f"{self.path} was removed, renamed or replaced while this run was going on, so it stopped and wrote nothing "
+                "more there. What it had saved is in its own folder: if that was renamed, move it back, or give its new "
+                "name as --out, and repeat the command; if it was removed, the same command starts again from step 0"
+            )
 
     def _sign(self) -> None:
         holder = Holder(pid=os.getpid(), host=socket.gethostname(), started=self._started)
@@ -134,7 +165,7 @@ class RunDir:
         begun = [*self.path.glob("checkpoints/step-*"), *self.path.glob("latest.json")]
         # Nothing was trained yet (it did not fit, say): the next attempt may ask for something else.
         if not path.exists() or not (begun or read_metrics(self.path / "metrics.jsonl")):
-            write_json(path, config.as_dict())
+            write_json(path, config.as_dict(), guard=self.check_held)
             return config
         try:
             held = read_any_config(path)
@@ -168,7 +199,7 @@ class RunDir:
                 "choose another --out to train that from step 0"
             )
         longer = held.model_copy(update={"steps": steps, "extended_at": (*held.extended_at, held.steps)})
-        write_json(self.path / "config.json", longer.as_dict())
+        write_json(self.path / "config.json", longer.as_dict(), guard=self.check_held)
         return longer
 
     def is_done(self, config: TrainConfig) -> bool:
@@ -177,13 +208,14 @@ class RunDir:
 
     def set_status(self, status: StatusName, progress: Progress, *, message: str = "") -> None:
         """Replace status.json."""
+        self.check_held()
         # Not before: whoever only finds a run finished leaves no trace.
         if not self._is_named:
             self._is_named = True
             self._sign()
         self._last_heartbeat = time.monotonic()
         row = status_now(status, progress, started=self._started, message=message)
-        write_json(self.path / STATUS, row.model_dump(mode="json"), durable=status != "running")
+        write_json(self.path / STATUS, row.model_dump(mode="json"), durable=status != "running", guard=self.check_held)
 
     def heartbeat(self, progress: Callable[[], Progress]) -> None:
         """Say that the run is alive, at most once per HEARTBEAT_S."""
@@ -199,7 +231,7 @@ class RunDir:
             old = read_json(path)
             sittings = old.pop("earlier", [])
             earlier = sittings if dump_json(old) == dump_json(facts) else [*sittings, old]
-        write_json(path, {**facts, "earlier": earlier})
+        write_json(path, {**facts, "earlier": earlier}, guard=self.check_held)
 
 
 def _holder(path: Path) -> Holder | None:
@@ -226,6 +258,8 @@ class GuestRunDir(RunDir):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    def check_held(self) -> None: ...
 
     def claim(self, config: Config) -> Config:
         if not (self.path / "config.json").is_file():

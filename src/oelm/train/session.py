@@ -69,6 +69,7 @@ class Session:
             self.world.check_same(self.model, self.state.step)
             with self.world.writer_first():
                 if self.world.is_writer:
+                    self.folder.check_held()
                     self.metrics.sync()
                     self.checkpoints.publish(self.snapshot(), self.model, self.optimizer)
         self.saved = self.state
@@ -133,7 +134,8 @@ def build_session(
 ) -> Session:
     """Build model, optimizer and the rest as they are at step 0."""
     apply_determinism(deterministic=config.deterministic)
-    checkpoints = Checkpoints(folder.path, keep=config.keep_checkpoints)
+    checkpoints = Checkpoints(folder.path, keep=config.keep_checkpoints, guard=folder.check_held)
+    folder.check_held()
     model = task.build_model(folder.path, is_new=not checkpoints.any())
     plan = freeze_as_of(model, config, step=0)
     model.to(compute.device)
@@ -218,6 +220,7 @@ def _resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
         _wrap_anew(session)
         session.watch.on_remark(f"continuing from step {saved.state.step:,}")
         log.info("continuing from %s", checkpoint.path.name)
+    session.folder.check_held()
     session.metrics.rewind(step=session.state.step, evaluated_step=session.state.evaluated_step)
     session.started_at = (time.perf_counter(), session.state.step)
 

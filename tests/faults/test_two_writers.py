@@ -28,6 +28,7 @@ PHASES: dict[str, dict[str, Any]] = {
     "in the last evaluation": {"rest_in": "final evaluation"},
     "in a save": {"rest_in": "save"},
 }
+SLOW = ("in a step", "in an evaluation")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def rest(child: ForkServerProcess) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell when a process is stopped")
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PHASES])
 def test_a_run_whose_folder_became_anothers_stops_and_leaves_that_one_alone(
     phase: str, text: Callable[[int], Any], oracle: Callable[[int], Any], started: Start, tmp_path: Path, tally: Tally
 ) -> None:

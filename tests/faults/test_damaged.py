@@ -167,6 +167,7 @@ def test_a_checkpoint_saved_over_itself_is_the_same(text_file: Path, tmp_path: P
     assert session.saved is not None and session.saved.step == 12
     folder = tmp_path / "run" / "checkpoints" / "step-00000012"
     before = {path.name: sha256_file(path) for path in folder.iterdir()}
-    session.checkpoints.publish(open_checkpoint(folder).saved, session.model, session.optimizer)
+    with session.folder:
+        session.checkpoints.publish(open_checkpoint(folder).saved, session.model, session.optimizer)
     assert before == {path.name: sha256_file(path) for path in folder.iterdir()}
     tally("R6", "saves over the checkpoint that was loaded", held=1, of=1)

@@ -16,6 +16,7 @@ from oelm.files import read_json, sha256_file
 from oelm.method.apply import fold_gains
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.hub import shaped_classifier
+from oelm.train.binding import check_bound, check_frozen
 from oelm.train.checkpoint import MANIFEST, MODEL, Checkpoint, load_model, open_checkpoint
 from oelm.train.config import FinetuneConfig, RunConfig, read_any_config, read_config
 from oelm.train.held import freeze_as_of
@@ -91,9 +92,11 @@ def load_any(path: Path, *, which: str = "best") -> LoadedRun | LoadedClassifier
     if isinstance(config, RunConfig):
         return load_run(path, which=which)
     checkpoint = _opened(folder)
+    check_bound(checkpoint, run, config)
     model = shaped_classifier(run / "model")
     freeze_as_of(model, config, step=checkpoint.saved.state.step)
     load_model(checkpoint, model)
+    check_frozen(model, checkpoint, run)
     return LoadedClassifier(run, config, checkpoint, model.eval())
 
 
@@ -106,9 +109,11 @@ def load_run(path: str | Path, *, which: str = "best") -> LoadedRun:
     checkpoint = _opened(folder)
     run = folder.parent.parent
     config = read_config(run / "config.json")
+    check_bound(checkpoint, run, config)
     model = build_gpt(config.model, seed=config.seed)
     freeze_as_of(model, config, step=checkpoint.saved.state.step)
     load_model(checkpoint, model)
+    check_frozen(model, checkpoint, run)
     return LoadedRun(run, config, checkpoint, model.eval())
 
 

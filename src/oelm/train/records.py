@@ -42,6 +42,8 @@ class Manifest(Strict):
     environment: dict[str, str]
     data: DataRecord
     earlier: list[dict[str, Any]]
+    # The id that its checkpoints carry; runs from before there were ids have none.
+    run: str = ""
 
 
 class ProjectionRecord(Strict):

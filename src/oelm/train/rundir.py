@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import platform
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from pydantic import ValidationError
 from oelm.errors import CheckpointError, ConfigError, OelmError, RunDirError, RunDirLostError
 from oelm.files import STAGING_PREFIX, dump_json, read_json, room_checked, sweep_staging, write_json
 from oelm.strict import Strict
+from oelm.train.binding import run_id
 from oelm.train.checkpoint import Checkpoints
 from oelm.train.config import Config, TrainConfig, differences, read_any_config
 from oelm.train.metrics import read_metrics
@@ -51,13 +54,14 @@ class RunDir:
         self._handler: logging.Handler | None = None
         self._is_named = False
         self._held_fd: int | None = None
+        self.run_id = ""
 
     def __enter__(self) -> RunDir:
         with room_checked(self.path / ".lock"):
             self._refuse_foreign()
             self.path.mkdir(parents=True, exist_ok=True)
+            # A kernel lock: it ends with the process, however that ends, so there is no stale lock to clear.
             try:
-                # A kernel lock: it ends with the process, however that ends, so there is no stale lock to clear.
                 self._lock.acquire(timeout=0)
             except Timeout:
                 raise RunDirError(self._in_use()) from None
@@ -87,14 +91,15 @@ class RunDir:
     def check_held(self) -> None:
         """Raise RunDirLostError unless the lock that is in the directory now is the one that this process holds."""
         assert self._held_fd is not None, "a run directory is written to only while it is held"
-        ours = os.fstat(self._held_fd)
         try:
-            there = os.stat(self.path / ".lock")
-        except (FileNotFoundError, NotADirectoryError):
-            there = None
+            ours, there = os.fstat(self._held_fd), os.stat(self.path / ".lock")
+            is_ours = (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
         except OSError as problem:
-            raise OelmError(f"{self.path / '.lock'}: cannot be read ({problem}), so nothing is written there") from problem
-        if there is None or (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
+            # ESTALE: over NFS, another machine removed it.
+            if problem.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+                raise OelmError(f"{self.path / '.lock'}: cannot be read ({problem}), so nothing is written there") from problem
+            is_ours = False
+        if not is_ours:
             raise RunDirLostError(
                 f"{self.path} was removed, renamed or replaced while this run was going on, so it stopped and wrote nothing "
                 "more there. What it had saved is in its own folder: if that was renamed, move it back, or give its new "
@@ -144,6 +149,7 @@ class RunDir:
         had saved and has lost its checkpoints raises CheckpointError: to begin again unasked would wipe its metrics.
         """
         held = self._agreed(config)
+        self.run_id = run_id(self.path) or secrets.token_hex(16)
         if not self._has_saved() and not self.is_done(held):
             self._check_never_saved(held)
         return held
@@ -223,15 +229,16 @@ class RunDir:
             self.set_status("running", progress())
 
     def write_manifest(self, facts: dict[str, Any]) -> None:
-        """Write manifest.json; a run continued in another setting keeps the earlier ones beside it."""
+        """Write manifest.json, with the run's id; a run continued in another setting keeps the earlier ones beside it."""
         path = self.path / "manifest.json"
         facts = {"python": platform.python_version(), **facts}
         earlier: list[Any] = []
         if path.exists():
             old = read_json(path)
             sittings = old.pop("earlier", [])
+            old.pop("run", None)
             earlier = sittings if dump_json(old) == dump_json(facts) else [*sittings, old]
-        write_json(path, {**facts, "earlier": earlier}, guard=self.check_held)
+        write_json(path, {**facts, "earlier": earlier, "run": self.run_id}, guard=self.check_held)
 
 
 def _holder(path: Path) -> Holder | None:

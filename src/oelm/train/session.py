@@ -16,6 +16,7 @@ from oelm.errors import DataError, OelmError
 from oelm.method.apply import hold
 from oelm.method.plan import Plan
 from oelm.method.record import record_of
+from oelm.train.binding import bound_settings, check_bound, check_frozen
 from oelm.train.checkpoint import Checkpoint, Checkpoints, load_model, load_optimizer
 from oelm.train.config import RunConfig, TrainConfig
 from oelm.train.device import Compute, apply_determinism, device_name
@@ -85,6 +86,8 @@ class Session:
             tokenizer_sha256=self.task.data.tokenizer_sha256,
             environment=environment(self.compute, processes=self.world.size),
             software=software(),
+            run=self.folder.run_id,
+            config=bound_settings(self.config),
         )
 
     def tell_traffic(self) -> None:
@@ -202,12 +205,16 @@ def resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
 def _resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
     checkpoint = session.checkpoints.newest(exact_step=exact_step)
     if checkpoint is not None:
+        check_bound(checkpoint, session.folder.path, session.config)
         _check_same_setting(session, checkpoint, strict=strict)
         hold(session.model, session.plan.frozen_at(max(0, checkpoint.saved.state.step - 1)))
         session.optimizer = _optimizer(session.model, session.config, session.plan, session.compute)
         load_model(checkpoint, session.model)
+        check_frozen(session.model, checkpoint, session.folder.path)
         load_optimizer(checkpoint, session.model, session.optimizer)
         saved = checkpoint.saved
+        # Equal, or the manifest that said it is gone.
+        session.folder.run_id = saved.run or session.folder.run_id
         session.state = session.saved = saved.state
         session.clock = Clock(saved.clock)
         if session.scaler.is_enabled() and saved.state.loss_scale:

@@ -49,8 +49,10 @@ class SavedState(Strict):
     data_fingerprint: str
     tokenizer_sha256: str
     environment: dict[str, str]
-    # Of checkpoints from before this was noted, nothing is known.
+    # Of checkpoints from before these were noted, nothing is known.
     software: dict[str, str] = {}
+    run: str = ""
+    config: dict[str, Any] = {}
 
 
 def environment(compute: Compute, *, processes: int = 1) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import errno
 import os
 import signal
@@ -13,9 +14,12 @@ from typing import Any
 
 import pytest
 
-from oelm.errors import RunDirError
-from oelm.experiments.monitor import LOCK, is_marker, look_at
+from oelm.data.prepare import held_alone
+from oelm.errors import OelmError, RunDirError
+from oelm.experiments.monitor import LOCK, look_at
 from oelm.experiments.upkeep import ask_to_stop
+from oelm.locks import is_marker
+from oelm.report.verdict import Looks
 from oelm.train.rundir import RunDir
 from oelm.train.status import HOLDER, Progress
 from tests.conftest import tiny_config
@@ -58,14 +62,19 @@ def held() -> Iterator[Held]:
         process.communicate()
 
 
+def without(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every flock of this process fail with an error."""
+
+    def missing(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+
+
 @pytest.fixture
 def run(tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run's folder on such a disk, for this process as well."""
-
-    def missing(*_: Any) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(fcntl, "flock", missing)
+    without(errno.ENOSYS, monkeypatch)
     with RunDir(tmp_path / "e" / "smoke" / "default" / "seed-0") as folder:
         folder.claim(tiny_config(text_file))
     return folder.path
@@ -115,3 +124,45 @@ def test_a_lock_of_the_kernel_is_no_marker_whatever_is_in_its_file(content: str,
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert look_at(run).state == "dead" and not is_marker(tmp_path / "nowhere")
+
+
+def hold_run(folder: Path) -> None:
+    with RunDir(folder):
+        pass
+
+
+def hold_data(folder: Path) -> None:
+    def waiting(what: str, done: int, total: int, tokens: int) -> None:
+        pytest.fail(what)
+
+    with held_alone(folder / "set", waiting):
+        pass
+
+
+def record_a_look(folder: Path) -> None:
+    Looks(folder, {}).record({"a": [0, 1]}, date=datetime.date(2026, 1, 1))
+
+
+HOLDERS = {".lock": hold_run, ".set.lock": hold_data, ".looks.lock": record_a_look}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP], ids=errno.errorcode.get)
+def test_a_disk_that_gives_no_locks_is_refused_at_once(
+    number: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(number, monkeypatch)
+    with pytest.raises(OelmError, match=rf"{name}: cannot be locked .*{os.strerror(number)}.* Work on a local disk"):
+        HOLDERS[name](tmp_path)
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_a_lock_left_from_where_there_was_flock_is_refused_and_not_waited_for(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(errno.ENOSYS, monkeypatch)
+    (tmp_path / name).touch()
+    with pytest.raises(OelmError, match=rf"{name}: this file system has no locks .* delete that file and repeat the command"):
+        HOLDERS[name](tmp_path)
+    (tmp_path / name).unlink()
+    HOLDERS[name](tmp_path)

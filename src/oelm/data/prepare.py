@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from tokenizers import Tokenizer
 
 from oelm.data.corpora import Corpus, file_corpus, hub_corpus, stdlib_corpus
@@ -34,6 +34,7 @@ from oelm.data.tokenizer import (
 from oelm.data.tokens import FORMAT, SPLITS, SplitMeta, TokenMeta, TokenSet, dtype_for, open_tokens, read_meta
 from oelm.errors import ConfigError, DataError, DiskFullError
 from oelm.files import cache_root, fsync_dir, room_checked, sha256_file, sweep_staging, write_json, write_text
+from oelm.locks import take
 
 # Called with what is being done, how many of how many bytes of text are through, and how many tokens they gave.
 Progress = Callable[[str, int, int, int], None]
@@ -53,10 +54,8 @@ def no_progress(what: str, done: int, total: int, tokens: int) -> None:
 def held_alone(target: Path, progress: Progress) -> Iterator[None]:
     """Hold the lock on a set while it is made; `progress` is told as long as another process has it, and may raise."""
     lock = FileLock(target.parent / f".{target.name}.lock")
-    while not lock.is_locked:
-        try:
-            lock.acquire(timeout=_WAIT_S)
-        except Timeout:
+    with room_checked(Path(lock.lock_file)):
+        while not take(lock, timeout_s=_WAIT_S):
             progress("waiting for another process that prepares this", 0, 0, 0)
     try:
         yield

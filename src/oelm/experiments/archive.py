@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from pydantic import ValidationError
 
 from oelm.errors import ArchiveError
@@ -41,6 +41,7 @@ from oelm.files import (
     sweep_staging,
     write_bytes,
 )
+from oelm.locks import take
 
 MAX_ARCHIVE_BYTES = 64 * 2**30
 _IMPORT_LOCK = ".import.lock"
@@ -251,10 +252,8 @@ def _sole_importer(root: Path) -> Iterator[None]:
     with room_checked(root / _IMPORT_LOCK):
         root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(root / _IMPORT_LOCK)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise ArchiveError(f"{root}: another import is writing there; wait for it, then repeat") from None
+        if not take(lock):
+            raise ArchiveError(f"{root}: another import is writing there; wait for it, then repeat")
     try:
         yield
     finally:

@@ -12,10 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from oelm.errors import ConfigError, MissingExtraError
 from oelm.files import cache_root, room_checked
+from oelm.locks import take
 
 log = logging.getLogger(__name__)
 
@@ -227,8 +228,4 @@ class GpuPool:
         lock = FileLock(path, thread_local=False)
         with room_checked(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                return None
-        return Reservation(card, lock)
+            return Reservation(card, lock) if take(lock) else None

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from oelm.errors import STOPPED, OelmError
 from oelm.experiments.monitor import launch_lock_path
 from oelm.experiments.plan import PlannedRun
 from oelm.files import dump_json, room_checked, write_json
+from oelm.locks import take
 from oelm.train.status import STATUS, Progress, StatusName, now_text, read_status, status_now
 
 CONSOLE = "console.log"
@@ -45,11 +46,7 @@ def launch_lock(run: PlannedRun, root: Path) -> FileLock:
 def taken(lock: FileLock) -> bool:
     """Take a lock if nobody has it; whether we have it now."""
     with room_checked(Path(lock.lock_file)):
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            return False
-    return True
+        return take(lock)
 
 
 def is_busy(run: Path) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from oelm.errors import ConfigError, RunDirError
+from oelm.locks import is_marker
 from oelm.names import NAME
 from oelm.train.status import HEARTBEAT_S, STATUS, Metric, Status
 
@@ -149,15 +150,6 @@ def is_held(run: str | Path, status: Status | None, locks: Locks | None, *, same
         return False
     # A dead process holds nothing; a living one of that number may be another.
     return False if status is not None and same_host and not _is_alive(status.pid) else None
-
-
-def is_marker(lock: str | Path) -> bool:
-    """Whether a lock file is itself the lock, which no system lists: filelock's, on disks without flock, names a process."""
-    try:
-        with open(lock, "rb") as file:
-            return file.read(1).isdigit()
-    except OSError:
-        return False
 
 
 def _is_alive(pid: int) -> bool:

@@ -15,8 +15,9 @@ from filelock import FileLock, Timeout
 
 from oelm.errors import OelmError, RunDirError
 from oelm.experiments.inventory import CHECKPOINT_FILES, POINTERS, RECORDS
-from oelm.experiments.monitor import ALIVE, LOCK, RunView, is_here, is_marker, launch_lock_path, look, read_locks, silent_s
+from oelm.experiments.monitor import ALIVE, LOCK, RunView, is_here, launch_lock_path, look, read_locks, silent_s
 from oelm.files import read_json, write_json
+from oelm.locks import is_marker, take
 from oelm.train.status import HOLDER, STATUS, read_status
 
 STOPPED_WHILE_QUEUED = "asked to stop while queued"
@@ -116,11 +117,11 @@ def _launch_lock(view: RunView) -> Path:
 def _is_locked(lock: Path) -> bool:
     if not lock.is_file():
         return False
-    try:
-        with FileLock(lock, timeout=0):
-            return False
-    except Timeout:
+    held = FileLock(lock)
+    if not take(held):
         return True
+    held.release()
+    return False
 
 
 def wait_for_end(

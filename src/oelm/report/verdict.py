@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from filelock import FileLock
 from pydantic import Field, model_validator
 
 from oelm.errors import DataError
 from oelm.experiments.registry import Criterion
 from oelm.files import room_checked, write_json
+from oelm.locks import held
 from oelm.report.stats import (
     LEVEL,
     Interval,
@@ -331,7 +331,7 @@ class Looks:
         with room_checked(self.root / LOOKS):
             self.root.mkdir(parents=True, exist_ok=True)
             # Two reports at once must not forget each other's looks.
-            with FileLock(self.root / _LOCK):
+            with held(self.root / _LOCK):
                 now = Looks.read(self.root)
                 entries = dict(now.entries)
                 for key, seeds in judged.items():

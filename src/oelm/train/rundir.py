@@ -15,11 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from pydantic import ValidationError
 
 from oelm.errors import CheckpointError, ConfigError, OelmError, RunDirError, RunDirLostError
 from oelm.files import STAGING_PREFIX, dump_json, read_json, room_checked, sweep_staging, write_json
+from oelm.locks import take
 from oelm.strict import Strict
 from oelm.train.binding import run_id
 from oelm.train.checkpoint import Checkpoints
@@ -61,10 +62,8 @@ class RunDir:
             self._refuse_foreign()
             self.path.mkdir(parents=True, exist_ok=True)
             # A kernel lock: it ends with the process, however that ends, so there is no stale lock to clear.
-            try:
-                self._lock.acquire(timeout=0)
-            except Timeout:
-                raise RunDirError(self._in_use()) from None
+            if not take(self._lock):
+                raise RunDirError(self._in_use())
         # Of the lock's own file, which it keeps open: its number is nobody else's until it is released.
         self._held_fd = self._lock._context.lock_file_fd
         try:

@@ -1,6 +1,6 @@
-"""Thirty one-line faults in the code, one at a time, in a copy of it: the tests must notice.
+"""Thirty-four one-line faults in the code, one at a time, in a copy of it: the tests must notice.
 
-python -m tests.faults.mutants [NUMBER...]; prints killed or survived for each; the exit code is 0 when at least 27 are killed.
+python -m tests.faults.mutants [NUMBER...]; prints killed or survived for each; the exit code is 0 when at least 31 are killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NEEDED = 27
+NEEDED = 31
 TIMEOUT_S = 900
 
 
@@ -164,6 +164,35 @@ MUTANTS = (
     ),
     Mutant("report/stats.py", "(freedom, (1 - level) / 2)", "(freedom, (1 - level))", "report/test_stats.py", "one-sided"),
     Mutant("report/stats.py", "2 ** (look - 1)", "2**look", "report/test_stats.py", "off by one"),
+    # One writer in a run's folder, and its own checkpoints only.
+    Mutant(
+        "train/rundir.py",
+        "is_ours = (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)",
+        "is_ours = there.st_dev == ours.st_dev",
+        "train/test_rundir.py::test_who_lost_its_folder_writes_nothing_there_any_more",
+        "a skipped guard: a run writes into the folder of another",
+    ),
+    Mutant(
+        "files.py",
+        "move(old, new, src_dir_fd=handle, dst_dir_fd=handle)",
+        "move(folder / old, folder / new)",
+        "test_files.py::test_a_folder_replaced_after_its_guard_approved_it_is_not_written_to",
+        "a rename by path: the folder may be another since it was proven",
+    ),
+    Mutant(
+        "train/binding.py",
+        "if saved.run and own and saved.run != own:",
+        "if saved.run and not own and saved.run != own:",
+        "faults/test_foreign_checkpoints.py::test_of_two_runs_of_one_config_each_opens_its_own_only",
+        "a skipped guard: another run's checkpoint opens",
+    ),
+    Mutant(
+        "train/binding.py",
+        "if then and now and then != now:",
+        "if then and now and len(then) != len(now):",
+        "faults/test_foreign_checkpoints.py::test_frozen_bytes_that_the_run_did_not_begin_with_are_refused",
+        "a skipped guard: frames that the run did not begin with",
+    ),
 )
 
 

@@ -48,14 +48,19 @@ ROWS: dict[str, Row] = {
             "test_files.py::test_a_true_file_size_limit_keeps_the_old_file",
         ),
     ),
-    "R5": Row("damaged checkpoints", ("faults/test_damaged.py",)),
+    "R5": Row("damaged and foreign checkpoints", ("faults/test_damaged.py", "faults/test_foreign_checkpoints.py")),
     "R6": Row(
         "a save over the checkpoint that was loaded",
         ("faults/test_damaged.py::test_a_checkpoint_saved_over_itself_is_the_same",),
     ),
     "R7": Row(
         "two processes on one run",
-        ("faults/test_races.py", "faults/test_starved.py::test_of_processes_started_together_exactly_one_trains"),
+        (
+            "faults/test_races.py",
+            "faults/test_two_writers.py",
+            "faults/test_starved.py::test_of_processes_started_together_exactly_one_trains",
+            "experiments/test_no_flock.py",
+        ),
     ),
     "R8": Row(
         "SIGTERM and SIGINT in every phase",

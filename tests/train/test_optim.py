@@ -47,14 +47,14 @@ def saved(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tenso
 
 
 @pytest.fixture
-def trained() -> tuple[GPT, torch.optim.AdamW]:
+def trained() -> tuple[GPT, torch.optim.Optimizer]:
     model = frozen_gpt()
     optimizer = build_optimizer(model, CONFIG, device="cpu")
     train(model, optimizer, first=0, steps=2)
     return model, optimizer
 
 
-Trained = tuple[GPT, torch.optim.AdamW]
+Trained = tuple[GPT, torch.optim.Optimizer]
 
 
 def decay_by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
@@ -245,7 +245,7 @@ LATE = "blocks.2.attention.q.weight"
 PLAN = Plan({LATE: (0, 4)}, 10)
 
 
-def thawed_without_a_step() -> tuple[GPT, torch.optim.AdamW, dict[str, Tensor]]:
+def thawed_without_a_step() -> tuple[GPT, torch.optim.Optimizer, dict[str, Tensor]]:
     """A model in which one weight was thawed, and the state of an optimizer whose update since then was skipped."""
     model = frozen_gpt()
     before = build_optimizer(model, CONFIG, device="cpu", plan=PLAN)

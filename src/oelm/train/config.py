@@ -40,12 +40,23 @@ class DataConfig(Strict):
 
 
 class OptimConfig(Strict):
-    """AdamW; matrices decay, norms and biases do not."""
+    """AdamW, or Muon for the matrices of the layers and AdamW for the rest; matrices decay, norms and biases do not."""
 
     lr: float = Field(gt=0)
+    name: Literal["adamw", "muon"] = "adamw"
+    # Muon's own rate, as a multiple of `lr`: one number to tune scales both.
+    matrix_rate: float = Field(default=5.0, gt=0, le=1000)
+    # Which of the two trains thin matrices of Q and K: low-rank corrections, and Q and K of few rows.
+    thin: Literal["muon", "adamw"] = "muon"
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     weight_decay: float = Field(default=0.01, ge=0)
     clip_norm: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _muons_own(self) -> Self:
+        if self.name != "muon" and (self.matrix_rate, self.thin) != (5.0, "muon"):
+            raise ValueError("matrix_rate and thin are settings of Muon; give optim.name muon too, or leave them out")
+        return self
 
 
 class ScheduleConfig(Strict):

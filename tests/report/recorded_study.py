@@ -45,6 +45,8 @@ def finish(
     revision: str | None = "0123456789abcdef",
 ) -> Path:
     """Write a finished run: a classifier's where `best` is below one, a share, else a language model's with this PPL."""
+    # A share that a thousand answers can have.
+    best = round(best, 3) if best < 1 else best
     run = record(root, "done", experiment=experiment, budget=budget, variant=variant, seed=seed)
     config = {"method": {"init": "native"}, "steps": 40, "optim": {"lr": 1e-3}, "seed": seed} | (settings or {})
     write_json(run / "config.json", config, durable=False)
@@ -54,11 +56,13 @@ def finish(
         ("timing_stats", _figures(best)),
     ):
         write_json(run / f"{name}.json", written.model_dump(mode="json"), durable=False)
-    losses = {10: 1.1 * _loss(best), 20: 1.05 * _loss(best), 30: 1.02 * _loss(best), 40: _loss(best)}
-    _write_rows(run / "metrics.jsonl", [{"step": step, "val_loss": loss} for step, loss in losses.items()])
+    factors = {10: 1.1 + 0.001 * seed, 20: 1.05, 30: 1.02, 40: 1.0}
+    accuracy = {"val_accuracy": best} if best < 1 else {}
+    evaluations = [{"step": step, "val_loss": factor * _loss(best), **accuracy} for step, factor in factors.items()]
+    _write_rows(run / "metrics.jsonl", evaluations)
     if best < 1:
-        wrong = round(100 * (1 - best))
-        answers = [{"example": n, "label": 1, "predicted": int(n * 7 % 100 >= wrong), "nats": 0.5} for n in range(100)]
+        wrong, loss = round(1000 * (1 - best)), _loss(best)
+        answers = [{"example": n, "label": 1, "predicted": int(n * 7 % 1000 >= wrong), "nats": loss} for n in range(1000)]
         _write_rows(run / "predictions.jsonl", answers)
     else:
         write_json(run / "attention.json", _attention(seed).model_dump(mode="json"), durable=False)

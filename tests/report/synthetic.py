@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from oelm.experiments.inventory import SWEEP
 from oelm.experiments.registry import Catalog, load_catalog
 from oelm.experiments.sweep import SweepPoint, SweepRecord
+from oelm.method.kind import selects_layer
 from oelm.method.method import resolve_method
 from oelm.train.config import with_overrides
 from oelm.train.timing import PHASES, step_statistics
@@ -64,17 +65,19 @@ def package_catalog() -> Catalog:
 def write_run(root: Path, experiment: str, seed: int, fate: Fate, *, budget: str = "laptop", variant: str = "default") -> Path:
     """Write one finished run with all its files; return its folder."""
     run = root / experiment / budget / variant / f"seed-{seed}"
+    if isinstance(steps := fate.settings.get("steps"), int):
+        fate = replace(fate, steps=steps)
     run.mkdir(parents=True, exist_ok=True)
-    evaluations = _evaluations(fate)
-    steps = _steps(fate)
-    rows = sorted([*steps, *evaluations], key=lambda row: row["step"])
+    evaluations = _evaluations(fate, seed)
+    trained = _steps(fate)
+    rows = sorted([*trained, *evaluations], key=lambda row: row["step"])
     config = config_of(fate, seed)
     for name, value in {
         "config.json": config,
         "status.json": _status(fate),
         "manifest.json": _manifest(fate),
         "audit.json": audit_of(fate.method),
-        "timing_stats.json": _figures(fate, steps, evaluations, config),
+        "timing_stats.json": _figures(fate, trained, evaluations, config),
     }.items():
         write_plain(run / name, value)
     write_lines(run / "metrics.jsonl", rows)
@@ -148,15 +151,18 @@ def _method(name: str) -> dict[str, Any]:
     return resolve_method(name).model_dump(mode="json")
 
 
-def _losses(fate: Fate) -> tuple[float, ...]:
+def _losses(fate: Fate, seed: int) -> tuple[float, ...]:
     if fate.losses:
-        return fate.losses
+        # No two seeds have the same losses to the last bit, either.
+        worst = max(range(len(fate.losses)), key=fate.losses.__getitem__)
+        return tuple(loss + (seed * 1e-12 if number == worst else 0.0) for number, loss in enumerate(fate.losses))
     best = math.log(fate.ppl) if fate.ppl is not None else 1.0 - (fate.accuracy or 0.0)
-    return (best + 1.0, best + 0.5, best + 0.25, best)
+    # No two seeds begin alike, whatever they come to.
+    return (best + 1.0 + seed / 1024, best + 0.5, best + 0.25, best)
 
 
-def _evaluations(fate: Fate) -> list[dict[str, Any]]:
-    losses = _losses(fate)
+def _evaluations(fate: Fate, seed: int) -> list[dict[str, Any]]:
+    losses = _losses(fate, seed)
     assert fate.steps % len(losses) == 0, "evaluations at equal distances"
     rows: list[dict[str, Any]] = []
     for number, loss in enumerate(losses, start=1):
@@ -197,7 +203,7 @@ def _figures(
         "final_loss": steps[-1]["loss"],
         "final_val_loss": last["val_loss"],
         "best_val_loss": best_loss,
-        "best_step": next(row["step"] for row in evaluations if row["val_loss"] == best_loss),
+        "best_step": min(evaluations, key=lambda row: -row["val_accuracy"] if fate.ppl is None else row["val_loss"])["step"],
     }
     if fate.ppl is not None:
         ppls = {"final_ppl": last["val_ppl"], "best_ppl": math.exp(best_loss), "final_bits_per_byte": last["bits_per_byte"]}
@@ -226,18 +232,24 @@ def _test_predictions(fate: Fate) -> list[dict[str, Any]]:
     loss = _test_loss(fate)
     if fate.ppl is not None:
         return [{"document": number, "tokens": 100, "nats": 100 * loss} for number in range(2)]
-    right = fate.test_right or tuple(number < round(100 * (fate.test or 0.0)) for number in range(100))
+    right = fate.test_right or _right(fate.test or 0.0)
     return [{"example": n, "label": 0, "predicted": int(not is_right), "nats": loss} for n, is_right in enumerate(right)]
 
 
 def _predictions(fate: Fate, final_loss: float) -> list[dict[str, Any]]:
     if fate.ppl is not None:
         return [{"document": number, "tokens": 100, "nats": 100 * final_loss} for number in range(3)]
-    right = fate.right or tuple(number < round(100 * (fate.accuracy or 0.0)) for number in range(100))
+    right = fate.right or _right(fate.accuracy or 0.0)
     return [
         {"example": number, "label": number % 2, "predicted": number % 2 if is_right else 1 - number % 2, "nats": final_loss}
         for number, is_right in enumerate(right)
     ]
+
+
+def _right(accuracy: float) -> tuple[bool, ...]:
+    """Return answers of which exactly this share is right: to as many examples as that takes."""
+    count = next(count for count in (100, 1000, 10_000) if math.isclose(round(accuracy * count), accuracy * count))
+    return tuple(number < round(accuracy * count) for number in range(count))
 
 
 def _status(fate: Fate) -> dict[str, Any]:
@@ -281,24 +293,33 @@ def _manifest(fate: Fate) -> dict[str, Any]:
 
 
 def audit_of(method: str) -> dict[str, Any]:
-    """Return the audit of the writer's small GPT: Q and K frozen where the method freezes them."""
-    is_frozen = bool(_method(method)["freeze"])
-    one = _DIM * _DIM
-    roles = {"embedding": _VOCAB * _DIM + 64 * _DIM, "query": _LAYERS * one, "key": _LAYERS * one}
-    roles |= {"value_output": 2 * _LAYERS * one, "feed_forward": 2 * _LAYERS * _DIM * _FF}
-    frozen = roles["query"] + roles["key"] if is_frozen else 0
-    total = sum(roles.values())
+    """Return the audit of the writer's small GPT: Q and K frozen where the method freezes them from the start."""
+    chosen, one = _method(method), _DIM * _DIM
+    parts = () if chosen["freeze_at"] else chosen["freeze"]
+    layers = chosen["layers"] if isinstance(chosen["layers"], str) else tuple(chosen["layers"])
+    frozen_layers = [layer for layer in range(_LAYERS) if selects_layer(layers, layer, _LAYERS)]
+    by_role = {
+        role: _role(_LAYERS * one, frozen=len(frozen_layers) * one if part in parts else 0)
+        for role, part in (("query", "q"), ("key", "k"))
+    }
+    free = {"embedding": _VOCAB * _DIM + 64 * _DIM, "value_output": 2 * _LAYERS * one, "feed_forward": 2 * _LAYERS * _DIM * _FF}
+    by_role |= {role: _role(count, frozen=0) for role, count in free.items()}
+    trainable, frozen = (sum(counts[name] for counts in by_role.values()) for name in ("trainable", "frozen"))
     return {
-        "total": total,
-        "trainable": total - frozen,
+        "total": trainable + frozen,
+        "trainable": trainable,
         "frozen": frozen,
-        "by_role": {role: _role(count, is_frozen=is_frozen and role in ("query", "key")) for role, count in roles.items()},
-        "projections": [_projection(layer, part, is_frozen, one) for layer in range(_LAYERS) for part in ("q", "k")],
+        "by_role": by_role,
+        "projections": [
+            _projection(layer, part, layer in frozen_layers and part in parts, one)
+            for layer in range(_LAYERS)
+            for part in ("q", "k")
+        ],
     }
 
 
-def _role(count: int, *, is_frozen: bool) -> dict[str, int]:
-    return {"trainable": 0, "frozen": count} if is_frozen else {"trainable": count, "frozen": 0}
+def _role(count: int, *, frozen: int) -> dict[str, int]:
+    return {"trainable": count - frozen, "frozen": frozen}
 
 
 def _projection(layer: int, part: str, is_frozen: bool, num_parameters: int) -> dict[str, Any]:

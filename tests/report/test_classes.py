@@ -32,11 +32,18 @@ RATIOS["GPT-01-thinner-thin"] = 1.1
 
 
 def write_class(
-    root: Path, like: str, *, name: str = "", data: str = "tinystories", more: dict[str, Any] | None = None, **place: Any
+    root: Path,
+    like: str,
+    *,
+    name: str = "",
+    data: str = "tinystories",
+    more: dict[str, Any] | None = None,
+    times: float = 1.0,
+    **place: Any,
 ) -> list[Path]:
     """Write an arm of five seeds with its method and with what learns in Q and K, like one of TinyStories' arms."""
     luck = LUCK if like in METHODS or like.endswith("thin") else [1.0] * 5
-    figures = [RATIOS[like] * value * chance for value, chance in zip(BASE, luck, strict=True)]
+    figures = [times * RATIOS[like] * value * chance for value, chance in zip(BASE, luck, strict=True)]
     method: dict[str, Any] = PRESETS[METHODS.get(like, "baseline")].model_dump(mode="json")
     thin = {"model.qk_dim": 4} if like.endswith("thin") else {}
     settings = {**{f"method.{key}": value for key, value in method.items()}, **thin, **(more or {})}

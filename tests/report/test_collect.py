@@ -15,7 +15,7 @@ from oelm.errors import ConfigError
 from oelm.report.collect import Arm, collect, load_runs
 from oelm.train.records import Figures, figure_problems, read_record
 from tests.experiments.recorded import record
-from tests.report.synthetic import TOKENS_PER_STEP, Fate, audit_of, write_arm, write_lines, write_plain, write_run
+from tests.report.synthetic import TOKENS_PER_STEP, Fate, audit_of, write_arm, write_plain, write_run
 
 
 def only_arm(*roots: Path) -> Arm:
@@ -300,8 +300,7 @@ def test_a_line_torn_by_a_kill_does_not_count_as_damage(tmp_path: Path) -> None:
 
 
 def test_a_classifier_of_many_examples_reads_its_predictions_whole(tmp_path: Path) -> None:
-    run = write_run(tmp_path, "SST-2-01", 0, Fate(accuracy=0.9, entropies=None))
-    rows = [{"example": number, "label": 1, "predicted": number % 2, "nats": 0.5} for number in range(500)]
-    write_lines(run / "predictions.jsonl", rows)
+    right = tuple(number % 2 == 0 for number in range(500))
+    write_run(tmp_path, "SST-2-01", 0, Fate(accuracy=0.9, right=right, entropies=None))
     (found,) = only_arm(tmp_path).runs
     assert sum(row.label == row.predicted for row in found.predictions("val")) == 250

@@ -122,12 +122,9 @@ def test_learning_curves_are_means_with_bands_over_seeds(tmp_path: Path) -> None
     write_curves(tmp_path)
     shown = [row for row in values(english(tmp_path), "learning-0") if row["arm"] == "GPT-02"]
     assert [row["step"] for row in shown] == [5, 10, 15, 20]
-    assert [(row["mean"], row["low"], row["high"], row["seeds"]) for row in shown] == [
-        (3.5, 3.0, 4.0, 2),
-        (2.7, 1.9, 3.5, 2),
-        (2.4375, 1.875, 3.0, 2),
-        (2.0, 1.75, 2.25, 2),
-    ]
+    # Seeds differ in the last digits of their worst loss, by 1e-12.
+    for row, by_hand in zip(shown, [(3.5, 3.0, 4.0), (2.7, 1.9, 3.5), (2.4375, 1.875, 3.0), (2.0, 1.75, 2.25)], strict=True):
+        assert (row["mean"], row["low"], row["high"]) == pytest.approx(by_hand, abs=1e-11) and row["seeds"] == 2
 
 
 def test_a_step_that_one_seed_lacks_is_not_in_the_curve(tmp_path: Path) -> None:
@@ -257,19 +254,15 @@ def test_classifiers_have_an_interval_over_examples(tmp_path: Path) -> None:
     assert row["best"] == "88.00%"
 
 
-@pytest.mark.parametrize("cut", ["short", "other-labels", "missing", "damaged"])
+@pytest.mark.parametrize("cut", ["other-examples", "missing"])
 def test_predictions_that_cannot_be_paired_give_no_interval_over_examples(tmp_path: Path, cut: str) -> None:
     for experiment in ("SST-2-01", "SST-2-02"):
         write_arm(tmp_path, experiment, [0.9, 0.88], seeds=[0, 1])
     path = tmp_path / "SST-2-02" / "laptop" / "default" / "seed-1" / "predictions.jsonl"
-    text = path.read_text(encoding="utf-8")
-    changed = {
-        "short": text[: len(text) // 2],
-        "other-labels": text.replace('"label": 1', '"label": 0'),
-        "missing": "",
-        "damaged": text.replace('"label": 1', '"label": "x"'),
-    }
-    path.write_text(changed[cut], encoding="utf-8")
+    if cut == "missing":
+        path.unlink()
+    else:
+        path.write_text(path.read_text(encoding="utf-8").replace('"example": 0,', '"example": 1000,'), encoding="utf-8")
     (row,) = rows(english(tmp_path), "verdicts")
     assert row["sensitivity [95%]"] == "" and "[" in row["gap [95%]"]
 

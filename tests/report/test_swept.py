@@ -160,8 +160,8 @@ def test_points_of_a_sweep_stand_in_its_table_and_not_among_the_figures(tmp_path
 
 def test_a_tuned_arm_has_its_digest_where_another_is_to_be_told_from_it(tmp_path: Path) -> None:
     write_tuned(tmp_path, "GPT-01", 1e-3)
-    write_arm(tmp_path, "GPT-01", [30.0, 31.0], seeds=[0, 1], variant="tuned-steps-9-89abcdef", settings={"steps": 9})
-    assert {row["arm"] for row in rows(english(tmp_path), "figures")} == {"GPT-01 (tuned)", "GPT-01 (tuned-steps-9)"}
+    write_arm(tmp_path, "GPT-01", [30.0, 31.0], seeds=[0, 1], variant="tuned-steps-8-89abcdef", settings={"steps": 8})
+    assert {row["arm"] for row in rows(english(tmp_path), "figures")} == {"GPT-01 (tuned)", "GPT-01 (tuned-steps-8)"}
     write_arm(tmp_path, "GPT-01", [30.0, 31.0], seeds=[0, 1], variant="tuned-89abcdef", settings={"optim.lr": 3e-3})
     names = {row["arm"] for row in rows(english(tmp_path), "figures")}
-    assert names == {"GPT-01 (tuned-0123abcd)", "GPT-01 (tuned-89abcdef)", "GPT-01 (tuned-steps-9)"}
+    assert names == {"GPT-01 (tuned-0123abcd)", "GPT-01 (tuned-89abcdef)", "GPT-01 (tuned-steps-8)"}

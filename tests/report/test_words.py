@@ -17,6 +17,7 @@ from oelm.experiments.monitor import State
 from oelm.experiments.registry import load_catalog
 from oelm.report.build import Report, build_report
 from oelm.report.collect import MixtureCode
+from oelm.report.computed import MIXED
 from oelm.report.document import Chart, Document, Table, Text
 from oelm.report.earlier import source_text
 from oelm.report.kinds import CLASSES
@@ -38,6 +39,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     # Arms that are judged together are told of together.
     "f'reason.{reason.code}'": tuple({*get_args(ReasonCode)} - {"many_comparisons"}),
     "f'mixture.{mixture.code}'": get_args(MixtureCode),
+    "f'mixed.{name}'": MIXED,
     "f'state.{state}'": get_args(State),
     "f'rung.{ingredient}'": tuple({ingredient for has in RUNGS.values() for ingredient in has}),
     "f'classes.{kind}'": CLASSES,

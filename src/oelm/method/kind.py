@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 Kind = Literal["free", "pure", "little", "partial"]
 ALL_BUT = "all but "
@@ -55,17 +55,31 @@ class CountedProjection(Protocol):
     def is_frozen(self) -> bool: ...
 
 
+Projection = TypeVar("Projection", bound=CountedProjection)
+
+
 def learning_later(method: Mapping[str, Any], projections: Sequence[CountedProjection]) -> int:
     """Return by how many parameters more of Q and K learn in the last step than in the first, whose audit it is; or fewer."""
     if method.get("thaw"):
         return sum(each.num_parameters for each in projections if each.is_frozen)
     if not method.get("freeze_at"):
         return 0
+    return -sum(each.num_parameters for each in _chosen(method, projections))
+
+
+def starts_otherwise(method: Mapping[str, Any], projections: Sequence[Projection]) -> Projection | None:
+    """Return the first projection of an audit, which is of the first step, that the method lets learn then, or freezes."""
+    chosen = [] if method.get("freeze_at") else _chosen(method, projections)
+    return next((each for each in projections if each.is_frozen != any(each is one for one in chosen)), None)
+
+
+def _chosen(method: Mapping[str, Any], projections: Sequence[Projection]) -> list[Projection]:
+    """Return what the method freezes at some time."""
     # A pattern is one stack's.
     depths = {each.pattern: 1 + max(p.layer for p in projections if p.pattern == each.pattern) for each in projections}
-    layers = method.get("layers", "all")
-    chosen = [each for each in projections if selects_layer(layers, each.layer, depths[each.pattern])]
-    return -sum(each.num_parameters for each in chosen if each.part in method["freeze"])
+    layers, parts = method.get("layers", "all"), method.get("freeze") or ()
+    choice = layers if isinstance(layers, str) else tuple(layers)
+    return [each for each in projections if each.part in parts and selects_layer(choice, each.layer, depths[each.pattern])]
 
 
 def layers_problem(layers: str | tuple[int, ...], num_layers: int) -> str | None:

@@ -13,7 +13,7 @@ from oelm.report.kinds import CLASSES, change_later, class_of, learning_in_qk, p
 from oelm.report.ladder import compared
 from oelm.report.plots import forest_by_set
 from oelm.report.stats import LEVEL
-from oelm.report.verdicts import BOUNDS, Judged, target_of
+from oelm.report.verdicts import BOUNDS, Judged, mixed_text, target_of
 from oelm.report.words import Words
 
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "UNFIT_BASELINE": "warn"}
@@ -263,5 +263,6 @@ def _gap(row: Judged | None, words: Words) -> Cell:
     gap, text = compared(row.pair.arm, row.pair.baseline, row.pair.split)
     text = words("across.on_test", gap=text) if row.pair.split == "test" else text
     judgement = row.judgement
-    told = f"{text} {words(f'verdict.{judgement.verdict}')}" if judgement.verdict in _MARKS else text
+    verdict = mixed_text(words(f"verdict.{judgement.verdict}"), row.pair, words)
+    told = f"{text} {verdict}" if judgement.verdict in _MARKS else text
     return Cell(told, gap.value if gap is not None else None, _MARKS.get(judgement.verdict, ""))

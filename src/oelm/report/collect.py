@@ -19,10 +19,13 @@ from oelm.experiments.budget import BUDGETS
 from oelm.experiments.fair import is_tuned_alone
 from oelm.experiments.monitor import RunView, scan
 from oelm.files import read_json
-from oelm.report.computed import COMPUTED_WITH, computed_with, known_differences
+from oelm.method.kind import starts_otherwise
+from oelm.report.computed import COMPUTED_WITH, computed_with, known_differences, sittings_with
 from oelm.train.metrics import read_metrics
 from oelm.train.records import (
+    METRICS,
     PREDICTIONS,
+    TIMING,
     AttentionRecord,
     AuditRecord,
     EvaluationRow,
@@ -31,16 +34,16 @@ from oelm.train.records import (
     HeadRecord,
     Manifest,
     Split,
+    judged_problems,
     read_as,
     read_rows,
-    tested_problems,
 )
 
 # Where something lies, as opposed to what it is: the weights' digest and the data's fingerprint tell that.
 _PLACES = (("model", "source"), ("examples", "folder"))
 # How the name of a variant ends: of its changes.
 _DIGEST = re.compile(r"-[0-9a-f]{8}$")
-MixtureCode = Literal["seed_twice", "recipes_differ", "data_differ"]
+MixtureCode = Literal["seed_twice", "seeds_alike", "recipes_differ", "data_differ"]
 
 
 # Experiment, budget, variant.
@@ -139,6 +142,21 @@ class Arm:
         return {name: value for run in self.runs for name, value in run.computed_with.items()}
 
     @property
+    def mixed(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """What its runs were made with that is not the same for all: the seeds by revision, torch version or thread count."""
+        seeds: dict[str, dict[str, list[int]]] = {}
+        for run in self.runs:
+            for name, values in ({} if run.manifest is None else sittings_with(run.manifest)).items():
+                for value in values:
+                    seeds.setdefault(name, {}).setdefault(value, []).append(run.seed)
+        return {name: {value: tuple(own) for value, own in by.items()} for name, by in seeds.items() if len(by) > 1}
+
+    @property
+    def refused_seeds(self) -> tuple[int, ...]:
+        """The seeds that are done and whose records cannot be used."""
+        return tuple(sorted(run.seed for run in self.unfinished if run.problem))
+
+    @property
     def is_usable(self) -> bool:
         return bool(self.runs) and self.refused is None
 
@@ -219,7 +237,7 @@ def read_run(view: RunView) -> Run:
     problem = ""
     try:
         config = _read_config(view.path / "config.json")
-        whole = _read_whole(view.path) if view.state == "done" else whole
+        whole = _read_whole(view.path, config) if view.state == "done" else whole
     except DataError as trouble:
         problem = str(trouble)
     return Run(
@@ -243,48 +261,49 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _read_whole(run: Path) -> dict[str, Any]:
+def _read_whole(run: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a finished run left; DataError where a file is missing, damaged, or at odds with another."""
-    figures = read_as(Figures, run / "timing_stats.json")
-    _check_figures(figures, run / "timing_stats.json")
-    curve = _read_curve(run / "metrics.jsonl")
-    if min(curve.values()) != figures.best_val_loss or curve[max(curve)] != figures.final_val_loss:
-        raise DataError(f"{run / 'metrics.jsonl'}: lacks the best or the final evaluation of {run / 'timing_stats.json'}")
-    audit = read_as(AuditRecord, run / "audit.json")
-    if audit.total < 1 or audit.trainable + audit.frozen != audit.total:
-        raise DataError(f"{run / 'audit.json'}: trainable and frozen parameters do not add up to the total")
+    figures = read_as(Figures, run / TIMING)
+    _check_figures(figures, run / TIMING)
+    evaluations = _read_evaluations(run / METRICS)
+    if problems := judged_problems(run, figures, evaluations, steps=config.get("steps")):
+        raise DataError(f"{run}/{problems[0]}; restore the record from a copy, or repeat the run")
     return {
         "manifest": read_as(Manifest, run / "manifest.json"),
-        "audit": audit,
+        "audit": _read_audit(run / "audit.json", config.get("method")),
         "figures": figures,
-        "curve": curve,
+        "curve": {row.step: row.val_loss for row in evaluations},
         "heads": _read_heads(run / "attention.json"),
     }
 
 
+def _read_audit(path: Path, method: object) -> AuditRecord:
+    """Return a run's audit; DataError where its counts do not add up, or its start is not what the method says."""
+    audit = read_as(AuditRecord, path)
+    if audit.total < 1 or audit.trainable + audit.frozen != audit.total:
+        raise DataError(f"{path}: trainable and frozen parameters do not add up to the total")
+    if isinstance(method, dict) and (other := starts_otherwise(method, audit.projections)) is not None:
+        found, wanted = ("is frozen", "learns") if other.is_frozen else ("learns", "is frozen")
+        raise DataError(f"{path}: {other.name} {found} at the start; by the method of config.json it {wanted} then")
+    return audit
+
+
 def _check_figures(figures: Figures, path: Path) -> None:
-    ppl, accuracy = figures.best_ppl, figures.best_accuracy
-    if (ppl is None) == (accuracy is None):
+    if (figures.best_ppl is None) == (figures.best_accuracy is None):
         raise DataError(f"{path}: must have one of best_ppl and best_accuracy")
-    if ppl is not None and ppl <= 0:
-        raise DataError(f"{path}: best_ppl {ppl:g} is no perplexity")
-    if accuracy is not None and not 0 <= accuracy <= 1:
-        raise DataError(f"{path}: best_accuracy {accuracy:g} is no share of examples")
-    if problems := tested_problems(figures):
-        raise DataError(f"{path}: {problems[0]}")
     if "total" not in figures.wall_s:
         raise DataError(f"{path}: wall_s has no total")
 
 
-def _read_curve(path: Path) -> dict[int, float]:
+def _read_evaluations(path: Path) -> list[EvaluationRow]:
     try:
         rows = [row for row in read_metrics(path, only='"val_loss"') if "val_loss" in row]
     except OSError as problem:
         raise DataError(f"{path}: cannot be read ({problem})") from None
-    curve = {row.step: row.val_loss for row in read_rows(EvaluationRow, path, rows)}
-    if max(curve, default=0) < 1:
+    evaluations = read_rows(EvaluationRow, path, rows)
+    if max((row.step for row in evaluations), default=0) < 1:
         raise DataError(f"{path}: holds no evaluation")
-    return curve
+    return evaluations
 
 
 def _read_heads(path: Path) -> dict[str, dict[int, float]]:
@@ -320,6 +339,11 @@ def _mixture(runs: Sequence[Run]) -> Mixture | None:
     for first, second in zip(runs, runs[1:], strict=False):
         if first.seed == second.seed:
             return Mixture("seed_twice", {"seed": first.seed, "first": first.path, "second": second.path})
+    # No two seeds give the same loss to the last bit: one of them is a copy.
+    known: dict[tuple[tuple[int, float], ...], Run] = {}
+    for run in runs:
+        if (first := known.setdefault(tuple(run.curve.items()), run)) is not run:
+            return Mixture("seeds_alike", {"first": first.path, "second": run.path})
     for run in runs[1:]:
         both = {"first": runs[0].path, "second": run.path}
         if changes := recipe_differences(runs[0].recipe, run.recipe):

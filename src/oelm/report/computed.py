@@ -9,6 +9,8 @@ from oelm.train.records import Manifest
 
 # What a config mostly leaves to the machine ("auto"), so that it does not tell runs apart.
 COMPUTED_WITH = ("device", "precision")
+# What may change a run's figures in their last digits, so that seeds of one arm should share it.
+MIXED = ("source_revision", "torch", "threads")
 
 
 def computed_with(config: Mapping[str, Any], manifest: Manifest) -> dict[str, str]:
@@ -21,6 +23,14 @@ def computed_with(config: Mapping[str, Any], manifest: Manifest) -> dict[str, st
         if told:
             found[name] = "+".join(sorted({_device_kind(text) for text in told} if name == "device" else told))
     return found
+
+
+def sittings_with(manifest: Manifest) -> dict[str, tuple[str, ...]]:
+    """Return the revisions, torch versions and thread counts of all sittings, each where it is known."""
+    first = {"source_revision": manifest.source_revision, "torch": manifest.torch, "environment": manifest.environment}
+    sittings = [first, *manifest.earlier]
+    places = {"threads": [sitting.get("environment") for sitting in sittings]}
+    return {name: tuple(sorted(_texts(name, places.get(name, sittings)))) for name in MIXED}
 
 
 def _texts(name: str, places: Sequence[Any]) -> set[str]:

@@ -109,7 +109,8 @@ def _without_swept(arm: Arm, roots: Sequence[Path]) -> Arm:
     is_tuned = arm.variant.startswith(TUNED)
     points = [point for sweep in _sweeps_of(arm, roots) for point in sweep.points if is_tuned or point.variant == arm.variant]
     swept = {seed for point in points for seed in point.seeds}
-    return replace(arm, runs=tuple(run for run in arm.runs if run.seed not in swept))
+    runs, rest = (tuple(run for run in runs if run.seed not in swept) for runs in (arm.runs, arm.unfinished))
+    return replace(arm, runs=runs, unfinished=rest)
 
 
 def unswept(arms: Sequence[Arm], roots: Sequence[Path]) -> list[Arm]:

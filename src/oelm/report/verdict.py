@@ -47,6 +47,7 @@ ReasonCode = Literal[
     "one_draw",
     "seeds_dropped",
     "seeds_gone",
+    "seeds_refused",
     "one_seed",
     "confounded",
     "weak_baseline",
@@ -60,6 +61,8 @@ ReasonCode = Literal[
     "later_look",
     "beyond_plan",
     "many_comparisons",
+    "mixed_arm",
+    "mixed_baseline",
 ]
 Kind = Literal["language_model", "classifier"]
 Value = int | float | tuple[int, ...] | tuple[str, ...]
@@ -110,6 +113,7 @@ def judge(
     confounded_by: tuple[str, ...],
     unfit: Reason | None = None,
     dropped: tuple[int, ...] = (),
+    refused: tuple[int, ...] = (),
     draw: int | None = None,
     level: float = LEVEL,
 ) -> Judgement:
@@ -117,8 +121,8 @@ def judge(
 
     `look` and `dropped` are what `Looks` says of the common seeds, `comparisons` how many are judged together, `share` how many
     of them the error is divided by, all if it is None, and `confounded_by` the settings that differ beside the method; `unfit`
-    is what makes the baseline no real one; `draw` the seed of the arm's frames where all runs share one. PASS, FAIL and
-    INCONCLUSIVE need the planned number of seeds.
+    is what makes the baseline no real one; `refused` are seeds of either whose records cannot be used; `draw` is the seed of
+    the arm's frames where all runs share one. PASS, FAIL and INCONCLUSIVE need the planned number of seeds.
     """
     seeds = common_seeds(ours, theirs or {})
     used = look_level(corrected_level(level, share or comparisons), look)
@@ -126,7 +130,7 @@ def judge(
     decided = (
         _without_pairs(ours, theirs, seeds)
         or _without_verdict(ours, theirs, seeds, kind=kind, criterion=criterion, confounded_by=confounded_by)
-        or _short_of_plan(seeds, planned=planned, dropped=dropped, draw=draw)
+        or _short_of_plan(seeds, planned=planned, dropped=dropped, refused=refused, draw=draw)
         or (None if unfit is None else ("UNFIT_BASELINE", unfit))
     )
     if decided is None:
@@ -196,7 +200,12 @@ def _without_verdict(
     return None
 
 
-def _short_of_plan(seeds: tuple[int, ...], *, planned: int, dropped: tuple[int, ...], draw: int | None) -> Decision | None:
+def _short_of_plan(
+    seeds: tuple[int, ...], *, planned: int, dropped: tuple[int, ...], refused: tuple[int, ...], draw: int | None
+) -> Decision | None:
+    # Who spoils the record of a bad seed would leave it out: the others are no sample either.
+    if refused:
+        return "EXPLORATORY", Reason("seeds_refused", {"seeds": refused})
     if len(seeds) < planned:
         return "EXPLORATORY", Reason("fewer_seeds", {"found": len(seeds), "planned": planned})
     # Seeds chosen after their results were seen prove nothing, and no level corrects for that.

@@ -20,7 +20,7 @@ from oelm.report.kinds import CLASSES, class_of, pair_text
 from oelm.report.ladder import compared, points_text, ratio_text
 from oelm.report.plots import SHAPES, Target, forest
 from oelm.report.stats import Interval, example_difference, pooled_log_ratio
-from oelm.report.verdict import Judgement, Look, Looks, Reason, comparison_key, judge, judge_together
+from oelm.report.verdict import Judgement, Look, Looks, Reason, ReasonCode, comparison_key, judge, judge_together
 from oelm.report.words import Words
 from oelm.train.records import Split
 
@@ -64,7 +64,7 @@ def judge_all(findings: Findings) -> list[Judged]:
 def _judge(pair: Pair, looks: Looks, unfit: Mapping[ArmKey, Reason], comparisons: int, share: int) -> Judgement:
     key = comparison_key(*pair.arm.key)
     experiment = pair.experiment
-    return judge(
+    found = judge(
         pair.arm.on(pair.split),
         pair.baseline.on(pair.split),
         kind="language_model" if pair.arm.metric == "ppl" else "classifier",
@@ -76,7 +76,40 @@ def _judge(pair: Pair, looks: Looks, unfit: Mapping[ArmKey, Reason], comparisons
         confounded_by=pair.confounded,
         unfit=unfit.get(pair.baseline.key),
         dropped=looks.dropped(key, pair.seeds),
+        refused=_refused(pair),
         draw=draw_of(pair.arm),
+    )
+    return replace(found, reasons=(*found.reasons, *_mixed_reasons(pair)))
+
+
+def _refused(pair: Pair) -> tuple[int, ...]:
+    return tuple(sorted({*pair.arm.refused_seeds, *pair.baseline.refused_seeds}))
+
+
+def _mixed_reasons(pair: Pair) -> list[Reason]:
+    """Tell what the seeds of the arm, or of the baseline, do not share: each value with its seeds."""
+    sides: tuple[tuple[ReasonCode, Arm], ...] = (("mixed_arm", pair.arm), ("mixed_baseline", pair.baseline))
+    reasons = []
+    for code, arm in sides:
+        settings = tuple(f"{name} ({_values_text(by)})" for name, by in arm.mixed.items())
+        reasons += [Reason(code, {"settings": settings})] if settings else []
+    return reasons
+
+
+def _values_text(seeds: Mapping[str, tuple[int, ...]]) -> str:
+    return " / ".join(f"{_short(value)}: {', '.join(map(str, own))}" for value, own in seeds.items())
+
+
+def _short(value: str) -> str:
+    """Return the first digits of a revision, with its mark where the files differed from it; anything else whole."""
+    return f"{value[:8]}{value[40:]}" if len(value) >= 40 else value
+
+
+def mixed_text(verdict: str, pair: Pair, words: Words) -> str:
+    """Return a verdict with what the seeds behind it do not share."""
+    what = dict.fromkeys([*pair.arm.mixed, *pair.baseline.mixed])
+    return (
+        words("verdict.mixed", verdict=verdict, what=words.listed(words(f"mixed.{name}") for name in what)) if what else verdict
     )
 
 
@@ -113,7 +146,7 @@ def _can_be_judged(pair: Pair, unfit: Collection[ArmKey]) -> bool:
     has_criterion = pair.experiment is not None and pair.experiment.criterion is not None
     is_enough = len(pair.seeds) >= max(2, _planned(pair))
     is_fair = not pair.confounded and pair.baseline.key not in unfit and draw_of(pair.arm) is None
-    return has_criterion and is_fair and pair.arm.budget != _SMOKE and is_enough
+    return has_criterion and is_fair and pair.arm.budget != _SMOKE and is_enough and not _refused(pair)
 
 
 def _pooled(findings: Findings, pair: Pair) -> Interval | None:
@@ -196,7 +229,7 @@ def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
     other = row.pooled or row.examples
     other_text = "" if other is None else ratio_text(other) if pair.arm.metric == "ppl" else points_text(other)
     is_smoke = pair.arm.budget == _SMOKE
-    verdict = words("verdict.SMOKE") if is_smoke else words(f"verdict.{judgement.verdict}")
+    verdict = words("verdict.SMOKE") if is_smoke else mixed_text(words(f"verdict.{judgement.verdict}"), pair, words)
     return (
         Cell(f"{label(pair.arm)} / {label(pair.baseline)}"),
         Cell(pair.arm.budget),
@@ -308,8 +341,9 @@ def _remarks(findings: Findings, words: Words) -> list[str]:
             seeds = words.listed(sorted(run.seed for run in runs))
             told = [words("remark.unfinished", arm="/".join(arm.key), state=words(f"state.{state}"), seeds=seeds)]
             # What a run or a reader of its files said at the time is a record: quoted, in the language it was said in.
-            why = next((run.problem or run.message for run in runs if run.problem or run.message), "")
-            told += [words("remark.recorded", why=machine.stripped(why))] if why else []
+            reasons = dict.fromkeys(run.problem for run in runs if run.problem)
+            reasons = reasons or dict.fromkeys([run.message for run in runs if run.message][:1])
+            told += [words("remark.recorded", why=machine.stripped(why)) for why in reasons]
             remarks.append(words("sentence.separator").join(told))
     return remarks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -87,6 +88,7 @@ class StepTimes(Strict):
     p99: Seconds | None = None
 
 
+TIMING, METRICS = "timing_stats.json", "metrics.jsonl"
 Split = Literal["val", "test"]
 # A run's answers on each split, one row an example or a document.
 PREDICTIONS: dict[Split, str] = {"val": "predictions.jsonl", "test": "test_predictions.jsonl"}
@@ -284,28 +286,104 @@ def figure_problems(record: RunRecord) -> list[str]:
     steps, evaluations, figures = record.steps, record.evaluations, record.figures
     if not steps or not evaluations:
         return ["metrics.jsonl holds no steps or no evaluations"]
-    last = evaluations[-1]
     expected: dict[str, Any] = {
         "final_loss": steps[-1].loss,
-        "final_val_loss": last.val_loss,
-        "best_val_loss": min(row.val_loss for row in evaluations),
         "tokens": round(sum(row.tokens_per_s * row.step_s for row in steps)),
         "step_s": StepTimes.model_validate(
             step_statistics([row.step_s for row in steps], warmup_steps=int(record.config.get("timing_warmup_steps", 0)))
         ),
     }
-    if last.val_ppl is not None:
-        best_ppl = math.exp(min(expected["best_val_loss"], 700.0))
-        expected |= {"final_ppl": last.val_ppl, "best_ppl": best_ppl, "final_bits_per_byte": last.bits_per_byte}
-    if last.val_accuracy is not None:
-        best_accuracy = max(row.val_accuracy for row in evaluations if row.val_accuracy is not None)
-        expected |= {"final_accuracy": last.val_accuracy, "best_accuracy": best_accuracy}
+    expected |= _recomputed(figures, evaluations)
     problems = [
         f"{name} is {getattr(figures, name)}, its metrics give {value}"
         for name, value in expected.items()
-        if getattr(figures, name) != value
+        if not _agrees(getattr(figures, name), value)
     ]
     return problems + tested_problems(figures) + _gaps(record) + _sums(record)
+
+
+def judged_problems(run: Path, figures: Figures, evaluations: list[EvaluationRow], *, steps: object) -> list[str]:
+    """Compute every figure that a verdict may rest on once more, from the evaluations and from the answers that are stored.
+
+    Return what disagrees: the file, what it has, and what the others give. `steps` is how many the config has, if it says so.
+    """
+    problems = _curve_problems(evaluations, steps)
+    if problems:
+        return problems
+    stored = f"{TIMING}: "
+    for name, value in _recomputed(figures, evaluations).items():
+        if not _agrees(getattr(figures, name), value):
+            problems.append(f"{stored}{name} is {getattr(figures, name)}, {METRICS} gives {value}")
+    ranks = {row.step: row.val_loss if figures.best_ppl is not None else -(row.val_accuracy or 0.0) for row in evaluations}
+    best = min(ranks, key=ranks.__getitem__)
+    if ranks.get(figures.best_step) != ranks[best]:
+        problems.append(f"{stored}best_step is {figures.best_step}, {METRICS} gives {best}")
+    problems += [stored + problem for problem in tested_problems(figures)]
+    for split in PREDICTIONS:
+        problems += _answer_problems(run, figures, split)
+    return problems
+
+
+def _curve_problems(evaluations: list[EvaluationRow], steps: object) -> list[str]:
+    """Tell what is wrong with the evaluations themselves: each step once, in order, to the last one, losses that can be."""
+    for before, row in pairwise(evaluations):
+        if row.step <= before.step:
+            told = "is evaluated twice" if row.step == before.step else f"is evaluated after step {before.step}"
+            return [f"{METRICS}: step {row.step} {told}"]
+    if isinstance(steps, int) and evaluations[-1].step != steps:
+        return [f"{METRICS}: the last evaluation is of step {evaluations[-1].step}, config.json has {steps} steps"]
+    for row in evaluations:
+        if row.val_loss < 0:
+            return [f"{METRICS}: val_loss is {row.val_loss} at step {row.step}: a cross entropy is never below 0"]
+        if row.val_ppl is not None and not _agrees(row.val_ppl, _perplexity(row.val_loss)):
+            return [f"{METRICS}: val_ppl is {row.val_ppl} at step {row.step}, its val_loss gives {_perplexity(row.val_loss)}"]
+        if row.val_accuracy is not None and not 0 <= row.val_accuracy <= 1:
+            return [f"{METRICS}: val_accuracy is {row.val_accuracy} at step {row.step}: no share of examples"]
+    return []
+
+
+def _recomputed(figures: Figures, evaluations: list[EvaluationRow]) -> dict[str, float | None]:
+    """Return the figures that follow from the evaluations of a run of this kind."""
+    last, best = evaluations[-1], min(row.val_loss for row in evaluations)
+    found: dict[str, float | None] = {"final_val_loss": last.val_loss, "best_val_loss": best}
+    if figures.best_ppl is not None:
+        found |= {"final_ppl": _perplexity(last.val_loss), "best_ppl": _perplexity(best)}
+        found |= {"final_bits_per_byte": last.bits_per_byte}
+    if figures.best_accuracy is not None:
+        accuracies = [row.val_accuracy for row in evaluations if row.val_accuracy is not None]
+        found |= {"final_accuracy": last.val_accuracy, "best_accuracy": max(accuracies, default=None)}
+    return found
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(min(loss, 700.0))
+
+
+def _agrees(stored: object, value: object) -> bool:
+    """Whether two figures are the same but for the last bits, which another machine's exp and order of sums may differ in."""
+    if isinstance(stored, float | int) and isinstance(value, float | int):
+        return math.isclose(stored, value, rel_tol=1e-9)
+    return stored == value
+
+
+def _answer_problems(run: Path, figures: Figures, split: Split) -> list[str]:
+    """Tell which figures the stored answers do not give: of the final model on validation, of the best on test."""
+    path = run / PREDICTIONS[split]
+    if not path.is_file():
+        return []
+    rows = _read_predictions(path)
+    names = ("final_val_loss", "final_accuracy") if split == "val" else ("test_loss", "test_accuracy")
+    if not rows or not _weight(rows):
+        return [f"{path.name}: holds no whole answer"]
+    found: dict[str, float] = {names[0]: sum(row.nats for row in rows) / _weight(rows)}
+    answers = [row.label == row.predicted for row in rows if isinstance(row, ExampleRow)]
+    if answers and figures.best_accuracy is not None:
+        found[names[1]] = sum(answers) / len(answers)
+    return [
+        f"{TIMING}: {name} is {getattr(figures, name)}, {path.name} gives {value}"
+        for name, value in found.items()
+        if not _agrees(getattr(figures, name), value)
+    ]
 
 
 def tested_problems(figures: Figures) -> list[str]:
@@ -320,7 +398,7 @@ def tested_problems(figures: Figures) -> list[str]:
         return [*problems, f"of the test split there are {', '.join(there)}; expected {', '.join(named)}"]
     if figures.test_step != figures.best_step:
         problems.append(f"test_step is {figures.test_step}, the best on validation was {figures.best_step}")
-    if figures.test_ppl is not None and figures.test_ppl != math.exp(min(figures.test_loss or 0.0, 700.0)):
+    if figures.test_ppl is not None and not _agrees(figures.test_ppl, _perplexity(figures.test_loss or 0.0)):
         problems.append(f"test_ppl is {figures.test_ppl}, its test_loss {figures.test_loss} gives another")
     if figures.test_accuracy is not None and not 0 <= figures.test_accuracy <= 1:
         problems.append(f"test_accuracy is {figures.test_accuracy}: no share of examples")
@@ -351,5 +429,9 @@ def _sums(record: RunRecord) -> list[str]:
 
 
 def _give(rows: Predictions, loss: float) -> bool:
-    weights = [row.tokens if isinstance(row, DocumentRow) else 1 for row in rows]
-    return math.isclose(sum(row.nats for row in rows) / sum(weights), loss, rel_tol=1e-9)
+    return math.isclose(sum(row.nats for row in rows) / _weight(rows), loss, rel_tol=1e-9)
+
+
+def _weight(rows: Predictions) -> int:
+    """Return by what the sum of the answers' losses is divided: tokens, or examples."""
+    return sum(row.tokens if isinstance(row, DocumentRow) else 1 for row in rows)

@@ -188,6 +188,53 @@ def test_added_seeds_are_labelled_and_judged_at_a_corrected_level(tmp_path: Path
     assert "Look number 2" in note and "97.50%" in note
 
 
+@pytest.mark.parametrize(
+    ("settings", "number"),
+    [
+        ({"optim.lr": 2e-3}, 2),
+        ({"schedule.warmup_steps": 5}, 2),
+        ({"model.dropout": 0.1}, 2),
+        ({"steps": 40}, 1),
+        ({"model.ff_dim": 128}, 1),
+        ({"method.std": 0.5}, 1),
+    ],
+    ids=str,
+)
+def test_a_second_try_at_another_rate_is_the_next_look_at_the_same_question(
+    tmp_path: Path, settings: dict[str, Any], number: int
+) -> None:
+    write_study(tmp_path, 1.05)
+    look(tmp_path)
+    # On fresh seeds, so that none of the first try's are missing.
+    write_arm(tmp_path, "GPT-01", BASE[:5], seeds=range(10, 15), variant="again-0a1b2c3d", settings=settings)
+    write_arm(tmp_path, "GPT-02", arm_figures(1.05)[:5], seeds=range(10, 15), variant="again-0a1b2c3d", settings=settings)
+    looks = {row.pair.arm.variant: row.judgement.look for row in look(tmp_path).judged}
+    assert looks == {"default": 1, "again-0a1b2c3d": number}
+    # Repeating the report costs nothing, and taking the first try away does not make the second one the first.
+    for variant in ("default", "again-0a1b2c3d"):
+        assert {row.pair.arm.variant: row.judgement.look for row in built(tmp_path).judged}[variant] == looks[variant]
+    for experiment in ("GPT-01", "GPT-02"):
+        shutil.rmtree(tmp_path / experiment / "laptop" / "default")
+    assert [row.judgement.look for row in built(tmp_path).judged] == [number]
+
+
+def test_two_tries_that_are_seen_for_the_first_time_are_two_looks(tmp_path: Path) -> None:
+    for number in range(2):
+        write_study(tmp_path, 1.02, variant=f"lr-0.00{number + 1}-abcd123{number}", settings={"optim.lr": 1e-3 * (number + 1)})
+    first = look(tmp_path)
+    assert [(row.judgement.look, row.judgement.level) for row in first.judged] == [(1, 0.95), (2, pytest.approx(0.975))]
+    assert [row.judgement for row in look(tmp_path).judged] == [row.judgement for row in first.judged]
+
+
+def test_a_look_of_before_questions_were_kept_counts_unless_its_runs_ask_something_else(tmp_path: Path) -> None:
+    write_study(tmp_path, 1.05)
+    old = [{"seeds": [7, 8, 9], "date": "2025-03-01"}]
+    write_plain(tmp_path / "looks.json", {"looks": {"GPT-02|laptop|lr-0.5": old, "GPT-03|laptop|lr-0.5": old}})
+    assert [row.judgement.look for row in built(tmp_path).judged] == [2]
+    write_arm(tmp_path, "GPT-02", [30.0, 31.0], seeds=[7, 8], variant="lr-0.5", settings={"steps": 40})
+    assert [row.judgement.look for row in built(tmp_path).judged] == [1]
+
+
 def test_seeds_left_out_after_a_look_give_no_verdict(tmp_path: Path) -> None:
     write_study(tmp_path, 1.05, seeds=6)
     look(tmp_path)

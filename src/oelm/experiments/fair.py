@@ -17,7 +17,7 @@ _METHOD = "method."
 # Fields of a method that say how fast an arm learns: a gain by these is none of freezing.
 PACE = ("method.layer_lr_decay", "method.warmup_steps")
 # What each arm may have its own best of: how it learns, not how much, from what, or with how large a model.
-_TUNABLE = ("optim.", "schedule.", "model.dropout", "precision", *PACE)
+TUNABLE = ("optim.", "schedule.", "model.dropout", "precision", *PACE)
 
 
 def confounding(differing: Collection[str], *, tuned: Collection[str] = (), is_larger: Callable[[], bool]) -> list[str]:
@@ -30,7 +30,7 @@ def confounding(differing: Collection[str], *, tuned: Collection[str] = (), is_l
     method = {key for key in differing if key.startswith(_METHOD)}
     shape = SHAPE.intersection(differing)
     may_be_smaller = bool(shape) and not method and not is_larger()
-    allowed = (method - set(PACE)) | {key for key in tuned if key.startswith(_TUNABLE)} | (shape if may_be_smaller else set())
+    allowed = (method - set(PACE)) | {key for key in tuned if key.startswith(TUNABLE)} | (shape if may_be_smaller else set())
     return [key for key in differing if key not in allowed]
 
 

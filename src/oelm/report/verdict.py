@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -71,6 +72,7 @@ LOOKS = "looks.json"
 _LOCK = ".looks.lock"
 # Differences that agree to nine digits were not made by chance: two trainings never do.
 _NO_SPREAD = 1e-9
+NO_QUESTIONS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -267,15 +269,17 @@ def _notes(
 
 
 def comparison_key(experiment: str, budget: str, variant: str) -> str:
-    """Return the name under which looks at one comparison are counted."""
+    """Return the name under which looks at one try of a question are kept; tries of one question are counted together."""
     return f"{experiment}|{budget}|{variant}"
 
 
 class Look(Strict):
-    """One look: the seeds it saw, in order, and when."""
+    """One look: the seeds it saw, in order, and when; what was asked, and which look at that it was, where that is known."""
 
     seeds: tuple[int, ...] = Field(min_length=2)
     date: datetime.date
+    question: str = ""
+    number: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -319,11 +323,39 @@ class Looks:
             ) from None
         return cls(root, {key: tuple(looks) for key, looks in stored.looks.items()})
 
-    def look_number(self, key: str, seeds: Collection[int]) -> int:
-        """Return which look, counted from 1, a verdict on these seeds is: an earlier one's number where it saw the same."""
-        earlier = [look.seeds for look in self.entries.get(key, ())]
-        wanted = tuple(sorted(seeds))
+    def look_number(self, key: str, seeds: Collection[int], questions: Mapping[str, str] = NO_QUESTIONS) -> int:
+        """Return which look at its question, from 1, a verdict on these seeds is: an earlier one's where it saw the same.
+
+        `questions` has what the tries that are there ask, by key. Another setting, tried for the same question, was a look
+        like any other, also where nothing is left of it but the look, which then counts unless it says what it asked.
+        """
+        earlier = [(other, look.seeds) for other, look in self._at_question(key, questions)]
+        wanted = (key, tuple(sorted(seeds)))
         return earlier.index(wanted) + 1 if wanted in earlier else len(earlier) + 1
+
+    def _at_question(self, key: str, questions: Mapping[str, str]) -> list[tuple[str, Look]]:
+        """Return the looks at what a try asks, its own and other tries', in order."""
+        asked = questions.get(key)
+
+        def is_ours(other: str, look: Look) -> bool:
+            is_near = bool(asked) and _place(other) == _place(key)
+            return other == key or (is_near and (questions.get(other) or look.question or asked) == asked)
+
+        found = [(other, look) for other, looks in self.entries.items() for look in looks if is_ours(other, look)]
+        # Looks of before they were numbered come first; a clock that was set back changes no order.
+        return sorted(found, key=lambda entry: (entry[1].number, entry[1].date))
+
+    def seen(
+        self, key: str, seeds: Collection[int], *, date: datetime.date, questions: Mapping[str, str] = NO_QUESTIONS
+    ) -> Looks:
+        """Return these looks with one more, unless it is among them."""
+        wanted = tuple(sorted(seeds))
+        if wanted in [look.seeds for look in self.entries.get(key, ())]:
+            return self
+        question = questions.get(key, "")
+        number = self.look_number(key, seeds, questions) if question else 0
+        look = Look(seeds=wanted, date=date, question=question, number=number)
+        return Looks(self.root, {**self.entries, key: (*self.entries.get(key, ()), look)})
 
     def dropped(self, key: str, seeds: Collection[int]) -> tuple[int, ...]:
         """Return the seeds that earlier looks saw and these lack; none where these are an earlier look's."""
@@ -332,7 +364,9 @@ class Looks:
             return ()
         return tuple(sorted({seed for look in earlier for seed in look} - set(seeds)))
 
-    def record(self, judged: Mapping[str, Collection[int]], *, date: datetime.date) -> Looks:
+    def record(
+        self, judged: Mapping[str, Collection[int]], *, date: datetime.date, questions: Mapping[str, str] = NO_QUESTIONS
+    ) -> Looks:
         """Add the seeds at which comparisons were given a verdict, and return what the file then holds.
 
         Give only judgements that are looks. Seeds recorded before are not recorded again; the file is then left alone.
@@ -341,12 +375,15 @@ class Looks:
             self.root.mkdir(parents=True, exist_ok=True)
             # Two reports at once must not forget each other's looks.
             with held(self.root / _LOCK):
-                now = Looks.read(self.root)
-                entries = dict(now.entries)
+                now = after = Looks.read(self.root)
                 for key, seeds in judged.items():
-                    if now.look_number(key, seeds) > len(now.entries.get(key, ())):
-                        entries[key] = (*entries.get(key, ()), Look(seeds=tuple(sorted(seeds)), date=date))
-                if entries != now.entries:
-                    stored = _LooksFile(looks={key: list(looks) for key, looks in entries.items()})
-                    write_json(self.root / LOOKS, stored.model_dump(mode="json"))
-        return Looks(self.root, entries)
+                    after = after.seen(key, seeds, date=date, questions=questions)
+                if after != now:
+                    stored = _LooksFile(looks={key: list(looks) for key, looks in after.entries.items()})
+                    write_json(self.root / LOOKS, stored.model_dump(mode="json", exclude_defaults=True))
+        return after
+
+
+def _place(key: str) -> str:
+    """Return the experiment and the budget of a try."""
+    return key.rpartition("|")[0]

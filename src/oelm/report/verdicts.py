@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from oelm.errors import DataError
 from oelm.experiments.portable import this_machine
@@ -19,6 +19,7 @@ from oelm.report.findings import Findings, Pair, damaged_sweeps, label, split_te
 from oelm.report.kinds import CLASSES, class_of, pair_text
 from oelm.report.ladder import compared, points_text, ratio_text
 from oelm.report.plots import SHAPES, Target, forest
+from oelm.report.questions import questions_of
 from oelm.report.stats import Interval, example_difference, pooled_log_ratio
 from oelm.report.verdict import Judgement, Look, Looks, Reason, ReasonCode, comparison_key, judge, judge_together
 from oelm.report.words import Words
@@ -50,19 +51,39 @@ class Judged:
 
 def judge_all(findings: Findings) -> list[Judged]:
     """Judge every pair at its planned seeds, corrected for how many share its baseline and how often it was judged before."""
-    looks = _all_looks(findings.roots)
     unfit = unfit_baselines(findings)
+    looks = _numbered(findings, unfit)
     judgements: dict[ArmKey, Judgement] = {}
     for _, family in findings.families():
         counted = [pair for pair in family if _can_be_judged(pair, unfit)]
-        judges = [partial(_judge, pair, looks, unfit, len(counted)) for pair in counted]
+        judges = [partial(_judge, pair, looks[pair.arm.key], unfit, len(counted)) for pair in counted]
         judgements |= {pair.arm.key: found for pair, found in zip(counted, judge_together(judges), strict=True)}
-        judgements |= {pair.arm.key: _judge(pair, looks, unfit, 1, 1) for pair in family if pair.arm.key not in judgements}
+        rest = [pair for pair in family if pair.arm.key not in judgements]
+        judgements |= {pair.arm.key: _judge(pair, looks[pair.arm.key], unfit, 1, 1) for pair in rest}
     return [Judged(pair, judgements[pair.arm.key], _pooled(findings, pair), _examples(pair)) for pair in findings.pairs]
 
 
-def _judge(pair: Pair, looks: Looks, unfit: Mapping[ArmKey, Reason], comparisons: int, share: int) -> Judgement:
-    key = comparison_key(*pair.arm.key)
+class _Seen(NamedTuple):
+    """Which look at its question a comparison is, and which seeds of earlier looks it lacks."""
+
+    look: int
+    dropped: tuple[int, ...]
+
+
+def _numbered(findings: Findings, unfit: Collection[ArmKey]) -> dict[ArmKey, _Seen]:
+    """Count every comparison's look; of several new tries of one question each is a look after those before it."""
+    looks, questions = _all_looks(findings.roots), questions_of(findings.arms)
+    found = {}
+    for pair in findings.pairs:
+        key = comparison_key(*pair.arm.key)
+        seen = _Seen(looks.look_number(key, pair.seeds, questions), looks.dropped(key, pair.seeds))
+        found[pair.arm.key] = seen
+        if _can_be_judged(pair, unfit) and not seen.dropped:
+            looks = looks.seen(key, pair.seeds, date=_today(), questions=questions)
+    return found
+
+
+def _judge(pair: Pair, seen: _Seen, unfit: Mapping[ArmKey, Reason], comparisons: int, share: int) -> Judgement:
     experiment = pair.experiment
     found = judge(
         pair.arm.on(pair.split),
@@ -70,12 +91,12 @@ def _judge(pair: Pair, looks: Looks, unfit: Mapping[ArmKey, Reason], comparisons
         kind="language_model" if pair.arm.metric == "ppl" else "classifier",
         criterion=experiment.criterion if experiment is not None and pair.arm.budget != _SMOKE else None,
         planned=_planned(pair),
-        look=looks.look_number(key, pair.seeds),
+        look=seen.look,
         comparisons=comparisons,
         share=share,
         confounded_by=pair.confounded,
         unfit=unfit.get(pair.baseline.key),
-        dropped=looks.dropped(key, pair.seeds),
+        dropped=seen.dropped,
         refused=_refused(pair),
         draw=draw_of(pair.arm),
     )
@@ -126,7 +147,7 @@ def _all_looks(roots: Sequence[Path]) -> Looks:
 
 def record_looks(judged: list[Judged], roots: Sequence[Path]) -> None:
     """Write down which comparisons were given a verdict at which seeds, beside the runs that were looked at."""
-    today = datetime.datetime.now(datetime.UTC).date()
+    questions = questions_of(row.pair.arm for row in judged)
     for root in roots:
         seen = {
             comparison_key(*row.pair.arm.key): row.pair.seeds
@@ -134,7 +155,11 @@ def record_looks(judged: list[Judged], roots: Sequence[Path]) -> None:
             if row.judgement.is_look and any(run.path.is_relative_to(root) for run in row.pair.arm.runs)
         }
         if seen:
-            Looks.read(root).record(seen, date=today)
+            Looks.read(root).record(seen, date=_today(), questions=questions)
+
+
+def _today() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()
 
 
 def _planned(pair: Pair) -> int:

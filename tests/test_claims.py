@@ -131,8 +131,10 @@ def test_frozen_in_the_last_half_of_the_layers_alone_the_target_is_met(corpus: s
 
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_what_a_little_learning_costs_shows_on_the_standard_library_alone(corpus: str) -> None:
-    low, high = ends(gaps(PAGE, STUDY, on=corpus)["oelm_lowrank"])
-    assert low > 1 and high < 3 if corpus == STDLIB else low < 0 < high
+    gap = gaps(PAGE, STUDY, on=corpus)["oelm_lowrank"]
+    low, high = ends(gap)
+    # "About 2%": the interval is that of a verdict among six, at 99.17%.
+    assert low > 1 and abs(value(gap) - 2) < 0.5 if corpus == STDLIB else low < 0 < high
 
 
 @pytest.mark.parametrize("corpus", CORPORA)

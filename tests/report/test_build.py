@@ -14,10 +14,12 @@ import pytest
 from oelm.report.build import Report, build_report
 from oelm.report.document import Document
 from oelm.report.html import render_html
+from oelm.report.ladder import ratio_text
+from oelm.report.stats import paired_log_ratio
 from oelm.report.verdict import Looks
 from oelm.report.verdicts import record_looks
 from tests.experiments.recorded import status_of
-from tests.report.reading import cells, english, everything, names, rows, section, texts, values
+from tests.report.reading import cells, english, everything, names, rows, section, table, texts, values
 from tests.report.synthetic import Fate, package_catalog, write_arm, write_plain, write_run
 
 BASE = (30.0, 30.2, 29.9, 30.1, 30.05, 29.95, 30.15)
@@ -71,7 +73,7 @@ def test_three_seeds_are_exploratory_and_give_an_interval(tmp_path: Path) -> Non
     write_study(tmp_path, 1.02, seeds=3)
     document = english(tmp_path)
     (row,) = rows(document, "verdicts")
-    assert row["verdict"] == "exploratory" and "[" in row["gap [95%]"]
+    assert row["verdict"] == "exploratory" and "[" in row["gap [interval]"]
     assert any("3 of 5 planned seeds" in text for text in texts(document, "verdicts", "note"))
 
 
@@ -80,7 +82,7 @@ def test_one_seed_gives_a_gap_and_no_interval(tmp_path: Path) -> None:
     document = english(tmp_path)
     (row,) = rows(document, "verdicts")
     assert row["verdict"] == "one seed: none"
-    assert row["gap [95%]"] == f"{100 * (1.02 * 1.001 - 1):+.1f}%" and row["sensitivity [95%]"] == ""
+    assert row["gap [interval]"] == f"{100 * (1.02 * 1.001 - 1):+.1f}%" and row["sensitivity [95%]"] == ""
     assert "forest-ppl" not in {getattr(block, "name", "") for block in section(document, "verdicts").blocks}
 
 
@@ -96,7 +98,7 @@ def test_no_seed_in_common_gives_no_gap(tmp_path: Path) -> None:
     write_arm(tmp_path, "GPT-01", BASE[:2], seeds=[0, 1])
     write_arm(tmp_path, "GPT-02", BASE[:2], seeds=[2, 3])
     (row,) = rows(english(tmp_path), "verdicts")
-    assert (row["verdict"], row["gap [95%]"], row["sensitivity [95%]"]) == ("unfinished", "", "")
+    assert (row["verdict"], row["gap [interval]"], row["sensitivity [95%]"]) == ("unfinished", "", "")
 
 
 def test_smoke_never_gets_a_verdict(tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_added_seeds_are_labelled_and_judged_at_a_corrected_level(tmp_path: Path
     (row,) = built(tmp_path).judged
     assert (row.judgement.look, row.judgement.num_seeds) == (2, 7) and row.judgement.level == pytest.approx(0.975)
     (note,) = texts(english(tmp_path), "verdicts", "note")
-    assert "Look number 2" in note and "97.50%" in note
+    assert "Look number 2" in note and "97.5%" in note
 
 
 @pytest.mark.parametrize(
@@ -216,6 +218,27 @@ def test_a_second_try_at_another_rate_is_the_next_look_at_the_same_question(
     for experiment in ("GPT-01", "GPT-02"):
         shutil.rmtree(tmp_path / experiment / "laptop" / "default")
     assert [row.judgement.look for row in built(tmp_path).judged] == [number]
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_interval_that_is_shown_is_the_one_that_decides(tmp_path: Path, lang: str) -> None:
+    # At 95% the first would pass. Held together with a second comparison, and at a second look, it does not.
+    spread = (1.006, 0.994, 1.008, 0.992, 1.0)
+    write_arm(tmp_path, "GPT-01", BASE[:5])
+    for arm in ("GPT-02", "GPT-03"):
+        write_arm(tmp_path, arm, [1.0405 * base * luck for base, luck in zip(BASE, spread, strict=False)])
+    report = built(tmp_path)
+    assert verdicts(report) == {"GPT-02": "INCONCLUSIVE", "GPT-03": "INCONCLUSIVE"}
+    usual = paired_log_ratio(report.judged[0].pair.arm.best, report.judged[0].pair.baseline.best)
+    assert usual is not None and usual.high < 1.05
+    document = report.document(lang)
+    for row, judged in zip(table(document, "verdicts").rows, report.judged, strict=True):
+        decided = judged.judgement.interval
+        assert decided is not None and decided.level == 0.975 and decided.low <= 1.05 < decided.high
+        assert row[4].text == ratio_text(decided) and row[10].text == "97.5%"
+    for point in values(document, "forest-ppl"):
+        assert point["high"] > 1.05 and "97.5%" in point["text"]
+    assert all("97.5%" in row[4].text for row in table(document, "classes").rows)
 
 
 def test_two_tries_that_are_seen_for_the_first_time_are_two_looks(tmp_path: Path) -> None:

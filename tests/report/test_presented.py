@@ -59,7 +59,7 @@ def test_that_verdicts_hold_together_is_told_once_a_baseline(tmp_path: Path) -> 
     (told,) = [note for note in notes if "hold together" in note]
     # What the others decide frees the last of three from sharing its error.
     assert told.startswith("GPT-01, laptop: The verdicts of 3 comparisons with this baseline hold together.")
-    assert told.endswith(" 98.33% for GPT-02, GPT-03; 95.00% for GPT-02-matched.")
+    assert told.endswith(" 98.33% for GPT-02, GPT-03; 95% for GPT-02-matched.")
     assert len(notes) == 4
 
 

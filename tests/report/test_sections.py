@@ -36,7 +36,7 @@ def test_the_table_of_verdicts_has_the_gap_computed_by_hand(ladder: Path) -> Non
     assert set(found) == {f"{name} / GPT-01" for name in LADDER if name != "GPT-01"}
     for experiment in ("GPT-02", "GPT-03", "GPT-02-matched"):
         row = found[f"{experiment} / GPT-01"]
-        assert row["gap [95%]"] == ratio_by_hand(LADDER[experiment], BASE)
+        assert row["gap [interval]"] == ratio_by_hand(LADDER[experiment], BASE)
         assert row["best"] == f"{statistics.geometric_mean(LADDER[experiment].values()):.2f}"
         assert (row["seeds / planned"], row["verdict"]) == ("3/5", "exploratory")
 
@@ -45,7 +45,7 @@ def test_the_gap_is_over_common_seeds_alone(tmp_path: Path) -> None:
     write_by_seed(tmp_path, "GPT-01", BASE | {9: 1000.0})
     write_by_seed(tmp_path, "GPT-02", LADDER["GPT-02"] | {8: 1.5})
     (row,) = rows(english(tmp_path), "verdicts")
-    assert row["gap [95%]"] == ratio_by_hand(LADDER["GPT-02"], BASE)
+    assert row["gap [interval]"] == ratio_by_hand(LADDER["GPT-02"], BASE)
 
 
 def test_every_figure_stands_seed_by_seed(ladder: Path) -> None:
@@ -250,7 +250,7 @@ def test_classifiers_have_an_interval_over_examples(tmp_path: Path) -> None:
     gaps = [0.875 - 0.9, 0.885 - 0.9]
     half = T[1] * statistics.stdev(gaps) / math.sqrt(2)
     low, high = (100 * (statistics.fmean(gaps) + end) for end in (-half, half))
-    assert row["gap [95%]"] == f"{100 * statistics.fmean(gaps):+.2f} [{low:+.2f}, {high:+.2f}]"
+    assert row["gap [interval]"] == f"{100 * statistics.fmean(gaps):+.2f} [{low:+.2f}, {high:+.2f}]"
     assert row["best"] == "88.00%"
 
 
@@ -264,7 +264,7 @@ def test_predictions_that_cannot_be_paired_give_no_interval_over_examples(tmp_pa
     else:
         path.write_text(path.read_text(encoding="utf-8").replace('"example": 0,', '"example": 1000,'), encoding="utf-8")
     (row,) = rows(english(tmp_path), "verdicts")
-    assert row["sensitivity [95%]"] == "" and "[" in row["gap [95%]"]
+    assert row["sensitivity [95%]"] == "" and "[" in row["gap [interval]"]
 
 
 def test_reported_values_stand_beside_what_was_measured(tmp_path: Path) -> None:

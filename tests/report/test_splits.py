@@ -46,12 +46,12 @@ def test_synthetic_runs_with_a_test_split_are_what_training_leaves(tmp_path: Pat
 def test_where_every_run_has_test_figures_gap_and_verdict_are_on_test(tmp_path: Path) -> None:
     document = english(write_tested(tmp_path))
     row = verdict_row(document)
-    assert row["gap [95%]"] == ratio_by_hand(ARM_TEST, BASE_TEST) != ratio_by_hand(ARM, BASE)
+    assert row["gap [interval]"] == ratio_by_hand(ARM_TEST, BASE_TEST) != ratio_by_hand(ARM, BASE)
     assert row["best"] == f"{statistics.geometric_mean(ARM_TEST.values()):.2f}" and row["on"] == "test"
     assert "All on the test split" in texts(document, "verdicts")[0]
     assert any("laptop: On test." in note for note in texts(document, "verdicts", "note"))
     (point,) = values(document, "forest-ppl")
-    assert point["name"] == "GPT-02, laptop, on test" and point["text"] == row["gap [95%]"]
+    assert point["name"] == "GPT-02, laptop, on test" and point["text"] == row["gap [interval]"]
 
 
 def test_without_test_figures_everything_is_on_validation_and_says_so(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_without_test_figures_everything_is_on_validation_and_says_so(tmp_path: 
     write(tmp_path, "GPT-02", ARM)
     document = english(tmp_path)
     row = verdict_row(document)
-    assert (row["gap [95%]"], row["on"]) == (ratio_by_hand(ARM, BASE), "validation")
+    assert (row["gap [interval]"], row["on"]) == (ratio_by_hand(ARM, BASE), "validation")
     assert "All on validation." in texts(document, "verdicts")[0] and "(test)" not in everything(document)
     assert table(document, "figures").columns == ("arm", "budget", "mean", "by seed")
 
@@ -71,7 +71,7 @@ def test_a_comparison_in_which_one_run_lacks_test_figures_is_on_validation_whole
     write(tmp_path, "GPT-02", ARM, partial)  # type: ignore[arg-type]
     document = english(tmp_path)
     row = verdict_row(document)
-    assert (row["gap [95%]"], row["on"]) == (ratio_by_hand(ARM, BASE), "validation")
+    assert (row["gap [interval]"], row["on"]) == (ratio_by_hand(ARM, BASE), "validation")
     assert row["best"] == f"{statistics.geometric_mean(ARM.values()):.2f}"
     count = {"arm": 3, "baseline": 3, "one seed": 5}[lacking]
     assert any(f"only {count} of their 6 runs have test figures" in text for text in texts(document, "verdicts", "warning"))
@@ -82,11 +82,11 @@ def test_arms_of_one_table_may_stand_on_different_splits_each_told(tmp_path: Pat
     write(tmp_path, "GPT-03", LADDER["GPT-03"])
     document = english(tmp_path)
     assert (verdict_row(document)["on"], verdict_row(document, "GPT-03")["on"]) == ("test", "validation")
-    assert verdict_row(document)["gap [95%]"] == ratio_by_hand(ARM_TEST, BASE_TEST)
-    assert verdict_row(document, "GPT-03")["gap [95%]"] == ratio_by_hand(LADDER["GPT-03"], BASE)
+    assert verdict_row(document)["gap [interval]"] == ratio_by_hand(ARM_TEST, BASE_TEST)
+    assert verdict_row(document, "GPT-03")["gap [interval]"] == ratio_by_hand(LADDER["GPT-03"], BASE)
     assert "best on validation: 1; on validation, for want of test figures: 1" in texts(document, "verdicts")[0]
     # Pooled over those on test alone, which is the arm itself: the same as unpooled.
-    assert verdict_row(document)["sensitivity [95%]"] == verdict_row(document)["gap [95%]"]
+    assert verdict_row(document)["sensitivity [95%]"] == verdict_row(document)["gap [interval]"]
     # Steps of a ladder add up, so it stands on what all of its rungs have.
     assert {row["on"] for row in rows(document, "ladder")} == {"validation"}
 
@@ -129,7 +129,7 @@ def test_a_classifiers_examples_on_test_are_those_that_its_gap_is_of(tmp_path: P
             fate = Fate(accuracy=0.5, test=accuracy, test_right=answers, entropies=None, data="xnli-en")
             write_run(tmp_path, experiment, seed, fate)
     row = verdict_row(english(tmp_path), "XNLI-02")
-    assert row["gap [95%]"].startswith("-20.00") and row["sensitivity [95%]"].startswith("-20.00") and row["on"] == "test"
+    assert row["gap [interval]"].startswith("-20.00") and row["sensitivity [95%]"].startswith("-20.00") and row["on"] == "test"
 
 
 def test_rows_for_a_notebook_have_both(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from oelm.errors import ConfigError
 if TYPE_CHECKING:
     from oelm.report.document import Document, Table
 
-# Sensitivity, method and split (the notes say it too), without which the verdicts fit a narrow terminal, words whole.
-_IN_FILES_ONLY, _WIDE = frozenset({7, 8, 9}), 120
+# Sensitivity, method, split and level (the notes say these too), without which the verdicts fit a narrow terminal, words whole.
+_IN_FILES_ONLY, _WIDE = frozenset({7, 8, 9, 10}), 120
 
 Roots = Annotated[list[Path] | None, typer.Option("--out", help="Where runs are; may be repeated. Default: outputs.")]
 

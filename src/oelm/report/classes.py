@@ -13,7 +13,7 @@ from oelm.report.kinds import CLASSES, change_later, class_of, learning_in_qk, p
 from oelm.report.ladder import compared
 from oelm.report.plots import forest_by_set
 from oelm.report.stats import LEVEL
-from oelm.report.verdicts import BOUNDS, Judged, mixed_text, target_of
+from oelm.report.verdicts import BOUNDS, Judged, decided_by, mixed_text, target_of
 from oelm.report.words import Words
 
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "UNFIT_BASELINE": "warn"}
@@ -44,9 +44,9 @@ def classes_section(findings: Findings, judged: Sequence[Judged], words: Words) 
 
 
 def _together(rows: Sequence[Judged], words: Words) -> list[Block]:
-    """Say that verdicts of several comparisons are stricter than the intervals that are shown."""
-    levels = {row.judgement.level for row in rows if row.judgement.is_look and row.judgement.level > LEVEL}
-    return [Text(words("classes.together", level=100 * max(levels)), "note")] if levels else []
+    """Say why some intervals are wider than usual."""
+    is_wider = any(row.judgement.is_look and row.judgement.level > LEVEL for row in rows)
+    return [Text(words("classes.together"), "note")] if is_wider else []
 
 
 def _belongs(pair: Pair) -> bool:
@@ -89,7 +89,7 @@ def _forest(found: _Found, words: Words) -> list[Block]:
     points = []
     for line, by_set in found.items():
         for name, row in by_set.items():
-            gap, text = compared(row.pair.arm, row.pair.baseline, row.pair.split)
+            gap, text = decided_by(row, words)
             if gap is not None:
                 verdict = words(f"verdict.{row.judgement.verdict}")
                 place = {"name": _title(line, found, words), "arm": name, "text": text, "verdict": verdict}
@@ -260,7 +260,7 @@ def _share(arm: Arm, line: Line, words: Words) -> str:
 def _gap(row: Judged | None, words: Words) -> Cell:
     if row is None:
         return Cell("")
-    gap, text = compared(row.pair.arm, row.pair.baseline, row.pair.split)
+    gap, text = decided_by(row, words)
     text = words("across.on_test", gap=text) if row.pair.split == "test" else text
     judgement = row.judgement
     verdict = mixed_text(words(f"verdict.{judgement.verdict}"), row.pair, words)

@@ -88,6 +88,15 @@ def points_text(interval: Interval) -> str:
     return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
+def level_text(level: float) -> str:
+    """Return a level in percent, with as many decimals as it takes not to look like certainty."""
+    for decimals in range(2, 15):
+        text = f"{100 * level:.{decimals}f}"
+        if float(text) < 100:
+            break
+    return f"{text.rstrip('0').rstrip('.')}%"
+
+
 def across_section(findings: Findings, words: Words) -> Section | None:
     """Return every method's gap on every data set, and language models beside classifiers."""
     fair = [pair for pair in findings.pairs if not pair.confounded]

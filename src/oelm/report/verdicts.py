@@ -17,10 +17,10 @@ from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
 from oelm.report.draws import crossed_arms, draw_of
 from oelm.report.findings import Findings, Pair, damaged_sweeps, label, split_text, unswept
 from oelm.report.kinds import CLASSES, class_of, pair_text
-from oelm.report.ladder import compared, points_text, ratio_text
+from oelm.report.ladder import compared, level_text, points_text, ratio_text
 from oelm.report.plots import SHAPES, Target, forest
 from oelm.report.questions import questions_of
-from oelm.report.stats import Interval, example_difference, pooled_log_ratio
+from oelm.report.stats import LEVEL, Interval, example_difference, pooled_log_ratio
 from oelm.report.verdict import Judgement, Look, Looks, Reason, ReasonCode, comparison_key, judge, judge_together
 from oelm.report.words import Words
 from oelm.train.records import Split
@@ -47,6 +47,20 @@ class Judged:
     judgement: Judgement
     pooled: Interval | None
     examples: Interval | None
+
+
+def decided_by(row: Judged, words: Words) -> tuple[Interval | None, str]:
+    """Return the interval that decided, and how the gap is written with it: with its level where that is not the usual one."""
+    interval = row.judgement.interval
+    if interval is None:
+        return compared(row.pair.arm, row.pair.baseline, row.pair.split)
+    text = _interval_text(interval, row.pair)
+    is_usual = interval.level == LEVEL
+    return interval, text if is_usual else words("verdict.at", gap=text, level=level_text(interval.level))
+
+
+def _interval_text(interval: Interval, pair: Pair) -> str:
+    return ratio_text(interval) if pair.arm.metric == "ppl" else points_text(interval)
 
 
 def judge_all(findings: Findings) -> list[Judged]:
@@ -238,21 +252,36 @@ def _where(judged: list[Judged], words: Words) -> str:
 
 
 def _table(findings: Findings, judged: list[Judged], words: Words) -> Table:
-    names = ("arm", "budget", "seeds", "best", "gap", "verdict", "kind", "sensitivity", "method", "on")
+    names = ("arm", "budget", "seeds", "best", "gap", "verdict", "kind", "sensitivity", "method", "on", "interval_level")
     columns = tuple(words(f"verdict.{name}") for name in names)
     rows = tuple(_row(findings, row, words) for row in judged)
     on_page = tuple(
         names.index(name)
-        for name in ("method", "arm", "kind", "gap", "verdict", "on", "best", "seeds", "budget", "sensitivity")
+        for name in (
+            "method",
+            "arm",
+            "kind",
+            "gap",
+            "interval_level",
+            "verdict",
+            "on",
+            "best",
+            "seeds",
+            "budget",
+            "sensitivity",
+        )
     )
-    return Table("verdicts", words("verdict.caption"), columns, rows, frozenset({2, 3, 4, 7}), on_page)
+    return Table("verdicts", words("verdict.caption"), columns, rows, frozenset({2, 3, 4, 7, 10}), on_page)
 
 
 def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
     pair, judgement, kind = row.pair, row.judgement, class_of(row.pair)
-    gap, text = compared(pair.arm, pair.baseline, pair.split)
+    interval = judgement.interval
+    plain, text = compared(pair.arm, pair.baseline, pair.split)
+    if interval is not None:
+        plain, text = interval, _interval_text(interval, pair)
     other = row.pooled or row.examples
-    other_text = "" if other is None else ratio_text(other) if pair.arm.metric == "ppl" else points_text(other)
+    other_text = "" if other is None else _interval_text(other, pair)
     is_smoke = pair.arm.budget == _SMOKE
     verdict = words("verdict.SMOKE") if is_smoke else mixed_text(words(f"verdict.{judgement.verdict}"), pair, words)
     return (
@@ -260,12 +289,13 @@ def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
         Cell(pair.arm.budget),
         Cell(f"{judgement.num_seeds}/{judgement.planned}", judgement.num_seeds),
         Cell(best_text(pair.arm, pair.split), pair.arm.mean(pair.split)),
-        Cell(text, gap.value if gap is not None else None),
+        Cell(text, plain.value if plain is not None else None),
         Cell(verdict, judgement.verdict, "muted" if is_smoke else _MARKS.get(judgement.verdict, "")),
         Cell(words(f"classes.{kind}"), CLASSES.index(kind)),
         Cell(other_text, other.value if other is not None else None),
         Cell(pair_text(pair, findings.catalog, words)),
         Cell(split_text(pair.split, words)),
+        Cell("" if interval is None else level_text(interval.level), interval.level if interval is not None else None),
     )
 
 
@@ -316,7 +346,7 @@ def _bound(pair: Pair) -> float:
 
 
 def _point(row: Judged, words: Words) -> dict[str, Any] | None:
-    gap, text = compared(row.pair.arm, row.pair.baseline, row.pair.split)
+    gap, text = decided_by(row, words)
     if gap is None:
         return None
     name = f"{label(row.pair.arm)}, {row.pair.arm.budget}"
@@ -410,7 +440,7 @@ def _together(judged: list[Judged], words: Words) -> list[str]:
         arms: dict[float, list[str]] = {}
         for row in sorted(family, key=lambda row: -row.judgement.level):
             arms.setdefault(row.judgement.level, []).append(label(row.pair.arm))
-        levels = [words("verdict.level", level=100 * level, arms=words.listed(names)) for level, names in arms.items()]
+        levels = [words("verdict.level", level=level_text(level), arms=words.listed(names)) for level, names in arms.items()]
         told = words("verdict.together", comparisons=family[0].judgement.comparisons, levels="; ".join(levels))
         baseline = family[0].pair.baseline
         lines.append(words("verdict.note", arm=label(baseline), budget=baseline.budget, reasons=told))
@@ -428,7 +458,7 @@ def reason_text(reason: Reason, row: Judged, words: Words) -> str:
         elif name in ("bound", "low", "high", "value"):
             values[name] = f"{100 * value:+.2f}"
         elif name == "level":
-            values[name] = f"{100 * value:.2f}%"
+            values[name] = level_text(value)
         else:
             values[name] = value
     return words(f"reason.{reason.code}", **values)

@@ -64,6 +64,10 @@ def read_record(options: argparse.Namespace, path: Path) -> dict[str, Any]:
         # Of the first records the model is not known.
         if found.get(key, value) != value:
             raise SystemExit(f"{path}: its {key} is {found[key]}, asked for is {value}; name another folder with --results")
+    if answers := answers_of(path):
+        accuracy = sum(row["label"] == row["predicted"] for row in answers) / len(answers)
+        if abs(record["final_accuracy"] - accuracy) > 1e-9:
+            raise SystemExit(f"{path}: final_accuracy is {record['final_accuracy']}, its answers give {accuracy}")
     return record
 
 
@@ -160,6 +164,22 @@ def print_table(options: argparse.Namespace) -> None:
         gap = "" if arm == "baseline" else difference(found, arm, "baseline")[1]
         rate = next(iter(rows.values()))["lr"]
         print(f"| `{arm}` | {rate:g} | {len(rows)} | {final:.2f}% | {gap} | {best:.2f}% |")
+    if (share := majority(options)) is not None:
+        print(f"| `majority_class` |  |  | {100 * share:.2f}% |  | {100 * share:.2f}% |")
+
+
+def answers_of(record: Path) -> list[dict[str, Any]]:
+    """Return a run's final answers, none where they were not kept."""
+    path = record.with_suffix(".predictions.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def majority(options: argparse.Namespace) -> float | None:
+    """Return what naming the largest class always comes to on the examples of the table, where answers were kept."""
+    for path in sorted(options.results.glob("*/*/seed-*.json")):
+        if labels := [row["label"] for row in answers_of(path)]:
+            return max(map(labels.count, set(labels))) / len(labels)
+    return None
 
 
 def print_pairs(options: argparse.Namespace) -> None:

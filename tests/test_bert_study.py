@@ -33,6 +33,17 @@ def call(bert: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> 
     bert.main()
 
 
+def test_an_accuracy_that_the_answers_do_not_give_is_refused(
+    bert: ModuleType, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(bert, monkeypatch, "table")
+    assert "| `majority_class` |  |  | 50.92% |  | 50.92% |" in capsys.readouterr().out
+    path = here / "results/bert-sst2/oelm_freeze/lr-3e-05/seed-1.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"final_accuracy": 0.9}))
+    with pytest.raises(SystemExit, match=r"seed-1\.json: final_accuracy is 0\.9, its answers give 0\.7"):
+        call(bert, monkeypatch, "table")
+
+
 RUNS = ("--model", "minilm", "--from", "nowhere")
 
 

@@ -1,6 +1,6 @@
-"""Thirty-four one-line faults in the code, one at a time, in a copy of it: the tests must notice.
+"""Thirty-seven one-line faults in the code, one at a time, in a copy of it: the tests must notice.
 
-python -m tests.faults.mutants [NUMBER...]; prints killed or survived for each; the exit code is 0 when at least 31 are killed.
+python -m tests.faults.mutants [NUMBER...]; prints killed or survived for each; the exit code is 0 when at least 34 are killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NEEDED = 31
+NEEDED = 34
 TIMEOUT_S = 900
 
 
@@ -192,6 +192,28 @@ MUTANTS = (
         "if then and now and len(then) != len(now):",
         "faults/test_foreign_checkpoints.py::test_frozen_bytes_that_the_run_did_not_begin_with_are_refused",
         "a skipped guard: frames that the run did not begin with",
+    ),
+    # Records that were edited, copies, and second tries.
+    Mutant(
+        "train/records.py",
+        "isclose(stored, value, rel_tol=1e-9)",
+        "isclose(stored, value, rel_tol=0.9)",
+        "report/test_edited.py::test_one_edited_figure_of_a_language_model_is_refused_by_name_with_both_values",
+        "a loose comparison: edited figures are judged",
+    ),
+    Mutant(
+        "report/collect.py",
+        "known.setdefault(tuple(run.curve.items()), run)",
+        "known.setdefault(((run.seed, 0.0),), run)",
+        "report/test_edited.py::test_seeds_that_are_copies_of_each_other_make_no_arm",
+        "a skipped guard: a copy counts as one more seed",
+    ),
+    Mutant(
+        "report/verdict.py",
+        "(questions.get(other) or look.question or asked) == asked)",
+        "(questions.get(other) or look.question or asked) != asked)",
+        "report/test_build.py::test_a_second_try_at_another_rate_is_the_next_look_at_the_same_question",
+        "a negation: second tries are first looks",
     ),
 )
 

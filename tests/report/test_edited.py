@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
+from oelm.experiments.monitor import look_at
+from oelm.method.method import PRESETS
 from oelm.report.build import Report, build_report
+from oelm.report.collect import read_run
 from oelm.report.document import Table, Text
 from oelm.report.verdicts import Judged
+from tests.conftest import run_here, tiny_config
 from tests.report.synthetic import Fate, package_catalog, write_arm, write_lines, write_plain, write_run
 
 BASE = [20.0, 20.2, 19.9, 20.1, 20.3]
@@ -119,6 +123,14 @@ def test_a_test_accuracy_is_recomputed_from_the_answers(tmp_path: Path) -> None:
     assert "test_accuracy is 0.97, test_predictions.jsonl gives 0.8" in told(tmp_path)
 
 
+def test_the_share_of_the_largest_class_is_recomputed_from_the_answers(tmp_path: Path) -> None:
+    (run,) = write_arm(tmp_path, "SST-2-01", ACCURATE[:1], seeds=[0])
+    edit(run / "timing_stats.json", majority_accuracy=0.5)
+    assert "cannot be used" not in told(tmp_path)
+    edit(run / "timing_stats.json", majority_accuracy=0.2)
+    assert "majority_accuracy is 0.2, predictions.jsonl gives 0.5" in told(tmp_path)
+
+
 def test_metrics_and_figures_edited_alike_are_found_by_the_answers(tmp_path: Path) -> None:
     run = write_failing(tmp_path)[0]
 
@@ -186,6 +198,13 @@ def test_a_step_evaluated_twice_is_refused(tmp_path: Path) -> None:
     edit_rows(run / "metrics.jsonl", twice)
     assert judged(tmp_path).judgement.verdict == "EXPLORATORY"
     assert "metrics.jsonl: step 5 is evaluated twice" in told(tmp_path)
+
+
+@pytest.mark.parametrize("method", sorted(PRESETS))
+def test_what_training_leaves_is_not_refused(text_file: Path, tmp_path: Path, method: str) -> None:
+    run_here(tiny_config(text_file, steps=4, eval_every=2, save_every=2, method=method), tmp_path / "run")
+    run = read_run(look_at(tmp_path / "run"))
+    assert run.problem == "" and run.is_finished
 
 
 @pytest.mark.parametrize(("method", "is_frozen"), [("oelm_freeze", False), ("baseline", True), ("train_then_freeze", True)])

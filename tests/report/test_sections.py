@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.report.synthetic import (
     Fate,
     audit_of,
     write_arm,
+    write_plain,
     write_run,
 )
 
@@ -265,6 +267,27 @@ def test_predictions_that_cannot_be_paired_give_no_interval_over_examples(tmp_pa
         path.write_text(path.read_text(encoding="utf-8").replace('"example": 0,', '"example": 1000,'), encoding="utf-8")
     (row,) = rows(english(tmp_path), "verdicts")
     assert row["sensitivity [95%]"] == "" and "[" in row["gap [interval]"]
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_accuracies_stand_beside_the_share_of_the_largest_class(tmp_path: Path, is_measured: bool) -> None:
+    right = tuple(number < 7 for number in range(9))
+    for run in write_arm(tmp_path, "SST-2-01", [0.9, 0.88], seeds=[0, 1], tests=[0.8, 0.8], right=right):
+        # Of nine labels, 0 and 1 in turn, five are 0. On test all are.
+        shares = {"majority_accuracy": 5 / 9, "test_majority_accuracy": 1.0} if is_measured else {}
+        figures = json.loads((run / "timing_stats.json").read_text(encoding="utf-8"))
+        write_plain(run / "timing_stats.json", figures | shares)
+    (row,) = rows(english(tmp_path), "figures")
+    assert (row["largest class"], row["largest class on test"]) == ("55.56%", "100.00%")
+    write_by_seed(tmp_path, "GPT-01", BASE)
+    found = {row["arm"]: row["largest class"] for row in rows(english(tmp_path), "figures")}
+    assert found == {"GPT-01": "", "SST-2-01": "55.56%"}
+
+
+def test_perplexities_have_no_largest_class(tmp_path: Path) -> None:
+    write_by_seed(tmp_path, "GPT-01", BASE)
+    (row,) = rows(english(tmp_path), "figures")
+    assert list(row) == ["arm", "budget", "mean", "by seed"]
 
 
 def test_reported_values_stand_beside_what_was_measured(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from oelm.experiments.monitor import look_at
 from oelm.models.hub import export_classifier
+from oelm.report.collect import read_run
 from oelm.train.classify import ClassifierTask
 from oelm.train.load import LoadedClassifier, load_any
 from oelm.train.metrics import read_metrics
@@ -113,6 +116,9 @@ def test_predictions_agree_with_the_figures(finished: Path) -> None:
     figures = read(finished / "timing_stats.json")
     assert np.mean([row["nats"] for row in rows]) == figures["final_val_loss"]
     assert np.mean([row["label"] == row["predicted"] for row in rows]) == figures["final_accuracy"]
+    counts = Counter(row["label"] for row in rows)
+    assert figures["majority_accuracy"] == max(counts.values()) / len(rows) and "test_majority_accuracy" not in figures
+    assert read_run(look_at(finished)).problem == ""
 
 
 def test_figures_are_those_of_the_metrics(finished: Path) -> None:

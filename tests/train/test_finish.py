@@ -14,12 +14,14 @@ import pytest
 from oelm.data.bigram import fit_bigram
 from oelm.data.prepare import prepare
 from oelm.errors import CheckpointError
+from oelm.experiments.monitor import look_at
 from oelm.files import sha256_file
+from oelm.report.collect import read_run
 from oelm.train.config import RunConfig
 from oelm.train.device import Compute
 from oelm.train.evaluate import evaluate_tokens
 from oelm.train.load import load_run
-from oelm.train.records import DocumentRow, ExampleRow, figure_problems, read_record
+from oelm.train.records import DocumentRow, ExampleRow, figure_problems, majority_share, read_record
 from oelm.train.run import train
 from oelm.train.status import read_status
 from oelm.train.stop import StopFlag
@@ -86,7 +88,7 @@ def test_the_test_split_is_judged_by_the_best_model_and_not_by_the_last(finished
 
 def test_what_is_told_of_the_final_model_stays_its_own(finished: Path) -> None:
     record = read_record(finished)
-    assert figure_problems(record) == []
+    assert figure_problems(record) == [] and read_run(look_at(finished)).problem == ""
     assert record.attention is not None and record.attention.step == 40
     assert record.figures.final_val_loss == record.evaluations[-1].val_loss > record.figures.best_val_loss
     tokens = prepare(record.config["data"]["source"], tokenizer="bpe:300")
@@ -203,6 +205,7 @@ def test_without_the_best_checkpoint_there_are_no_test_figures_and_it_is_said(
 def test_an_extended_run_is_tested_again(text_folder: Path, tmp_path: Path) -> None:
     for steps in (10, 20):
         run_here(tiny_config(text_folder, steps=steps, method="baseline"), tmp_path / "run")
+        assert read_run(look_at(tmp_path / "run")).problem == ""
         assert figures_of(tmp_path / "run")["test_loss"] == on_test(tmp_path / "run", "best")
     assert figure_problems(read_record(tmp_path / "run")) == []
 
@@ -222,7 +225,8 @@ def test_a_classifier_whose_task_has_a_labelled_test_split_is_judged_on_it(bert:
         tiny_finetune(bert, tables, steps=6, eval_every=2, save_every=2, model__num_labels=3, **settings), tmp_path / "run"
     )
     record = read_record(tmp_path / "run")
-    assert figure_problems(record) == []
+    assert figure_problems(record) == [] and read_run(look_at(tmp_path / "run")).problem == ""
+    assert record.figures.test_majority_accuracy == majority_share([n % 3 for n in range(12) if n % 3 < 2])
     answers = [row for row in record.test_predictions if isinstance(row, ExampleRow)]
     # One in three has no label.
     assert len(answers) == 8 and record.figures.test_step == record.figures.best_step

@@ -35,6 +35,7 @@ from oelm.train.records import (
     Manifest,
     Split,
     judged_problems,
+    majority_share,
     read_as,
     read_rows,
 )
@@ -103,6 +104,15 @@ class Run:
         assert self.manifest is not None
         return self.manifest.data.fingerprint
 
+    def majority(self, split: Split) -> float | None:
+        """Return the share of the largest class of a split, where it was measured or the answers are stored."""
+        if self.figures is None or self.figures.best_accuracy is None:
+            return None
+        known = self.figures.majority_on(split)
+        if known is not None or not (self.path / PREDICTIONS[split]).is_file():
+            return known
+        return majority_share([row.label for row in self.predictions(split)])
+
     def predictions(self, split: Split) -> list[ExampleRow]:
         """Return a classifier's answers: on validation those of its final model, on test those of its best."""
         path = self.path / PREDICTIONS[split]
@@ -169,6 +179,10 @@ class Arm:
         """Return each seed's headline on a split, where it was measured: of the model that was best on validation."""
         found = {run.seed: run.figures.on(split) for run in self.runs if run.figures is not None}
         return {seed: value for seed, value in found.items() if value is not None}
+
+    def majority(self, split: Split) -> float | None:
+        """Return what naming the largest class always comes to on a split: the same for all runs of an arm."""
+        return next((share for run in self.runs if (share := run.majority(split)) is not None), None)
 
     def mean(self, split: Split) -> float:
         """Return the mean over seeds on a split: of PPLs the geometric one, as gaps are ratios; of accuracies the plain one."""

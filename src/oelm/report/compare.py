@@ -58,6 +58,8 @@ def compare_runs(paths: Sequence[Path]) -> tuple[Table, list[str]]:
     figure = f"{unit} on test" if split == "test" else f"best {unit} on validation"
     columns = ("run", "seeds", figure, "against the first", "trainable", "step")
     remarks = _some_tested(sides, tested) + [remark for side in sides for remark in side.left_out]
+    share = next((share for side in sides if (share := side.first.majority(split)) is not None), None)
+    remarks += [] if share is None else [f"naming the largest class always comes to {100 * share:.2f}%"]
     remarks += [remark for side in sides[1:] for remark in (*_seeds_apart(side, first), *_differences(side, first))]
     return Table("compare", "", columns, rows, frozenset({1, 2, 3, 4, 5})), remarks
 

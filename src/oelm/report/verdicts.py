@@ -359,12 +359,30 @@ def _figures(findings: Findings, words: Words) -> Table:
     """Return every arm's figures by seed, as far as they are no points of sweeps: nothing that was not measured stands here."""
     usable = [arm for arm in findings.arms if arm.is_usable]
     arms = unswept(usable, findings.roots) or usable
-    columns = tuple(words(f"figures.{name}") for name in ("arm", "budget", "best", "seeds"))
-    if any(arm.on("test") for arm in arms):
-        columns += tuple(words(f"figures.{name}") for name in ("test", "test_seeds"))
-    whole = [(Cell(label(arm)), Cell(arm.budget), *_by_seed(arm, "val"), *_by_seed(arm, "test")) for arm in arms]
-    rows = tuple(row[: len(columns)] for row in whole)
-    return Table("figures", words("figures.caption"), columns, rows, frozenset({2, 4} & set(range(len(columns)))))
+    shown: dict[str, list[Cell]] = {"arm": [Cell(label(arm)) for arm in arms], "budget": [Cell(arm.budget) for arm in arms]}
+    splits: tuple[tuple[Split, str, str, str], ...] = (
+        ("val", "best", "majority", "seeds"),
+        ("test", "test", "test_majority", "test_seeds"),
+    )
+    for split, mean, majority, seeds in splits:
+        found = [_by_seed(arm, split) for arm in arms]
+        if split == "val" or any(arm.on(split) for arm in arms):
+            shown |= {mean: [first for first, _ in found], seeds: [second for _, second in found]}
+        # What naming the largest class always comes to: an accuracy says little without it.
+        shares = [_majority(arm, split) for arm in arms]
+        if any(cell.text for cell in shares):
+            shown[majority] = shares
+    ordered = ("arm", "budget", "best", "majority", "seeds", "test", "test_majority", "test_seeds")
+    columns = tuple(words(f"figures.{name}") for name in ordered if name in shown)
+    rows = tuple(zip(*(shown[name] for name in ordered if name in shown), strict=True))
+    figures = {"best", "majority", "test", "test_majority"}
+    numeric = frozenset(number for number, name in enumerate(name for name in ordered if name in shown) if name in figures)
+    return Table("figures", words("figures.caption"), columns, rows, numeric)
+
+
+def _majority(arm: Arm, split: Split) -> Cell:
+    share = arm.majority(split) if arm.on(split) else None
+    return Cell("" if share is None else f"{100 * share:.2f}%", share)
 
 
 def _by_seed(arm: Arm, split: Split) -> tuple[Cell, Cell]:

@@ -35,6 +35,7 @@ from oelm.train.device import Compute
 from oelm.train.dist import ALONE, World
 from oelm.train.evaluate import batched
 from oelm.train.preflight import Estimate, classifier_estimate
+from oelm.train.records import majority_share
 from oelm.train.status import Metric
 from oelm.train.stop import StopFlag
 from oelm.train.task import DataFacts, Judging
@@ -170,7 +171,10 @@ class ClassifierTask:
         return evaluate_split(model, examples, pad=self.pad, compute=self.compute, stop=stop, progress=progress, world=world)
 
     def references(self, stop: StopFlag) -> dict[str, float]:
-        return {}
+        splits: dict[str, Judging] = {"majority_accuracy": "val"}
+        if self.has_test:
+            splits["test_majority_accuracy"] = "test"
+        return {name: majority_share(self.examples.splits[split].labels.tolist()) for name, split in splits.items()}
 
     def estimate(self, device: str) -> Estimate:
         model = self.config.model

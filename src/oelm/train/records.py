@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -98,7 +100,8 @@ class Figures(Strict):
     """`timing_stats.json`: of a language model with PPLs, of a classifier with accuracies.
 
     Those of the test split are of the model that was best on validation, and there where the data has such a split;
-    `bigram_ppl` is what a plain bigram model makes of the same text.
+    `bigram_ppl` is what a plain bigram model makes of the same text, `majority_accuracy` what naming the largest class always
+    would come to on the same examples.
     """
 
     step_s: StepTimes
@@ -120,6 +123,8 @@ class Figures(Strict):
     test_accuracy: float | None = None
     bigram_ppl: float | None = None
     test_bigram_ppl: float | None = None
+    majority_accuracy: float | None = None
+    test_majority_accuracy: float | None = None
 
     @property
     def best(self) -> float:
@@ -140,6 +145,15 @@ class Figures(Strict):
     def bigram_on(self, split: Split) -> float | None:
         """Return the bigram model's PPL on a split."""
         return self.bigram_ppl if split == "val" else self.test_bigram_ppl
+
+    def majority_on(self, split: Split) -> float | None:
+        """Return the share of the largest class of a split."""
+        return self.majority_accuracy if split == "val" else self.test_majority_accuracy
+
+
+def majority_share(labels: Sequence[int]) -> float:
+    """Return the accuracy of naming the largest class always."""
+    return max(Counter(labels).values()) / len(labels)
 
 
 class HeadRecord(Strict):
@@ -372,13 +386,17 @@ def _answer_problems(run: Path, figures: Figures, split: Split) -> list[str]:
     if not path.is_file():
         return []
     rows = _read_predictions(path)
-    names = ("final_val_loss", "final_accuracy") if split == "val" else ("test_loss", "test_accuracy")
+    on_test = ("test_loss", "test_accuracy", "test_majority_accuracy")
+    names = ("final_val_loss", "final_accuracy", "majority_accuracy") if split == "val" else on_test
     if not rows or not _weight(rows):
         return [f"{path.name}: holds no whole answer"]
     found: dict[str, float] = {names[0]: sum(row.nats for row in rows) / _weight(rows)}
-    answers = [row.label == row.predicted for row in rows if isinstance(row, ExampleRow)]
+    answers = [row for row in rows if isinstance(row, ExampleRow)]
     if answers and figures.best_accuracy is not None:
-        found[names[1]] = sum(answers) / len(answers)
+        found[names[1]] = sum(row.label == row.predicted for row in answers) / len(answers)
+        # Records of before it was measured have none.
+        if figures.majority_on(split) is not None:
+            found[names[2]] = majority_share([row.label for row in answers])
     return [
         f"{TIMING}: {name} is {getattr(figures, name)}, {path.name} gives {value}"
         for name, value in found.items()

@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,21 @@ def read_json(path: Path, *, error: type[OelmError] = DataError) -> Any:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise error(f"{path}: {path.stat().st_size:,} bytes is too large for a JSON file of ours; it is not one")
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
     except (OSError, ValueError, RecursionError) as problem:
         raise error(f"{path}: cannot be read as JSON ({problem})") from problem
 
 
-def _refuse_constant(name: str) -> float:
+def refuse_constant(name: str) -> float:
+    """Refuse NaN and infinity as `parse_constant` of json.loads."""
     raise ValueError(f"{name} is not JSON")
+
+
+def write_all(file: FileIO, content: bytes) -> None:
+    """Write every byte to an unbuffered file; raise the system's error where there is no room for the rest."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 @contextlib.contextmanager

@@ -110,8 +110,9 @@ ROWS: dict[str, Row] = {
         ),
     ),
     "R15": Row(
-        "torn metrics, read-only folder, clock set back, 10,000 runs",
+        "torn, damaged and deleted metrics, read-only folder, clock set back, 10,000 runs",
         (
+            "faults/test_metrics_damaged.py",
             "train/test_metrics.py::test_a_tail_torn_at_any_byte_costs_only_its_own_row",
             "experiments/test_monitor.py::test_a_status_that_cannot_be_read_is_damaged_and_no_crash",
             "experiments/test_gaps.py::test_evaluations_are_read_by_step_without_a_torn_tail",

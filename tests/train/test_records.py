@@ -80,7 +80,7 @@ def test_a_row_of_another_type_is_told_by_its_number(copy: Path) -> None:
     lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
     lines[2] = lines[2].replace('"loss": ', '"loss": "x", "was": ')
     (copy / "metrics.jsonl").write_text("".join(lines))
-    with pytest.raises(DataError, match=r"metrics\.jsonl: row 3"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl: line 3"):
         read_record(copy)
 
 

@@ -124,17 +124,18 @@ def test_evaluation_repeated_without_its_step_leaves_both_once(tmp_path: Path) -
 
     metrics = Metrics(tmp_path / "metrics.jsonl")
     with TensorBoardWatch(Silence(), tmp_path) as watch:
-        tell_step(watch, metrics, 4)
-        tell_step(watch, metrics, 5)
+        for step in range(1, 6):
+            tell_step(watch, metrics, step)
     for _ in range(2):
-        metrics.rewind(step=5, evaluated_step=0)
+        metrics.rewind(step=5, evaluated=[])
         with TensorBoardWatch(Silence(), tmp_path) as watch:
             metrics.write(step=5, **EVALUATION.as_row())
             watch.on_evaluation(5, EVALUATION, is_best=True)
             tell_step(watch, metrics, 6)
     metrics.close()
     assert shown(tmp_path) == recorded(tmp_path)
-    assert shown(tmp_path)["train/loss"] == [(4, 1.0), (5, 1.25), (6, 1.5)] and shown(tmp_path)["val/loss"] == [(5, 1.5)]
+    assert shown(tmp_path)["train/loss"] == [(step, step / 4) for step in range(1, 7)]
+    assert shown(tmp_path)["val/loss"] == [(5, 1.5)]
 
 
 def test_extended_run_goes_on_in_the_same_curves(text_file: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from oelm.experiments.monitor import RunView, scan
 from oelm.files import read_json
 from oelm.method.kind import starts_otherwise
 from oelm.report.computed import COMPUTED_WITH, computed_with, known_differences, sittings_with
-from oelm.train.metrics import read_metrics
+from oelm.train.metrics import read_jsonl, read_metrics
 from oelm.train.records import (
     METRICS,
     PREDICTIONS,
@@ -116,7 +116,7 @@ class Run:
     def predictions(self, split: Split) -> list[ExampleRow]:
         """Return a classifier's answers: on validation those of its final model, on test those of its best."""
         path = self.path / PREDICTIONS[split]
-        return read_rows(ExampleRow, path, read_metrics(path))
+        return read_rows(ExampleRow, path, read_jsonl(path))
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from oelm.errors import NonFiniteError
+from oelm.errors import DataError, NonFiniteError
 from oelm.files import Guard, dump_json, write_json, write_text
 from oelm.train.dist import own_stop
 from oelm.train.evaluate import Judged
 from oelm.train.load import load_any
-from oelm.train.metrics import read_metrics
-from oelm.train.records import PREDICTIONS
+from oelm.train.metrics import missing_rows, read_metrics
+from oelm.train.records import PREDICTIONS, EvaluationRow, StepRow, read_rows
 from oelm.train.session import Session
 from oelm.train.task import Judging
 from oelm.train.timing import step_statistics
@@ -91,16 +91,38 @@ def _write_rows(path: Path, evaluation: Judged, *, guard: Guard) -> None:
 
 
 def final_figures(session: Session) -> dict[str, Any]:
-    """Return the figures that can be computed again from metrics.jsonl and the clock."""
-    rows = read_metrics(session.metrics.path)
+    """Return the figures that can be computed again from metrics.jsonl and the clock.
+
+    Raises DataError where the file lacks rows of this run, or has another best than the run's own state.
+    """
+    path, state = session.metrics.path, session.state
+    rows = read_metrics(path)
+    if fault := missing_rows(rows, step=state.step, evaluated=session.evaluated_steps()):
+        raise DataError(f"{path}: {fault}; the run has no figures without it. Restore the file from a copy")
+    steps = read_rows(StepRow, path, [row for row in rows if "loss" in row])
     evaluations = [row for row in rows if "val_loss" in row]
-    steps = [row for row in rows if "loss" in row]
+    read_rows(EvaluationRow, path, evaluations)
     clock = session.clock.seconds()
+    figures = session.task.figures(evaluations)
+    _check_best(session, figures)
     return {
-        "step_s": step_statistics([row["step_s"] for row in steps], warmup_steps=session.config.timing_warmup_steps),
+        "step_s": step_statistics([row.step_s for row in steps], warmup_steps=session.config.timing_warmup_steps),
         "wall_s": {**clock, "total": sum(clock.values())},
-        "tokens": session.state.tokens,
-        "final_loss": steps[-1]["loss"],
-        **session.task.figures(evaluations),
-        "best_step": session.state.best_step,
+        "tokens": state.tokens,
+        "final_loss": steps[-1].loss,
+        **figures,
+        "best_step": state.best_step,
     }
+
+
+def _check_best(session: Session, figures: dict[str, Any]) -> None:
+    """Raise DataError where the metrics have another best than the state, which a checkpoint guards by its digest."""
+    assert session.state.best_value is not None
+    metric, best = session.task.reading(session.state.best_value)
+    found = figures[f"best_{metric}"]
+    # An accuracy is kept in the state as the share of errors: 1 - (1 - a) is a up to one rounding.
+    if not math.isclose(found, best, rel_tol=1e-12, abs_tol=1e-12):
+        raise DataError(
+            f"{session.metrics.path}: gives the best {metric} {found!r}, and the checkpoint {best!r} at step "
+            f"{session.state.best_step}: the file was changed. Restore it from a copy"
+        )

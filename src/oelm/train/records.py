@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 from oelm.errors import DataError
 from oelm.files import MAX_JSON_BYTES, read_json
 from oelm.strict import Strict
-from oelm.train.metrics import read_metrics
+from oelm.train.metrics import read_jsonl, read_metrics
 from oelm.train.status import Status
 from oelm.train.timing import PHASES, step_statistics
 
@@ -289,7 +289,7 @@ def read_record(run: Path) -> RunRecord:
 
 
 def _read_predictions(path: Path) -> Predictions:
-    rows = read_metrics(path)
+    rows = read_jsonl(path)
     if rows and "example" in rows[0]:
         return read_rows(ExampleRow, path, rows)
     return read_rows(DocumentRow, path, rows)

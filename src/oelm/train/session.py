@@ -90,6 +90,12 @@ class Session:
             config=bound_settings(self.config),
         )
 
+    def evaluated_steps(self) -> list[int]:
+        """Return the steps that were evaluated up to the state: every one that was due."""
+        last, config = self.state.evaluated_step, self.config
+        due = {*range(config.eval_every, last + 1, config.eval_every), *config.extended_at, config.steps}
+        return sorted(step for step in due if step <= last)
+
     def tell_traffic(self) -> None:
         """Say how many bytes of gradients the last step summed over the processes, and how many it would without freezing."""
         whole = sum(parameter.nbytes for parameter in self.model.parameters())
@@ -153,7 +159,7 @@ def build_session(
         optimizer=_optimizer(model, config, plan, compute),
         scaler=torch.amp.GradScaler(compute.device, enabled=compute.precision == "fp16"),
         checkpoints=checkpoints,
-        metrics=Metrics(folder.path / "metrics.jsonl") if world.is_writer else NoMetrics(folder.path / "metrics.jsonl"),
+        metrics=(Metrics if world.is_writer else NoMetrics)(folder.path / "metrics.jsonl", guard=folder.check_held),
         stop=agreed(stop, world),
         watch=watch,
         world=world,
@@ -228,7 +234,7 @@ def _resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
         session.watch.on_remark(f"continuing from step {saved.state.step:,}")
         log.info("continuing from %s", checkpoint.path.name)
     session.folder.check_held()
-    session.metrics.rewind(step=session.state.step, evaluated_step=session.state.evaluated_step)
+    session.metrics.rewind(step=session.state.step, evaluated=session.evaluated_steps())
     session.started_at = (time.perf_counter(), session.state.step)
 
 

@@ -110,6 +110,23 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True, guard: Guar
             fsync_dir(path.parent)
 
 
+def write_over(path: Path, content: bytes, *, guard: Guard | None = None) -> None:
+    """Write `content` over the bytes of an existing file, and spaces over the rest of them.
+
+    For a full disk only, which has no room for the second file that an atomic write needs: a kill in the middle of this
+    tears the file. With a `guard`, nothing is written in a folder for which it raises.
+    """
+    with room_checked(path, guard=guard):
+        handle = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
+        with open(handle, "wb", buffering=0) as file:
+            assert isinstance(file, FileIO)
+            # After it was opened: whatever happens to the path from then on, this is the approved folder's file.
+            if guard is not None:
+                guard()
+            write_all(file, content.ljust(os.fstat(handle).st_size))
+            os.fsync(handle)
+
+
 def write_json(path: Path, value: Any, *, durable: bool = True, guard: Guard | None = None) -> None:
     """Replace `path` by `value` as JSON, atomically."""
     write_text(path, dump_json(value) + "\n", durable=durable, guard=guard)

@@ -43,6 +43,7 @@ ROWS: dict[str, Row] = {
         (
             "faults/test_starved.py::test_file_size_limit_stops_resumable_and_loses_nothing",
             "faults/test_starved.py::test_full_disk_stops_resumable_and_loses_nothing",
+            "faults/test_full_disk.py",
             "faults/test_preparing_killed.py::test_a_full_disk_stops_resumable_and_with_room_again_gives_the_same_bytes",
             "test_files.py::test_a_device_that_is_truly_full_is_told_as_such",
             "test_files.py::test_a_true_file_size_limit_keeps_the_old_file",

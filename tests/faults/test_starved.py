@@ -53,10 +53,10 @@ def test_file_size_limit_stops_resumable_and_loses_nothing(
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
-    """Yield a disk of its own of this size, in memory; skip where this user may not make one."""
+def small_disk(folder: Path, size_bytes: int, *, files: int = 0) -> Iterator[Path]:
+    """Yield a disk of its own of this size, for so many files, in memory; skip where this user may not make one."""
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},nr_inodes={files}", "tmpfs", str(folder)]
     if os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
         pytest.skip("a disk of one's own takes root and the right to mount")
     try:

@@ -18,7 +18,7 @@ from oelm.experiments.monitor import launch_lock_path
 from oelm.experiments.plan import PlannedRun
 from oelm.files import dump_json, room_checked, write_json
 from oelm.locks import take
-from oelm.train.status import STATUS, Progress, StatusName, now_text, read_status, status_now
+from oelm.train.status import Progress, StatusName, now_text, read_status, status_now, write_status
 
 CONSOLE = "console.log"
 _SIGNAL_HINTS: dict[int, str] = {
@@ -82,8 +82,7 @@ def _write_status(run: PlannedRun, name: StatusName, message: str = "") -> None:
     progress = Progress(step=0, steps=run.config.steps)
     if (status := read_status(run.path)) is not None:
         progress = Progress.model_validate(status.model_dump(include=set(Progress.model_fields)))
-    row = status_now(name, progress, started=now_text(), message=message)
-    write_json(run.path / STATUS, row.model_dump(mode="json"))
+    write_status(run.path, status_now(name, progress, started=now_text(), message=message))
 
 
 def start(run: PlannedRun, environment: dict[str, str], *, options: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:

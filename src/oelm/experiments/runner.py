@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from filelock import FileLock
 
+from oelm.errors import DiskFullError
 from oelm.experiments.launch import ask_to_stop, ending, enqueue, is_busy, launch_lock, start, taken
 from oelm.experiments.plan import PlannedRun
 from oelm.train.status import read_status
@@ -184,7 +185,13 @@ class Runner:
 
     def _begin(self, job: Job, lock: FileLock, slot: Slot) -> None:
         job.lock, job.slot, job.started, job.state = lock, slot, time.monotonic(), "running"
-        job.process = start(job.run, slot.environment(), options=self._options)
+        try:
+            job.process = start(job.run, slot.environment(), options=self._options)
+        except DiskFullError as problem:
+            # The others go on as long as they have room themselves.
+            self._let_go(job)
+            self._end(job, "stopped", str(problem))
+            return
         self._watch.on_start(job)
 
     def _claim(self, job: Job) -> FileLock | None:

@@ -119,11 +119,12 @@ def _train(
         # A stop may come during the last evaluation, or that of the test split: the run is done only after those.
         figures = _finished(session) if session.state.evaluated_step >= resolved.steps else None
         if figures is None:
-            folder.set_status("stopped", session.progress(), message=session.stop.reason or stop.reason or "")
             log.info("stopped by %s at step %d", session.stop.reason or stop.reason, session.state.step)
+            folder.set_status("stopped", session.progress(), message=session.stop.reason or stop.reason or "")
             return Result("stopped", session.state.step, out, None)
-        folder.set_status("done", session.progress())
         log.info("done at step %d", resolved.steps)
+        # Last of all: after it, nothing may fail for want of room.
+        folder.set_status("done", session.progress())
         return Result("done", resolved.steps, out, figures)
 
 
@@ -160,8 +161,9 @@ def _failure_noted(folder: RunDir, config: TrainConfig) -> Iterator[None]:
             raise OutOfMemoryError(f"out of memory ({str(problem).splitlines()[0]}): {what_to_lower(config)}") from problem
     except BaseException as problem:
         resumable = isinstance(problem, KeyboardInterrupt) or getattr(problem, "exit_code", None) == STOPPED
-        log.error("%s: %s", type(problem).__name__, problem)
         # What went wrong counts, not what goes wrong in noting it.
+        with contextlib.suppress(OelmError):
+            log.error("%s: %s", type(problem).__name__, problem)
         with contextlib.suppress(OelmError):
             name: StatusName = "stopped" if resumable else "failed"
             folder.set_status(name, _last_progress(folder, config), message=f"{type(problem).__name__}: {problem}")

@@ -25,8 +25,9 @@ from oelm.strict import Strict
 from oelm.train.binding import run_id
 from oelm.train.checkpoint import Checkpoints
 from oelm.train.config import Config, TrainConfig, differences, read_any_config
+from oelm.train.logfile import LogFile
 from oelm.train.metrics import read_metrics
-from oelm.train.status import HEARTBEAT_S, HOLDER, STATUS, Progress, StatusName, now_text, read_status, status_now
+from oelm.train.status import HEARTBEAT_S, HOLDER, Progress, StatusName, now_text, read_status, status_now, write_status
 
 # A holder is named a moment after it has the lock.
 _NAMED_WITHIN_S = 1.0
@@ -134,9 +135,7 @@ class RunDir:
         return f"{self.path} is in use {who}; wait for it, stop it, or choose another --out"
 
     def _start_log(self) -> None:
-        with room_checked(self.path / "training.log"):
-            self._handler = logging.FileHandler(self.path / "training.log", encoding="utf-8")
-        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self._handler = LogFile(self.path / "training.log")
         logger = logging.getLogger("oelm")
         logger.setLevel(logging.INFO)
         logger.addHandler(self._handler)
@@ -220,7 +219,7 @@ class RunDir:
             self._sign()
         self._last_heartbeat = time.monotonic()
         row = status_now(status, progress, started=self._started, message=message)
-        write_json(self.path / STATUS, row.model_dump(mode="json"), durable=status != "running", guard=self.check_held)
+        write_status(self.path, row, guard=self.check_held)
 
     def heartbeat(self, progress: Callable[[], Progress]) -> None:
         """Say that the run is alive, at most once per HEARTBEAT_S."""

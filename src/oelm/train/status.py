@@ -10,6 +10,8 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from oelm.errors import DiskFullError
+from oelm.files import Guard, dump_json, write_bytes, write_over
 from oelm.strict import Strict
 
 StatusName = Literal["queued", "running", "stopped", "failed", "done"]
@@ -55,6 +57,38 @@ def status_now(name: StatusName, progress: Progress, *, started: str, message: s
         started=started,
         message=message,
     )
+
+
+def write_status(run: Path, status: Status, *, guard: Guard | None = None) -> None:
+    """Replace a run's status.json.
+
+    How a run ended is also written where the disk is full: over the status before it, with as much of the message as has
+    room. Otherwise the run would be called running for ever.
+    """
+    path = run / STATUS
+    try:
+        write_bytes(path, _content(status) + b"\n", durable=status.status != "running", guard=guard)
+    except DiskFullError:
+        if status.status == "running" or not path.is_file():
+            raise
+        room = path.stat().st_size
+        try:
+            # A block of a disk is mostly larger than a status.
+            write_over(path, _content(status), guard=guard)
+        except DiskFullError:
+            write_over(path, _content(_shortened(status, room)), guard=guard)
+
+
+def _content(status: Status) -> bytes:
+    return dump_json(status.model_dump(mode="json")).encode()
+
+
+def _shortened(status: Status, size_bytes: int) -> Status:
+    """Return a status with as much of its message as makes it no longer than this."""
+    while status.message and (beyond := len(_content(status)) - size_bytes) > 0:
+        # At most six bytes a character: never cuts more than it must by much.
+        status = status.model_copy(update={"message": status.message[: -max(1, beyond // 6)]})
+    return status
 
 
 def read_status(run: Path) -> Status | None:

@@ -44,6 +44,7 @@ ROWS: dict[str, Row] = {
             "faults/test_starved.py::test_file_size_limit_stops_resumable_and_loses_nothing",
             "faults/test_starved.py::test_full_disk_stops_resumable_and_loses_nothing",
             "faults/test_full_disk.py",
+            "faults/test_broken_output.py::test_a_run_of_a_queue_whose_console_log_is_full_is_stopped_and_not_failed",
             "faults/test_preparing_killed.py::test_a_full_disk_stops_resumable_and_with_room_again_gives_the_same_bytes",
             "test_files.py::test_a_device_that_is_truly_full_is_told_as_such",
             "test_files.py::test_a_true_file_size_limit_keeps_the_old_file",
@@ -64,8 +65,8 @@ ROWS: dict[str, Row] = {
         ),
     ),
     "R8": Row(
-        "SIGTERM and SIGINT in every phase",
-        ("faults/test_signals.py",),
+        "SIGTERM and SIGINT in every phase, SIGHUP, broken outputs",
+        ("faults/test_signals.py", "faults/test_broken_output.py", "cli/test_streams.py"),
     ),
     "R9": Row(
         "a loss or gradient that is not finite",

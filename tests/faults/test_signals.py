@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT in every phase: saved at the next boundary, exit code 75, and nothing lost."""
+"""SIGTERM and SIGINT in every phase, and SIGHUP: saved at the next boundary, exit code 75, and nothing lost."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 from oelm.train.metrics import read_metrics
 from oelm.train.status import read_status
+from oelm.train.stop import StopFlag
 from tests.conftest import tiny_settings
 from tests.faults.harness import evidence, finish, leftovers, rows, start, wait_for
 from tests.faults.tally import Tally
@@ -23,7 +24,9 @@ PHASES = ("start-up", "warm-up", "step", "evaluation", "save", "final evaluation
 # Two of each signal in every phase, and as many at any moment as make thirty.
 CASES = [(phase, number) for phase in PHASES for number in (signal.SIGTERM, signal.SIGINT) for _ in range(2)]
 CASES += [("any moment", number) for number in (signal.SIGTERM, signal.SIGINT) for _ in range(3)]
-QUICK = (9, 16, 22)
+# A closed terminal does what SIGTERM does.
+CASES += [("step", signal.SIGHUP), ("any moment", signal.SIGHUP)]
+QUICK = (9, 16, 22, 30)
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +95,14 @@ def test_second_interrupt_leaves_at_once_and_loses_at_most_one_interval(
     finish(settings, run)
     assert evidence(run) == evidence(oracle)
     tally("R8", "second interrupts", held=1, of=1)
+
+
+def test_a_run_started_with_nohup_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopFlag() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import TerminalWatch, out, reported, shown_warnings
+from oelm.cli.shell import TerminalWatch, out, reported, shown_warnings, stoppable
 
 if TYPE_CHECKING:
     from oelm.report.table import ArmRow
@@ -25,11 +25,10 @@ def demo(
     from oelm.experiments.demo import ARMS, run_demo
     from oelm.report.charts import learning_curves, save_chart
     from oelm.report.table import arm_rows
-    from oelm.train.stop import StopFlag
 
     out.print("Four GPTs on Python's standard library: same data order, steps and lr.")
     runs: dict[str, list[Path]] = {arm: [] for arm in ARMS}
-    with StopFlag() as stop, shown_warnings(), TerminalWatch() as watch:
+    with stoppable() as stop, shown_warnings(), TerminalWatch() as watch:
         results = run_demo(out_dir, seeds=range(seed, seed + seeds), steps=steps, stop=stop, watch=watch)
         for number in range(1, len(ARMS) * seeds + 1):
             arm = ARMS[(number - 1) % len(ARMS)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oelm.cli.many import quiet_unless_first, train_one
-from oelm.cli.shell import out, reported, shown_warnings
+from oelm.cli.shell import out, reported, shown_warnings, stoppable
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,10 +44,8 @@ def finetune(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write the curves for TensorBoard, too.")] = False,
 ) -> None:
     """Train a classifier, or continue or find finished the run that the same command started."""
-    from oelm.train.stop import StopFlag
-
     quiet_unless_first()
-    with StopFlag() as stop, shown_warnings():
+    with stoppable() as stop, shown_warnings():
         from oelm.train.run import Options
 
         if config is not None and (budget is not None or model is not None):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,8 +186,8 @@ def code_of(jobs: Sequence[Job]) -> int:
 
 def leave(code: int, *, is_lost: bool = False) -> NoReturn:
     """End one of many processes: at once, as gloo's threads may outlive what they belong to at the interpreter's end."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    out.file.flush()
+    err.file.flush()
     # torchrun takes any other code for a lost process and begins again, which no stop and no refusal wants.
     is_restarted = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
     os._exit(0 if is_restarted and not is_lost else code)

@@ -14,7 +14,7 @@ from oelm.cli.cluster import Account, ArrayLimit, Gres, Partition, Slurm, Time, 
 from oelm.cli.many import How, code_of, quiet_unless_first, ranks_of, refuse_worker, run_by_ranks, work_together
 from oelm.cli.plan import print_plan, print_shortened
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import TerminalWatch, counted, err, out, printable, reported, shown_warnings
+from oelm.cli.shell import TerminalWatch, counted, err, out, printable, reported, shown_warnings, stoppable
 from oelm.errors import STOPPED, ConfigError
 from oelm.ranks import is_one_of_many
 
@@ -82,10 +82,8 @@ def run(
     prepare_only: Annotated[bool, typer.Option("--prepare-only", help="Prepare the data, and train nothing.")] = False,
 ) -> None:
     """Run experiments of the catalog with their baselines; repeat the command to continue, finished runs are skipped."""
-    from oelm.train.stop import StopFlag
-
     quiet_unless_first()
-    with StopFlag() as stop, shown_warnings():
+    with stoppable() as stop, shown_warnings():
         study = _study(ids, budget, seeds, overrides, folder, model, root, tuned=tuned, baselines=not no_baseline)
         runs = study.plan(load(catalog))
         how = How(stop, retry=retry, preflight=not no_preflight, tensorboard=tensorboard)
@@ -249,8 +247,6 @@ def sweep(
     no_preflight: NoPreflight = False,
 ) -> None:
     """Try the same grid on every arm (experiments and their baselines), and mark the best of each by validation."""
-    from oelm.train.stop import StopFlag
-
     refuse_worker("sweep")
     if like is not None:
         given = {"--grid": grid, "--seeds": seeds, "--set": overrides, "--from": folder, "--model": model}
@@ -258,7 +254,7 @@ def sweep(
         _take_over(ids, like, budget=budget, catalog=load(catalog), root=root, dry_run=dry_run)
         return
 
-    with StopFlag() as stop, shown_warnings():
+    with stoppable() as stop, shown_warnings():
         from oelm.experiments.study import Study
         from oelm.experiments.sweep import conclude_sweep, parse_grid, standing
         from oelm.train.config import parse_overrides
@@ -344,9 +340,7 @@ def work(
     tensorboard: Annotated[bool, typer.Option("--tensorboard")] = False,
 ) -> None:
     """Bring one run to its end: what `oelm run` starts, once for each."""
-    from oelm.train.stop import StopFlag
-
-    with StopFlag() as stop, shown_warnings():
+    with stoppable() as stop, shown_warnings():
         import json
 
         from oelm.train.config import parse_any

@@ -5,26 +5,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from oelm.cli.streams import Stream
 from oelm.errors import STOPPED, OelmError
 
 if TYPE_CHECKING:
     from oelm.train.evaluate import Judged
     from oelm.train.run import Result
+    from oelm.train.stop import StopFlag
     from oelm.train.watch import StepReport
 
 # No markup, no emoji: paths, names and values of users may hold brackets and colons.
-out = Console(markup=False, highlight=False, emoji=False)
-err = Console(stderr=True, markup=False, highlight=False, emoji=False)
+_STDOUT, _STDERR = Stream("stdout"), Stream("stderr")
+out = Console(file=cast(IO[str], _STDOUT), markup=False, highlight=False, emoji=False)
+err = Console(file=cast(IO[str], _STDERR), stderr=True, markup=False, highlight=False, emoji=False)
 _PLAIN_EVERY_S = 10.0
 _BAR_EVERY_S = 0.1
 
@@ -53,9 +55,27 @@ def printable(text: str) -> str:
 
 
 @contextlib.contextmanager
+def stoppable() -> Iterator[StopFlag]:
+    """Yield the flag that stops a command at the next step boundary: SIGINT, SIGTERM and SIGHUP set it, and a broken stdout.
+
+    A run whose output nobody reads any more saves and leaves with the exit code of a stop, as after a signal.
+    """
+    from oelm.train.stop import StopFlag
+
+    with StopFlag() as stop:
+
+        def on_broken(why: str) -> None:
+            stop.request(why)
+            err.print(f"{printable(why)}; saving and stopping at the next step", style="bold yellow", soft_wrap=True)
+
+        with _STDOUT.heard_by(on_broken):
+            yield stop
+
+
+@contextlib.contextmanager
 def shown_warnings() -> Iterator[None]:
     """Let warnings of the library reach the terminal while a command runs."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(_STDERR)
     # Errors end the command and are printed by `reported`, once.
     handler.addFilter(lambda record: record.levelno == logging.WARNING and not err.quiet)
     handler.setFormatter(logging.Formatter("warning: %(message)s"))

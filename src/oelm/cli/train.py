@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oelm.cli.many import quiet_unless_first, train_one
-from oelm.cli.shell import out, reported, shown_warnings
+from oelm.cli.shell import out, reported, shown_warnings, stoppable
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -51,11 +51,9 @@ def train(
     ] = None,
 ) -> None:
     """Train a GPT, or continue, extend or find finished the run that the same command started."""
-    from oelm.train.stop import StopFlag
-
     quiet_unless_first()
     # Before anything heavy is loaded: a signal during start-up shall end as well as one during training.
-    with StopFlag() as stop, shown_warnings():
+    with stoppable() as stop, shown_warnings():
         from oelm.train.run import Options
 
         chosen: dict[str, Any] = {

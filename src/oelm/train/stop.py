@@ -7,9 +7,12 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+# A terminal that is closed sends SIGHUP; Windows has none.
+_ASKING = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()))
+
 
 class StopFlag:
-    """While entered, SIGINT and SIGTERM ask for a stop at the next step boundary; a second SIGINT stops at once."""
+    """While entered, SIGINT, SIGTERM and SIGHUP ask for a stop at the next step boundary; a second SIGINT stops at once."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -24,8 +27,10 @@ class StopFlag:
     def __enter__(self) -> StopFlag:
         # Only the main thread may set handlers; elsewhere the caller stops us by request().
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._on_signal)
+            for number in _ASKING:
+                # Whoever starts a run with nohup wants it to outlive its terminal.
+                if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) != signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

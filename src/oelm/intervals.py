@@ -13,6 +13,13 @@ T95 = (
     + (2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
     + (2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
 )
+# The largest power whose exponential is a float.
+_MAX_POWER = 709.0
+
+
+def exp_or_inf(power: float) -> float:
+    """Return e to a power; infinity where that is no float."""
+    return math.exp(power) if power <= _MAX_POWER else math.inf
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ def mean_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ra
     """Return the mean of paired ratios: a t interval on their logarithms. One pair has the interval (0, infinity)."""
     logs = [math.log(above / below) for above, below in zip(numerators, denominators, strict=True)]
     mean, half = statistics.fmean(logs), _half_width(logs)
-    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs))
+    return Ratio(exp_or_inf(mean), exp_or_inf(mean - half), exp_or_inf(mean + half), len(logs))
 
 
 def _half_width(values: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.shell import TerminalWatch, out, reported, shown_warnings, stoppable
+from oelm.decimals import fixed
 
 if TYPE_CHECKING:
     from oelm.report.table import ArmRow
@@ -36,7 +37,7 @@ def demo(
             finished = next(results)
             runs[arm].append(finished.result.path)
             assert finished.result.figures is not None
-            out.print(f"{arm}, seed {finished.seed}: PPL {finished.result.figures['best_ppl']:.2f}")
+            out.print(f"{arm}, seed {finished.seed}: PPL {fixed(finished.result.figures['best_ppl'], 2)}")
     note = "one seed: no verdict" if seeds == 1 else f"{seeds} seeds; 95% intervals, paired by seed"
     _print_table(arm_rows(runs, baseline="baseline"), note)
     try:
@@ -65,12 +66,12 @@ def _print_table(rows: list[ArmRow], note: str) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         step = f"{1000 * row.median_step_s:.1f} ms"
-        table.add_row(row.arm, f"{row.perplexity:.2f}", _gap(row), f"{row.trainable:,}", f"{row.frozen:,}", step)
+        table.add_row(row.arm, fixed(row.perplexity, 2), _gap(row), f"{row.trainable:,}", f"{row.frozen:,}", step)
     out.print("\n", table, sep="")
 
 
 def _gap(row: ArmRow) -> str:
     if row.ratio is None:
         return ""
-    percent = [100 * (value - 1) for value in (row.ratio.value, row.ratio.low, row.ratio.high)]
-    return f"{percent[0]:+.1f}%" if row.ratio.count < 2 else f"{percent[0]:+.1f}% [{percent[1]:+.1f}, {percent[2]:+.1f}]"
+    value, low, high = (fixed(100 * (end - 1), 1, sign=True) for end in (row.ratio.value, row.ratio.low, row.ratio.high))
+    return f"{value}%" if row.ratio.count < 2 else f"{value}% [{low}, {high}]"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.shell import TerminalWatch, out, reported
+from oelm.decimals import fixed
 from oelm.errors import ConfigError, StoppedError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _print(name: str, step: int, evaluation: Evaluation | ClassifierEvaluation, 
     tokens = sum(int(row["tokens"]) for row in evaluation.documents)
     lines = [
         f"{name}: {tokens:,} tokens in {len(evaluation.documents):,} documents, model of step {step:,}",
-        f"loss {evaluation.loss:.4f} nats per token, PPL {evaluation.perplexity:.3f}, "
+        f"loss {evaluation.loss:.4f} nats per token, PPL {fixed(evaluation.perplexity, 3)}, "
         f"{evaluation.bits_per_byte:.4f} bits per byte",
     ]
     if documents is not None:

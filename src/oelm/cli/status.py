@@ -18,6 +18,7 @@ import typer
 from rich.text import Text
 
 from oelm.cli.shell import duration, err, out, printable, reported
+from oelm.decimals import fixed
 from oelm.errors import ClusterError, ConfigError, OelmError
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def _cells(view: RunView, gap: Gap | None) -> list[str]:
         _best(said.metric, said.best),
         _gap_text(gap),
         duration(said.eta_s) if has_eta else "",
-        "" if said.loss is None else _number(said.loss, 3),
+        "" if said.loss is None else fixed(said.loss, 3),
         "" if said.step_s is None else f"{said.step_s:.3g}",
         one_line(said.device),
     ]
@@ -240,19 +241,13 @@ def _cells(view: RunView, gap: Gap | None) -> list[str]:
 def _best(metric: str, best: float | None) -> str:
     if best is None:
         return ""
-    return f"{_number(100 * best, 2)}%" if metric == "accuracy" else f"PPL {_number(best, 2)}"
-
-
-def _number(value: float, digits: int) -> str:
-    # A run that diverged must not push the other columns off the screen.
-    return f"{value:.{digits}f}" if abs(value) < 1e6 else f"{value:.1e}"
+    return f"{fixed(100 * best, 2)}%" if metric == "accuracy" else f"PPL {fixed(best, 2)}"
 
 
 def _gap_text(gap: Gap | None) -> str:
     if gap is None:
         return ""
-    sign = "+" if gap.value >= 0 else ""
-    return f"{sign}{_number(gap.value, 1)}" + ("%" if gap.unit == "%" else " pt")
+    return fixed(gap.value, 1, sign=True) + ("%" if gap.unit == "%" else " pt")
 
 
 @functools.lru_cache(maxsize=1024)

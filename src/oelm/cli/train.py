@@ -9,6 +9,7 @@ import typer
 
 from oelm.cli.many import quiet_unless_first, train_one
 from oelm.cli.shell import out, reported, shown_warnings, stoppable
+from oelm.decimals import fixed
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def train(
 
 
 def _perplexities(figures: dict[str, Any]) -> str:
-    return f"best PPL {figures['best_ppl']:.2f} at step {figures['best_step']}"
+    return f"best PPL {fixed(figures['best_ppl'], 2)} at step {figures['best_step']}"
 
 
 def _method_name(method: str | None, model_type: str | None) -> str | None:

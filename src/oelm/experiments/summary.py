@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from oelm.decimals import fixed
 from oelm.errors import DataError
 from oelm.experiments.plan import PlannedRun, confounds
 from oelm.experiments.registry import Experiment
@@ -119,12 +120,12 @@ def gap_text(gap: Ratio | Difference | None) -> str:
     else:
         value, low, high = (100 * number for number in (gap.value, gap.low, gap.high))
         unit = " points"
-    interval = "" if gap.count < 2 else f" [{low:+.1f}, {high:+.1f}]"
-    return f"{value:+.1f}{unit}{interval}"
+    interval = "" if gap.count < 2 else f" [{fixed(low, 1, sign=True)}, {fixed(high, 1, sign=True)}]"
+    return f"{fixed(value, 1, sign=True)}{unit}{interval}"
 
 
 def figure_text(metric: str, value: float | None) -> str:
     """Return a best figure as people read it."""
     if value is None:
         return ""
-    return f"{value:.2f}" if metric == "ppl" else f"{100 * value:.2f}%"
+    return fixed(value, 2) if metric == "ppl" else f"{100 * value:.2f}%"

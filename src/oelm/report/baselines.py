@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
+from oelm.decimals import fixed
 from oelm.report.collect import Arm, ArmKey, Run, common_split
 from oelm.report.document import Cell, Section, Table, Text
 from oelm.report.findings import Findings, label, split_text
@@ -90,9 +91,9 @@ def _row(standing: Standing, words: Words) -> tuple[Cell, ...]:
         Cell(label(arm)),
         Cell(arm.budget),
         Cell(split_text(standing.split, words)),
-        Cell(f"{mean:.2f}", mean),
-        Cell("" if bigram is None else f"{bigram:.2f}", bigram),
-        Cell("" if ratio is None else f"{ratio:.3f}", ratio, "warn" if standing.is_weak else ""),
+        Cell(fixed(mean, 2), mean),
+        Cell("" if bigram is None else fixed(bigram, 2), bigram),
+        Cell("" if ratio is None else fixed(ratio, 3), ratio, "warn" if standing.is_weak else ""),
         Cell(f"{100 * standing.above:.2f}%", standing.above, "warn" if standing.is_overfitted else ""),
     )
 
@@ -104,8 +105,8 @@ def baseline_remarks(findings: Findings, words: Words) -> list[str]:
         name = {"arm": label(standing.arm), "budget": standing.arm.budget}
         if standing.arm.budget == "smoke":
             continue
-        if standing.is_weak:
-            remarks.append(words("remark.weak", **name, ratio=standing.ratio, most=MOST_OF_BIGRAM))
+        if standing.is_weak and standing.ratio is not None:
+            remarks.append(words("remark.weak", **name, ratio=fixed(standing.ratio, 2), most=MOST_OF_BIGRAM))
         if standing.is_overfitted:
             remarks.append(words("remark.overfitted", **name, above=100 * standing.above))
     return remarks

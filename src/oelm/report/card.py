@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import html
-import math
 import re
 from typing import Any
 
+from oelm.decimals import fixed
+from oelm.intervals import exp_or_inf
 from oelm.method.audit import Audit
 from oelm.method.method import method_name
 from oelm.train.config import RunConfig
@@ -18,7 +19,7 @@ def model_card(config: RunConfig, audit: Audit, *, data: dict[str, Any], step: i
     frozen = f"{audit.frozen:,} of {audit.total:,} ({100 * audit.frozen / audit.total:.2f}%)"
     measured = ""
     if loss is not None:
-        measured = f"| validation loss and perplexity at that step | {loss:.4f}, {math.exp(loss):.3f} |\n"
+        measured = f"| validation loss and perplexity at that step | {loss:.4f}, {fixed(exp_or_inf(loss), 3)} |\n"
     new_tokens = min(40, model.seq_len // 2)
 
     return f"""---

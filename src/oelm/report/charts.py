@@ -93,7 +93,7 @@ def _validation(run: Path) -> list[dict[str, Any]]:
 def _gaps(runs: dict[str, Path], baseline: str) -> list[dict[str, Any]]:
     reference = {point["step"]: point["loss"] for point in _validation(runs[baseline])}
     return [
-        {"arm": arm, "step": point["step"], "gap": 100 * math.expm1(point["loss"] - reference[point["step"]])}
+        {"arm": arm, "step": point["step"], "gap": 100 * math.expm1(min(point["loss"] - reference[point["step"]], 700.0))}
         for arm, path in runs.items()
         if arm != baseline
         for point in _validation(path)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from oelm.decimals import fixed
 from oelm.errors import ConfigError
 from oelm.experiments.monitor import look_at
 from oelm.report.collect import Run, difference_text, mean_figure, read_run, recipe_differences
@@ -121,7 +122,7 @@ def _row(side: Side, first: Side | None, split: Split) -> tuple[Cell, ...]:
     return (
         Cell(str(side.path)),
         Cell(str(len(side.runs))),
-        Cell(f"{mean:.2f}" if side.metric == "ppl" else f"{100 * mean:.2f}%"),
+        Cell(fixed(mean, 2) if side.metric == "ppl" else f"{100 * mean:.2f}%"),
         Cell(_gap(side, first, split) if first is not None else ""),
         Cell(f"{audit.trainable:,}"),
         Cell("" if step is None else f"{1000 * step:.1f} ms"),
@@ -140,7 +141,9 @@ def _gap(side: Side, first: Side, split: Split) -> str:
             return points_text(interval)
     # Single runs are set side by side whatever their seeds; a reader sees from the number of seeds that there is no interval.
     mine, reference = (mean_figure(values.values(), side.metric) for values in (ours, theirs))
-    return f"{100 * (mine / reference - 1):+.1f}%" if side.metric == "ppl" else f"{100 * (mine - reference):+.2f} points"
+    if side.metric == "ppl":
+        return f"{fixed(100 * (mine / reference - 1), 1, sign=True)}%"
+    return f"{100 * (mine - reference):+.2f} points"
 
 
 def _seeds_apart(side: Side, first: Side) -> list[str]:

@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Sequence
 from pathlib import Path
 
+from oelm.decimals import fixed
 from oelm.experiments.portable import this_machine
 from oelm.report.collect import Run, collect
 from oelm.report.plain import one_line
@@ -45,9 +46,11 @@ def _line(run: Run) -> str:
         return f"{name}: {run.state}" + (f" ({_code(why)})" if why.strip() else "")
     assert run.figures is not None and run.manifest is not None and run.audit is not None
     figures, data = run.figures, run.manifest.data
-    best = f"best PPL {figures.best_ppl:.2f}" if figures.best_ppl is not None else f"best accuracy {100 * figures.best:.2f}%"
+    best = (
+        f"best PPL {fixed(figures.best_ppl, 2)}" if figures.best_ppl is not None else f"best accuracy {100 * figures.best:.2f}%"
+    )
     if figures.test is not None:
-        best += f", test {figures.test:.2f}" if figures.test_ppl is not None else f", test {100 * figures.test:.2f}%"
+        best += f", test {fixed(figures.test, 2)}" if figures.test_ppl is not None else f", test {100 * figures.test:.2f}%"
     minutes = figures.wall_s["total"] / 60
     device = run.manifest.environment.get("device", "unknown")
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from oelm.decimals import fixed
 from oelm.experiments.earlier import inconsistencies, load_reported
 from oelm.report.collect import Arm
 from oelm.report.contradictions import contradictions
@@ -73,7 +74,7 @@ def _reported_gap(findings: Findings, name: str) -> str:
         return ""
     ours, theirs = experiment.reported.figures, other.figures
     if "best_ppl" in ours and theirs.get("best_ppl"):
-        return f"{100 * (ours['best_ppl'] / theirs['best_ppl'] - 1):+.1f}%"
+        return f"{fixed(100 * (ours['best_ppl'] / theirs['best_ppl'] - 1), 1, sign=True)}%"
     if "best_accuracy" in ours and "best_accuracy" in theirs:
         return f"{100 * (ours['best_accuracy'] - theirs['best_accuracy']):+.2f}"
     return ""

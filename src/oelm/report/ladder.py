@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from oelm.decimals import fixed
 from oelm.report.collect import Arm, common_split
 from oelm.report.document import Block, Cell, Section, Table, Text
 from oelm.report.findings import DEMO, Findings, Pair, label, method_of, split_text
@@ -69,7 +70,7 @@ def compared(arm: Arm, other: Arm, split: Split) -> tuple[Interval | None, str]:
         interval = paired_log_ratio(ours, theirs)
         if interval is not None:
             return interval, ratio_text(interval)
-        return None, f"{100 * (ours[seeds[0]] / theirs[seeds[0]] - 1):+.1f}%" if seeds else ""
+        return None, f"{fixed(100 * (ours[seeds[0]] / theirs[seeds[0]] - 1), 1, sign=True)}%" if seeds else ""
     interval = paired_difference(ours, theirs)
     if interval is not None:
         return interval, points_text(interval)
@@ -78,8 +79,8 @@ def compared(arm: Arm, other: Arm, split: Split) -> tuple[Interval | None, str]:
 
 def ratio_text(interval: Interval) -> str:
     """Return a ratio as a change in percent with its interval."""
-    value, low, high = (100 * (number - 1) for number in (interval.value, interval.low, interval.high))
-    return f"{value:+.1f}% [{low:+.1f}, {high:+.1f}]"
+    value, low, high = (fixed(100 * (end - 1), 1, sign=True) for end in (interval.value, interval.low, interval.high))
+    return f"{value}% [{low}, {high}]"
 
 
 def points_text(interval: Interval) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from oelm.decimals import fixed
 from oelm.dotted import flatten
 from oelm.experiments.fair import SHAPE, TUNED
 from oelm.report.baselines import unfit_baselines
@@ -131,7 +132,7 @@ def _about(family: _Family, words: Words, *, is_unfit: bool) -> tuple[Cell, ...]
     split = pairs[0].split
     on_split = family.baseline.on(split)
     mean = mean_figure([on_split[seed] for seed in sorted({seed for pair in pairs for seed in pair.seeds})], "ppl")
-    told = words("across.on_test", gap=f"{mean:.2f}") if split == "test" else f"{mean:.2f}"
+    told = words("across.on_test", gap=fixed(mean, 2)) if split == "test" else fixed(mean, 2)
     return (
         Cell(on_architecture(family.baseline, shape, words)),
         Cell(f"{parameters:,}", parameters),

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from oelm.decimals import fixed
 from oelm.errors import DataError
 from oelm.experiments.portable import this_machine
 from oelm.report.baselines import baseline_remarks, unfit_baselines
@@ -395,7 +396,7 @@ def _by_seed(arm: Arm, split: Split) -> tuple[Cell, Cell]:
 
 
 def _seed_text(arm: Arm, value: float) -> str:
-    return f"{value:.2f}" if arm.metric == "ppl" else f"{100 * value:.2f}%"
+    return fixed(value, 2) if arm.metric == "ppl" else f"{100 * value:.2f}%"
 
 
 def _remarks(findings: Findings, words: Words) -> list[str]:
@@ -472,9 +473,11 @@ def reason_text(reason: Reason, row: Judged, words: Words) -> str:
         if isinstance(value, tuple):
             values[name] = _listed(value, words) or words("list.none")
         elif name in ("bound", "low", "high", "value") and row.pair.arm.metric == "ppl":
-            values[name] = f"{value:.3f}x"
+            values[name] = f"{fixed(value, 3)}x"
         elif name in ("bound", "low", "high", "value"):
             values[name] = f"{100 * value:+.2f}"
+        elif name == "ratio":
+            values[name] = fixed(value, 2)
         elif name == "level":
             values[name] = level_text(value)
         else:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from oelm.data.tokens import Tokens
+from oelm.decimals import fixed
 from oelm.models.gpt import GPT
 from oelm.train.device import Compute
 from oelm.train.dist import ALONE, World
@@ -62,7 +63,7 @@ class Evaluation:
         return self.documents
 
     def headline(self) -> str:
-        return f"validation loss {self.loss:.4f}, PPL {self.perplexity:.2f}, {self.bits_per_byte:.3f} bits per byte"
+        return f"validation loss {self.loss:.4f}, PPL {fixed(self.perplexity, 2)}, {self.bits_per_byte:.3f} bits per byte"
 
     def as_row(self) -> dict[str, Any]:
         return {"val_loss": self.loss, "val_ppl": self.perplexity, "bits_per_byte": self.bits_per_byte}

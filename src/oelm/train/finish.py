@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from oelm.decimals import fixed
 from oelm.errors import DataError, NonFiniteError
 from oelm.files import Guard, dump_json, write_json, write_text
 from oelm.train.dist import own_stop
@@ -71,7 +72,7 @@ def judge_best_on_test(session: Session) -> dict[str, Any] | None:
         raise NonFiniteError(f"step {step}: loss {evaluation.loss} on the test split, though finite on validation: no figure")
     _write_rows(path / PREDICTIONS["test"], evaluation, guard=session.folder.check_held)
     metric, value = session.task.reading(evaluation.criterion)
-    told = f"test, model of step {step:,}: " + (f"PPL {value:.2f}" if metric == "ppl" else f"accuracy {100 * value:.2f}%")
+    told = f"test, model of step {step:,}: " + (f"PPL {fixed(value, 2)}" if metric == "ppl" else f"accuracy {100 * value:.2f}%")
     log.info("%s", told)
     session.watch.on_remark(told)
     figures = {f"test_{name.removeprefix('val_')}": value for name, value in evaluation.as_row().items()}

@@ -1,0 +1,98 @@
+"""Figures as people read them, those of runs that diverged included: everywhere a perplexity is printed."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oelm.cli.demo import _gap
+from oelm.cli.train import _perplexities
+from oelm.decimals import fixed
+from oelm.experiments.summary import figure_text, gap_text
+from oelm.intervals import exp_or_inf, mean_ratio
+from oelm.report.build import build_report
+from oelm.report.charts import _gaps
+from oelm.report.diary import write_diary
+from oelm.report.html import render_html
+from oelm.report.latex import render_latex
+from oelm.report.markdown import render_markdown
+from oelm.report.table import arm_rows
+from oelm.report.tables import render_csv
+from oelm.train.evaluate import Evaluation
+from tests.report.synthetic import package_catalog, write_arm
+
+WORST = math.exp(700.0)
+# Before a decimal point: what stands behind one is read past.
+LONG = re.compile(r"(?<![\w.])\d{12,}")
+
+
+@pytest.mark.parametrize(
+    ("value", "places", "text"),
+    [(23.456, 2, "23.46"), (999_999.0, 1, "999999.0"), (1e6, 2, "1.0e+06"), (WORST, 2, "1.0e+304"), (math.inf, 2, "inf")],
+)
+def test_a_figure_has_its_places_until_it_is_unreadable(value: float, places: int, text: str) -> None:
+    assert fixed(value, places) == text
+    assert fixed(value, places, sign=True) == f"+{text}" and fixed(-value, places, sign=True) == f"-{text}"
+
+
+def test_an_exponential_beyond_a_float_is_infinite() -> None:
+    assert exp_or_inf(1.5) == math.exp(1.5) and exp_or_inf(709.0) < math.inf and exp_or_inf(2000.0) == math.inf
+
+
+def test_a_ratio_whose_interval_is_beyond_a_float_is_told() -> None:
+    ratio = mean_ratio([30.0, WORST], [30.0, 30.0])
+    assert ratio.high == math.inf and not LONG.search(gap_text(ratio))
+
+
+def test_a_diverged_run_is_short_on_the_terminal_and_in_the_log() -> None:
+    texts = [
+        Evaluation(loss=2000.0, perplexity=WORST, bits_per_byte=900.0, documents=[]).headline(),
+        _perplexities({"best_ppl": WORST, "best_step": 3}),
+        figure_text("ppl", WORST),
+    ]
+    assert [re.search(r"PPL 1\.0e\+304|^1\.0e\+304", text) is not None for text in texts] == [True] * 3
+    assert not any(LONG.search(text) for text in texts)
+
+
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Baselines that hold beside arms that diverge at every seed and at one, and a baseline that diverges."""
+    root = tmp_path_factory.mktemp("diverged")
+    write_arm(root, "GPT-01", [30.0, 30.2, 29.9, 30.1, 30.05], bigram=50.0)
+    write_arm(root, "GPT-02", [WORST] * 5)
+    write_arm(root, "GPT-03", [30.0, 30.2, 29.9, 30.1, WORST])
+    write_arm(root, "GPT-01", [WORST] * 5, budget="paper", bigram=50.0)
+    write_arm(root, "GPT-02", [30.0, 30.2, 29.9, 30.1, 30.05], budget="paper")
+    return {"root": root}
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_no_format_of_a_report_spells_a_diverged_perplexity_out(diverged: dict[str, Any], lang: str) -> None:
+    document = build_report([diverged["root"]], package_catalog()).document(lang)
+    markdown, pictures = render_markdown(document, "pictures")
+    texts = {"markdown": markdown, "latex": render_latex(document), **render_csv(document), **pictures}
+    # The page of HTML holds libraries with numbers of their own: what is read stands outside of its scripts.
+    page = re.sub(r"<script.*?</script>|<style.*?</style>", "", render_html(document), flags=re.DOTALL)
+    texts["html"] = page
+    assert "e+304" in markdown and "e+304" in page
+    for name, text in texts.items():
+        found = [text[max(0, match.start() - 60) : match.end()] for match in LONG.finditer(text)]
+        assert found == [], name
+
+
+def test_demo_and_diary_are_short_too(diverged: dict[str, Any]) -> None:
+    root: Path = diverged["root"]
+    runs = {
+        name: [root / experiment / "laptop" / "default" / f"seed-{seed}" for seed in range(5)]
+        for name, experiment in (("baseline", "GPT-01"), ("diverged", "GPT-03"))
+    }
+    rows = arm_rows(runs, baseline="baseline")
+    assert not any(LONG.search(_gap(row)) for row in rows)
+    first = {name: paths[-1] for name, paths in runs.items()}
+    assert all(math.isfinite(point["gap"]) for point in _gaps(first, "baseline"))
+    told = write_diary([root])
+    assert "PPL 1.0e+304" in told and not LONG.search(told)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oelm.errors import OelmError
-    from oelm.method.apply import cast, fold_gains, freeze, hold, restore, thaw
+    from oelm.method.apply import cast, fold, freeze, hold, restore, thaw
     from oelm.method.audit import Audit, assert_unmoved, audit
     from oelm.method.method import PRESETS, Method
     from oelm.method.plan import plan_of
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _HOME = {
     "OelmError": "oelm.errors",
     "cast": "oelm.method.apply",
-    "fold_gains": "oelm.method.apply",
+    "fold": "oelm.method.apply",
     "freeze": "oelm.method.apply",
     "hold": "oelm.method.apply",
     "restore": "oelm.method.apply",
@@ -57,7 +57,7 @@ __all__ = [
     "audit",
     "build_gpt",
     "cast",
-    "fold_gains",
+    "fold",
     "freeze",
     "hold",
     "load_run",

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from oelm.errors import FrozenMovedError, MethodError
-from oelm.method.apply import adopt_record, cast, fold_gains, freeze, hold, restore, thaw
+from oelm.method.apply import adopt_record, cast, fold, freeze, hold, restore, thaw
 from oelm.method.audit import assert_unmoved, audit
 from oelm.method.axes import Selection, axis_rows, compact_states, sample_axes, selections
 from oelm.method.frames import frame_generator, orthonormality_error
@@ -163,7 +163,7 @@ def test_picking_is_multiplying_by_the_weight_that_is_saved(tiny: Tiny, method: 
     model = stirred(sliced(tiny, method))
     picked = reads(model, tiny)
     dense = copy.deepcopy(model)
-    fold_gains(dense)
+    fold(dense)
     assert not selections(dense)
     assert torch.allclose(reads(dense, tiny), picked, rtol=0, atol=ROUNDING)
     assert_unmoved(dense)
@@ -271,7 +271,7 @@ def gradients(model: nn.Module, tiny: Tiny) -> dict[str, Tensor]:
 def test_gradients_are_those_of_the_dense_weights(tiny: Tiny) -> None:
     model = sliced(tiny)
     got, dense = gradients(model, tiny), copy.deepcopy(model)
-    fold_gains(dense)
+    fold(dense)
     expected = gradients(dense, tiny)
     assert got.keys() == expected.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
     # Sums of up to a hundred terms of order one, added in another order.
@@ -335,7 +335,7 @@ def test_a_gain_learns_on_top_of_slices_and_folds(gain: Gain) -> None:
     before = reads(model, tiny)
     assert not torch.allclose(before, start, rtol=0, atol=ROUNDING)
     assert audit(model).by_role["gain"]["trainable"] > 0
-    fold_gains(model)
+    fold(model)
     assert torch.allclose(reads(model, tiny), before, rtol=0, atol=ROUNDING)
 
 
@@ -343,7 +343,7 @@ def test_a_scale_multiplies_what_is_picked() -> None:
     tiny = next(tiny for tiny in SLICED if tiny.name == "our_gpt")
     model = sliced(tiny, Method(init="axes", freeze=("q", "k"), scale=2**0.5))
     dense = copy.deepcopy(model)
-    fold_gains(dense)
+    fold(dense)
     assert torch.allclose(reads(dense, tiny), reads(model, tiny), rtol=0, atol=ROUNDING)
     assert float(attention_sites(dense)[0].q.weight_HKD().max()) == pytest.approx(2**0.5)
     assert record_of(model) != record_of(sliced(tiny))

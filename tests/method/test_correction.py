@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from oelm.errors import MethodError
-from oelm.method.apply import fold_gains, freeze, restore, thaw
+from oelm.method.apply import fold, freeze, restore, thaw
 from oelm.method.audit import assert_unmoved, audit
 from oelm.method.fused import Layout
 from oelm.method.gain import Adjusted, add_correction, correction_rank, learnt_on_top
@@ -155,7 +155,7 @@ def test_a_correction_may_learn_in_some_layers_while_all_are_frozen() -> None:
     start = corrected(learn_layers="first 1")
     assert all(torch.equal(parameter, on_top(corrected())[name]) for name, parameter in on_top(start).items())
     before = logits(model)
-    fold_gains(model)
+    fold(model)
     assert not on_top(model)
     # Float32 rounding of logits of order one, as in test_gain.
     assert torch.allclose(logits(model), before, rtol=0, atol=2e-5)
@@ -215,7 +215,7 @@ def test_correction_and_gain_fold_into_the_plain_weights_of_every_architecture(t
     assert len(on_top(model)) == tiny.num_sites * (4 if gain == "none" else 5)
     with torch.no_grad():
         before, untouched = outputs(model, inputs), outputs(tiny_model(tiny), inputs)
-        fold_gains(model)
+        fold(model)
         after = outputs(model, inputs)
     # Folded in float64, rounded once to 2^-24. A query is then one sum of 32 products where it was three of at most 33, so
     # both are within 3 * 33 roundings; a logit doubles that, and what follows shrinks a relative error, or keeps it.
@@ -230,7 +230,7 @@ def test_folding_a_copy_leaves_the_original_alone() -> None:
     model = trained(corrected(gain="head"))
     before, start = logits(model), digests(model)
     twin = copy.deepcopy(model)
-    fold_gains(twin)
+    fold(twin)
     assert torch.equal(logits(model), before) and digests(model) == start
     assert on_top(model) and not on_top(twin)
     # The twin is folded, not emptied: float32 rounding of logits of order one, as in test_gain.
@@ -274,7 +274,7 @@ def test_while_something_learns_the_module_keeps_its_names_and_then_its_class() 
     query = attention_sites(model)[0].q.module
     assert isinstance(query, nn.Linear) and isinstance(query, Adjusted)
     assert set(query._parameters) == {"weight", "bias", "gain", "correction_in", "correction_out"}
-    fold_gains(model)
+    fold(model)
     assert type(query) is nn.Linear and set(query._parameters) == {"weight", "bias"}
 
 
@@ -309,7 +309,7 @@ def test_a_thawed_model_can_be_corrected_anew() -> None:
     thaw(model)
     freeze(model, Method(freeze=("q", "k"), correction=SHARE, gain="matrix"))
     before = logits(model)
-    fold_gains(model)
+    fold(model)
     # At their start, one is nothing and the other the identity: the folded weights are the very same.
     assert torch.equal(logits(model), before)
 

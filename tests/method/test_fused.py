@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from oelm.errors import FrozenMovedError, MethodError, SiteError
 from oelm.method import architectures
-from oelm.method.apply import adopt_record, fold_gains, freeze, restore, thaw
+from oelm.method.apply import adopt_record, fold, freeze, restore, thaw
 from oelm.method.audit import assert_unmoved, audit
 from oelm.method.fused import Layout, Order, SplitProjection
 from oelm.method.method import Gain, Method
@@ -155,7 +155,7 @@ def test_a_gain_learns_on_a_split_query_and_folds_into_the_fused_weight(name: st
         gain.data += torch.randn_like(gain) / 4
     expected = outputs(model, inputs)
     assert not torch.allclose(expected, outputs(plain, inputs), rtol=0, atol=1e-2)
-    fold_gains(model)
+    fold(model)
     assert_unmoved(model)
     assert list(model.state_dict()) == list(tiny_model(tiny).state_dict())
     assert torch.allclose(outputs(model, inputs), expected, rtol=0, atol=2e-5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from oelm.method.apply import fold_gains, freeze, thaw
+from oelm.method.apply import fold, freeze, thaw
 from oelm.method.audit import assert_unmoved, audit
 from oelm.method.method import Gain, Method
 from oelm.method.record import digest, record_of
@@ -64,7 +64,7 @@ def test_gain_learns_while_the_frames_stay(kind: Gain) -> None:
 def test_folding_changes_no_output_and_leaves_plain_weights(kind: Gain) -> None:
     model = trained(kind)
     before = model.logits(WINDOWS[:, :-1])
-    fold_gains(model)
+    fold(model)
     names = {name for name, _ in model.named_parameters()}
     assert names == {name for name, _ in build_gpt(tiny_gpt_config(), seed=0).named_parameters()}
     # Folded in float64 and rounded once: a few float32 roundings on logits of order one.
@@ -74,7 +74,7 @@ def test_folding_changes_no_output_and_leaves_plain_weights(kind: Gain) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_folded_weights_are_recorded_anew(kind: Gain) -> None:
     model = trained(kind)
-    fold_gains(model)
+    fold(model)
     assert_unmoved(model)
     record = record_of(model)
     assert record is not None
@@ -84,7 +84,7 @@ def test_folded_weights_are_recorded_anew(kind: Gain) -> None:
 def test_folding_a_copy_leaves_the_original_alone() -> None:
     model = trained("matrix")
     before = model.logits(WINDOWS[:, :-1])
-    fold_gains(copy.deepcopy(model))
+    fold(copy.deepcopy(model))
     assert torch.equal(model.logits(WINDOWS[:, :-1]), before)
     assert "blocks.0.attention.q.gain" in dict(model.named_parameters())
 

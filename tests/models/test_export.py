@@ -101,7 +101,7 @@ def test_folder_that_is_not_empty_is_refused_untouched(writer: tuple[LoadedRun, 
 
 def test_gains_that_were_not_folded_are_refused(text_file: Path, tmp_path: Path) -> None:
     loaded = trained(text_file, tmp_path / "run", **METHODS["gain head"])
-    with pytest.raises(OelmError, match=r"not plain weights.* call oelm\.fold_gains"):
+    with pytest.raises(OelmError, match=r"not plain weights.* call oelm\.fold"):
         export_gpt2(loaded.model, loaded.tokenizer(), tmp_path / "hf", end_of_text=0, card="card")
     assert not (tmp_path / "hf").exists()
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import oelm
 from oelm.errors import FrozenMovedError, MethodError
-from oelm.method.record import record_of
+from oelm.method.record import digest, record_of
 from oelm.train.callback import OelmCallback
 from tests.models.test_hub import BERT, VOCAB
 
@@ -59,7 +59,8 @@ def trainer(model: nn.Module, out: Path, *callbacks: Any, **settings: Any) -> An
         use_cpu=True,
         **({"save_steps": 4, "logging_strategy": "no"} | settings),
     )
-    return transformers.Trainer(model=model, args=arguments, train_dataset=examples(), callbacks=list(callbacks))
+    rows = examples()
+    return transformers.Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows, callbacks=list(callbacks))
 
 
 class Snapshots(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
@@ -278,3 +279,53 @@ def test_merging_adapters_keeps_the_record_of_what_is_frozen(order: str) -> None
     merged = model.merge_and_unload()
     assert record_of(merged) is not None
     oelm.assert_unmoved(merged)
+
+
+def corrected_bert(*, seed: int = 0) -> nn.Module:
+    model = tiny_bert()
+    oelm.freeze(model, oelm.Method(init="orthogonal", freeze=("q", "k"), correction=0.25, gain="matrix"), seed=seed)
+    return model
+
+
+def digests(model: nn.Module) -> dict[str, str]:
+    return {name: digest(parameter) for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("callbacks", [[OelmCallback()], []], ids=["with the callback", "without"])
+def test_a_trainer_resumes_what_learns_on_top_bit_for_bit(callbacks: list[Any], tmp_path: Path) -> None:
+    whole = corrected_bert()
+    trainer(whole, tmp_path / "whole", *callbacks).train()
+    # Another process: a fresh model, frozen by the same command.
+    resumed = corrected_bert()
+    trainer(resumed, tmp_path / "whole", *callbacks).train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
+    assert digests(resumed) == digests(whole)
+
+
+def test_a_checkpoint_of_what_learns_on_top_loads_without_us(tmp_path: Path) -> None:
+    model = corrected_bert()
+    trainer(model, tmp_path, OelmCallback()).train()
+    plain = transformers.BertForSequenceClassification.from_pretrained(str(tmp_path / f"checkpoint-{STEPS}"))
+    before = logits_of(model)
+    oelm.fold(model)
+    assert torch.equal(logits_of(plain), logits_of(model))
+    # Folding rounds once: a few float32 roundings on logits of order one.
+    assert torch.allclose(logits_of(model), before, rtol=0, atol=2e-5)
+
+
+def test_the_best_checkpoint_brings_back_what_had_learnt_on_top_by_then(tmp_path: Path) -> None:
+    model, snapshots = corrected_bert(), Snapshots()
+    made = trainer(
+        model,
+        tmp_path,
+        OelmCallback(),
+        snapshots,
+        eval_strategy="steps",
+        eval_steps=4,
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        greater_is_better=True,  # the worst, for a loss: what is to be brought back is not what is there
+    )
+    made.train()
+    best = int(made.state.best_model_checkpoint.rpartition("-")[2])
+    assert best < STEPS, "the last checkpoint would prove nothing"
+    assert all(torch.equal(parameter, snapshots.after[best][name]) for name, parameter in model.named_parameters())

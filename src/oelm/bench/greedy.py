@@ -15,7 +15,7 @@ from oelm.bench.ab import against, interleave
 from oelm.data.tokenizer import train_bpe
 from oelm.errors import OelmError
 from oelm.intervals import Ratio
-from oelm.method.apply import fold_gains, freeze
+from oelm.method.apply import fold, freeze
 from oelm.models.export import export_gpt2
 from oelm.models.generate import Sampling, generate, lay_out_by_columns
 from oelm.models.gpt import GPT, build_gpt
@@ -93,7 +93,7 @@ def _model(config: RunConfig) -> GPT:
     freeze(model, config.method, seed=0)
     # As `oelm generate` does: nothing is adjusted at every token. A selection is cheaper than the weight it would fold into.
     if config.method.learns_on_top and str(config.method.init) != "axes":
-        fold_gains(model)
+        fold(model)
     return model.eval()
 
 

@@ -18,6 +18,7 @@ from oelm.method.kind import ALL_BUT
 from oelm.method.method import Method, method_name, resolve_method
 from oelm.method.mha import merge_attentions, split_attention
 from oelm.method.record import FrozenRecord, Originals, digest, freezable, originals_of, record_of, set_originals, set_record
+from oelm.method.save import save_folded
 from oelm.method.sites import Projection, Site, attention_sites, num_layers_by_stack
 
 
@@ -122,6 +123,8 @@ def _learning(sites: list[Site], method: Method) -> list[Site]:
 
 
 def _add_learnt(sites: list[Site], method: Method, seed: int) -> None:
+    if sites and method.learns_on_top:
+        save_folded()
     for site in sites:
         add_gain(site.q, method.gain)
         for part, projection in site.projections():
@@ -335,7 +338,7 @@ def restore(model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, parameter in model.named_parameters() if id(parameter) in restored)
 
 
-def fold_gains(model: nn.Module) -> None:
+def fold(model: nn.Module) -> None:
     """Put every learnt gain and correction into the weights it stands on: the same outputs from plain weights.
 
     Selections become dense layers, frozen as they were. The folded weights are new ones: what was recorded of the frozen

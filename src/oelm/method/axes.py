@@ -18,6 +18,9 @@ from torch.nn import functional as F
 from oelm.errors import MethodError
 
 GAIN, CORRECTION_IN, CORRECTION_OUT = "gain", "correction_in", "correction_out"
+LEARNT = (GAIN, CORRECTION_IN, CORRECTION_OUT)
+# In a file whose weights and biases have what was learnt folded in: the frozen ones, without it.
+FROZEN = {"weight": "frozen_weight", "bias": "frozen_bias"}
 # More pieces than this are gathered by index: copying them one by one would cost more.
 _MOST_RUNS = 64
 _IS_COMPACT: ContextVar[bool] = ContextVar("is_compact", default=False)
@@ -165,14 +168,23 @@ class Selection(nn.Module):
             folded_ED = by_head.flatten(0, 1)
         return folded_ED.to(weight_ED)
 
+    def folded(self) -> dict[str, Tensor]:
+        """Return weight and bias with what learnt on top, laid out as the layer has them."""
+        return self._laid_out(self.folded_ED())
+
+    def bare(self) -> dict[str, Tensor]:
+        """Return weight and bias without what learnt on top, laid out as the layer has them."""
+        return self._laid_out(self.rows_ED())
+
+    def _laid_out(self, weight_ED: Tensor) -> dict[str, Tensor]:
+        tensors = {"weight": weight_ED.mT.contiguous() if self.is_transposed else weight_ED}
+        return tensors | ({"bias": self.like.new_zeros(self.out_features)} if self.has_bias else {})
+
     def dense(self, *, learns: bool) -> nn.Module:
         """Return the layer this one stands in for, with plain weights and a bias of zeros where it has one."""
         shell: nn.Module = vars(self)["_shell"]
-        weight_ED = self.folded_ED()
-        weight = weight_ED.mT.contiguous() if self.is_transposed else weight_ED
-        shell.register_parameter("weight", nn.Parameter(weight, requires_grad=learns))
-        if self.has_bias:
-            shell.register_parameter("bias", nn.Parameter(self.like.new_zeros(self.out_features), requires_grad=learns))
+        for name, tensor in self.folded().items():
+            shell.register_parameter(name, nn.Parameter(tensor, requires_grad=learns))
         return shell.train(self.training)
 
     def choose(self, index_E: Tensor) -> None:
@@ -213,16 +225,14 @@ def _save(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) 
     if _IS_COMPACT.get():
         state[f"{prefix}index"] = module.index
         return
-    weight_ED = module.rows_ED()
-    state[f"{prefix}weight"] = weight_ED.mT.contiguous() if module.is_transposed else weight_ED
-    if module.has_bias:
-        state[f"{prefix}bias"] = module.like.new_zeros(module.out_features)
+    state |= {prefix + name: tensor for name, tensor in module.bare().items()}
 
 
 def _load(
     module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str], *others: Any
 ) -> None:
     assert isinstance(module, Selection)
+    unfold_loaded(module, state, prefix)
     given = {name: state.pop(f"{prefix}{name}") for name in ("index", "weight", "bias") if f"{prefix}{name}" in state}
     if "index" in given:
         module.choose(given["index"].to(module.index.device))
@@ -235,6 +245,25 @@ def _load(
                 f"{prefix}{name} cannot be loaded: this model picks coordinates there (init 'axes'), and the given numbers are "
                 "not that selection. Call oelm.thaw(model) first to load any weight, or build the model with the same seed"
             )
+
+
+def unfold_loaded(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+    """Take a module's frozen weight from a state dict that has the folded one, too; raise MethodError where it has no other.
+
+    The module is one on top of which something learns.
+    """
+    for name, frozen in FROZEN.items():
+        if prefix + frozen in state:
+            state[prefix + name] = state.pop(prefix + frozen)
+    missing = [name for name in LEARNT if module._parameters.get(name) is not None and prefix + name not in state]
+    # Without a weight, these are somebody's other layers. With one it is either folded or never had anything on top:
+    # together with what this model learnt it would be neither.
+    if missing and prefix + "weight" in state:
+        raise MethodError(
+            f"these weights have none of what learns on top of {prefix.rstrip('.')}: {', '.join(missing)}. They are plain "
+            "ones, or it was folded into them: load them into a fresh model, before oelm.freeze; to resume, load a "
+            "state_dict of this model or a Trainer's checkpoint"
+        )
 
 
 def selections(model: nn.Module) -> dict[str, Selection]:

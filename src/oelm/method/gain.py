@@ -6,13 +6,14 @@ H heads  K head_dim  D model_dim  E all heads' rows  R rank
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.method.architectures import class_path
-from oelm.method.axes import CORRECTION_IN, CORRECTION_OUT, GAIN, Selection
+from oelm.method.axes import CORRECTION_IN, CORRECTION_OUT, GAIN, LEARNT, Selection, unfold_loaded
 from oelm.method.frames import sample_gaussian
 from oelm.method.method import Gain
 from oelm.method.sites import Projection
@@ -33,6 +34,18 @@ class Adjusted(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         own = {name: parameter for name, parameter in self._parameters.items() if parameter is not None}
         return F.linear(x_BTD, *_adjusted(own, is_transposed=self.plain is not nn.Linear))
+
+    def folded(self) -> dict[str, Tensor]:
+        """Return weight and bias with what learnt on top, laid out as they are, in float64 on the CPU."""
+        # On the CPU: not every device has float64.
+        own = {name: p.detach().cpu().double() for name, p in self._parameters.items() if p is not None}
+        is_transposed = self.plain is not nn.Linear
+        weight_ED, bias_E = _adjusted(own, is_transposed=is_transposed)
+        return {"weight": weight_ED.mT if is_transposed else weight_ED} | ({} if bias_E is None else {"bias": bias_E})
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        unfold_loaded(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
 
 _CLASSES: dict[type[nn.Module], type[Adjusted]] = {}
@@ -136,13 +149,8 @@ def fold_learnt(projection: Projection) -> None:
     module = projection.module
     assert isinstance(module, Adjusted)
     if not projection.weight.is_meta:
-        # On the CPU: not every device has float64.
-        own = {name: p.detach().cpu().double() for name, p in module._parameters.items() if p is not None}
-        weight_ED, bias_E = _adjusted(own, is_transposed=module.plain is not nn.Linear)
-        projection.write(weight_ED.unflatten(0, (projection.num_heads, -1)))
-        bias_HK = projection.bias_HK()
-        if bias_HK is not None and bias_E is not None:
-            bias_HK.copy_(bias_E.unflatten(0, (projection.num_heads, -1)))
-    for name in (GAIN, CORRECTION_IN, CORRECTION_OUT):
+        for name, tensor in module.folded().items():
+            module.get_parameter(name).detach().copy_(tensor)
+    for name in LEARNT:
         module._parameters.pop(name, None)
     object.__setattr__(module, "__class__", module.plain)

@@ -30,7 +30,7 @@ def export_gpt2(model: GPT, tokenizer: Tokenizer, folder: Path, *, end_of_text: 
     with torch.device("meta"):
         own = dict(GPT(model.config).named_parameters())
     if own.keys() != {name for name, _ in model.named_parameters()}:
-        raise OelmError("Q and K of this model are not plain weights, as GPT-2 has them: call oelm.fold_gains(model) first")
+        raise OelmError("Q and K of this model are not plain weights, as GPT-2 has them: call oelm.fold(model) first")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OelmError(f"{folder}: exists and is not an empty folder; nothing is overwritten, choose a new one")
     with publish_dir(folder) as staging:

@@ -13,7 +13,7 @@ from torch import nn
 from oelm.data.tokenizer import load_tokenizer
 from oelm.errors import CheckpointError
 from oelm.files import read_json, sha256_file
-from oelm.method.apply import fold_gains
+from oelm.method.apply import fold
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.hub import shaped_classifier
 from oelm.train.binding import check_bound, check_frozen
@@ -39,7 +39,7 @@ class LoadedRun:
     def folded(self) -> GPT:
         """Return a copy of the model whose learnt gains and corrections, if any, are folded into plain weights."""
         plain = copy.deepcopy(self.model)
-        fold_gains(plain)
+        fold(plain)
         return plain
 
     def tokenizer(self) -> Tokenizer:
@@ -73,7 +73,7 @@ class LoadedClassifier:
     def folded(self) -> nn.Module:
         """Return a copy of the model whose learnt gains and corrections, if any, are folded into plain weights."""
         plain = copy.deepcopy(self.model)
-        fold_gains(plain)
+        fold(plain)
         return plain
 
 

@@ -1,0 +1,157 @@
+"""`save_pretrained` writes what learnt on top of Q and K into plain weights; a Trainer's checkpoint keeps it apart as well."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from oelm.errors import MethodError
+from oelm.method.apply import fold, freeze
+from oelm.method.audit import assert_unmoved
+from oelm.method.gain import learnt_on_top
+from oelm.method.method import Gain, Method
+from oelm.method.record import digest
+from tests.method.tiny_models import ARCHITECTURES, Tiny, outputs, tiny_inputs, tiny_model
+
+transformers = pytest.importorskip("transformers")
+SAVED = [tiny for tiny in ARCHITECTURES if tiny.is_from_transformers]
+ONE_OF_EACH = [tiny for tiny in SAVED if tiny.name in ("bert", "gpt2", "gpt_neox")]
+every = pytest.mark.parametrize("tiny", SAVED, ids=lambda tiny: tiny.name)
+inits = pytest.mark.parametrize("init", ["native", "axes"])
+some = pytest.mark.parametrize("tiny", ONE_OF_EACH, ids=lambda tiny: tiny.name)
+
+
+def stir(model: nn.Module, *, seed: int = 5) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if learnt_on_top(name):
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.25)
+
+
+def learnt(tiny: Tiny, *, init: Any = "native", gain: Gain = "matrix", seed: int = 0, stirred: bool = True) -> Any:
+    """A model in which a correction and a gain learnt something, on top of its own weights and biases or of slices."""
+    model = tiny_model(tiny)
+    freeze(model, Method(init=init, freeze=("q", "k"), correction=0.25, gain=gain), seed=seed)
+    if stirred:
+        stir(model)
+    return model
+
+
+def digests(model: nn.Module) -> dict[str, str]:
+    return {name: digest(parameter) for name, parameter in model.named_parameters()}
+
+
+def state_digests(model: nn.Module) -> dict[str, str]:
+    return {name: digest(tensor) for name, tensor in model.state_dict().items()}
+
+
+@inits
+@every
+def test_what_learnt_on_top_is_in_the_plain_weights_that_are_saved(tiny: Tiny, init: str, tmp_path: Path) -> None:
+    model, inputs = learnt(tiny, init=init), tiny_inputs(tiny)
+    before, started = digests(model), state_digests(model)
+    model.save_pretrained(tmp_path)
+    plain, told = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(told.values()), told
+    folded = copy.deepcopy(model)
+    fold(folded)
+    with torch.no_grad():
+        assert torch.equal(outputs(plain.eval(), inputs), outputs(folded, inputs))
+        without = outputs(tiny_model(tiny), inputs)
+        assert not torch.allclose(outputs(plain, inputs), without, rtol=0, atol=1e-3), "what was learnt must matter"
+    # The model that was saved goes on learning as if it had not been.
+    assert digests(model) == before and state_digests(model) == started
+    assert_unmoved(model)
+
+
+@some
+def test_a_state_dict_that_is_given_is_folded_too_and_stays_as_it_is(tiny: Tiny, tmp_path: Path) -> None:
+    model = learnt(tiny)
+    state = model.state_dict()
+    before = {name: digest(tensor) for name, tensor in state.items()}
+    model.save_pretrained(tmp_path / "given", state_dict=dict(state))
+    model.save_pretrained(tmp_path / "own")
+    assert {name: digest(tensor) for name, tensor in state.items()} == before
+    files = [tmp_path / folder / "model.safetensors" for folder in ("given", "own")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@some
+def test_a_model_around_the_one_that_was_frozen_is_saved_folded_too(tiny: Tiny, tmp_path: Path) -> None:
+    model: Any = tiny_model(tiny)
+    freeze(model.base_model, Method(freeze=("q", "k"), correction=0.25, gain="head"))
+    stir(model)
+    model.save_pretrained(tmp_path)
+    plain, told = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(told.values()), told
+    fold(model)
+    with torch.no_grad():
+        assert torch.equal(outputs(plain.eval(), tiny_inputs(tiny)), outputs(model, tiny_inputs(tiny)))
+
+
+@inits
+@every
+def test_a_checkpoint_opens_without_us_and_continues_with_what_was_learnt(tiny: Tiny, init: str, tmp_path: Path) -> None:
+    model, inputs = learnt(tiny, init=init), tiny_inputs(tiny)
+    model.save_pretrained(tmp_path / "checkpoint-4")
+    plain, folded = type(model).from_pretrained(tmp_path / "checkpoint-4"), copy.deepcopy(model)
+    fold(folded)
+    with torch.no_grad():
+        assert torch.equal(outputs(plain.eval(), inputs), outputs(folded, inputs))
+    twin = learnt(tiny, init=init, stirred=False, seed=0 if init == "axes" else 9)
+    told = twin.load_state_dict(load_file(tmp_path / "checkpoint-4" / "model.safetensors"), strict=False)
+    assert not told.unexpected_keys
+    assert digests(twin) == digests(model)
+
+
+@some
+def test_a_checkpoint_is_one_file_whatever_its_size(tiny: Tiny, tmp_path: Path) -> None:
+    # The library loads shards in any order, each by itself: a frame and the weight it is part of must come together.
+    model = learnt(tiny)
+    model.save_pretrained(tmp_path / "checkpoint-4", max_shard_size="20KB")
+    model.save_pretrained(tmp_path / "plain", max_shard_size="20KB")
+    assert [path.name for path in (tmp_path / "checkpoint-4").glob("*.safetensors")] == ["model.safetensors"]
+    assert len(list((tmp_path / "plain").glob("*.safetensors"))) > 1
+
+
+@some
+@inits
+@pytest.mark.parametrize("strict", [True, False])
+def test_weights_without_what_learnt_on_top_are_refused_by_a_model_that_has_it(
+    tiny: Tiny, init: str, strict: bool, tmp_path: Path
+) -> None:
+    model = learnt(tiny, init=init)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(
+        MethodError, match=r"these weights have none of what learns on top of .*[.](q|query): gain, correction_in"
+    ):
+        model.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=strict)
+
+
+def test_adapters_alone_cannot_hold_what_learnt_on_top_so_saving_them_is_refused(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = learnt(next(tiny for tiny in SAVED if tiny.name == "bert"))
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["value"]))
+    with pytest.raises(MethodError, match=r"saves adapters alone.* oelm\.fold\(model\)"):
+        model.save_pretrained(tmp_path)
+    fold(model)
+    model.save_pretrained(tmp_path)
+
+
+@some
+def test_a_model_on_top_of_which_nothing_learns_is_saved_as_before(tiny: Tiny, tmp_path: Path) -> None:
+    learnt(tiny)
+    for folder, method in (("frozen", "pretrained_freeze"), ("plain", None), ("checkpoint-1", "pretrained_freeze")):
+        model: Any = tiny_model(tiny)
+        if method is not None:
+            freeze(model, method)
+        model.save_pretrained(tmp_path / folder)
+    files = [tmp_path / folder / "model.safetensors" for folder in ("frozen", "plain", "checkpoint-1")]
+    assert files[0].read_bytes() == files[1].read_bytes() == files[2].read_bytes()

@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     Mutant(
         "train/checkpoint.py",
-        "        assert_unmoved(model)\n        target",
+        "        check_frozen(model)\n        target",
         "        target",
         "train/test_run.py::test_weights_that_moved_never_reach_a_checkpoint",
         "a skipped guard: moved frames are saved",

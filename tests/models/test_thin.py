@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 from torch import Tensor
 
 from oelm.method.apply import freeze
-from oelm.method.audit import assert_unmoved, audit
+from oelm.method.audit import audit, check_frozen
 from oelm.method.method import PRESETS
 from oelm.method.record import digest
 from oelm.method.sites import attention_sites
@@ -90,7 +90,7 @@ def test_cached_text_equals_uncached_text_token_for_token(qk_dim: int, sampling:
 def test_every_method_applies_to_thin_queries_and_keys(preset: str) -> None:
     model = build_gpt(tiny_gpt_config(qk_dim=4), seed=0)
     names = freeze(model, preset)
-    assert_unmoved(model)
+    check_frozen(model)
     model.logits(TOKENS).sum().backward()
     assert all((parameter.grad is None) == (name in names) for name, parameter in model.named_parameters())
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.architectures import class_path
-from oelm.method.audit import assert_unmoved
+from oelm.method.audit import assert_unmoved, check_frozen
 from oelm.method.axes import Selection, axis_rows, sample_axes
 from oelm.method.frames import frame_generator
 from oelm.method.fused import merge_modules, split_module
@@ -17,7 +17,18 @@ from oelm.method.gain import add_correction, add_gain, can_learn_on, correction_
 from oelm.method.kind import ALL_BUT
 from oelm.method.method import Method, method_name, resolve_method
 from oelm.method.mha import merge_attentions, split_attention
-from oelm.method.record import FrozenRecord, Originals, digest, freezable, originals_of, record_of, set_originals, set_record
+from oelm.method.record import (
+    FrozenRecord,
+    Originals,
+    digest,
+    freezable,
+    originals_of,
+    record_of,
+    require_model,
+    set_originals,
+    set_record,
+)
+from oelm.method.refuse import check_arguments, check_writable, refuse_parallel, refuse_sharded, refuse_tied
 from oelm.method.save import save_folded
 from oelm.method.sites import Projection, Site, attention_sites, num_layers_by_stack
 
@@ -35,8 +46,9 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
     Raises MethodError when the model is frozen already or the method names layers it does not have, SiteError when its
     attention is of no known kind; the model is then as it was.
     """
+    seed = check_arguments(model, method, seed)
     method = resolve_method(method)
-    _refuse_parallel(model, "freeze")
+    refuse_parallel(model, "freeze")
     sites = attention_sites(model)
     if record_of(model) is not None:
         raise MethodError("this model was frozen before; call oelm.thaw(model) first, or start from a fresh model")
@@ -78,7 +90,7 @@ def hold(model: nn.Module, names: Collection[str]) -> None:
     split by `freeze`. An optimizer built before does not know of this: build it anew. Raises MethodError, with nothing
     changed, when a name is none of the model's.
     """
-    _refuse_parallel(model, "hold")
+    refuse_parallel(model, "hold")
     record = record_of(model)
     known = dict(record.digests) if record is not None else {}
     if any(known.values()):
@@ -155,6 +167,7 @@ def _choose(sites: list[Site], method: Method, model: nn.Module) -> list[Site]:
     for site in chosen:
         for _, projection in site.projections():
             _check_owned(projection, model)
+    refuse_tied(model, chosen, method)
     _check_learning(sites, method, model)
     return chosen
 
@@ -191,20 +204,8 @@ def _check_learning(everywhere: list[Site], method: Method, model: nn.Module) ->
                 )
 
 
-def _refuse_parallel(model: nn.Module, verb: str) -> None:
-    # It has sorted its parameters by whether they learn: the gradients of others would never be summed, in silence.
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise MethodError(
-            f"{verb} the model before DistributedDataParallel wraps it: oelm.{verb}(model.module), then wrap it anew"
-        )
-
-
 def _check_owned(projection: Projection, model: nn.Module) -> None:
-    if not projection.weight.is_floating_point():
-        raise MethodError(
-            f"{projection.name} holds {projection.weight.dtype} numbers (quantized?); load the model in float32, bfloat16 or "
-            "float16, then freeze"
-        )
+    check_writable(projection)
     if projection.is_fused:
         held = {id(parameter) for _, parameter in projection.parameters()}
         owners = [path for path, module in model.named_modules() if held & {id(p) for p in module._parameters.values()}]
@@ -302,7 +303,7 @@ def thaw(model: nn.Module, *, keep_split: bool = False) -> tuple[str, ...]:
     parameters, of which a former optimizer knows not even V; with `keep_split` they stay apart, so that a running
     optimizer can be given Q and K and keeps what it knows of V. Saving is the same either way.
     """
-    _refuse_parallel(model, "thaw")
+    refuse_parallel(model, "thaw")
     record = record_of(model)
     if record is not None:
         # On the meta device there are no bytes of which anything could be proven.
@@ -320,6 +321,7 @@ def restore(model: nn.Module) -> tuple[str, ...]:
 
     Everything else stays as it was trained. Raises MethodError when nothing was kept.
     """
+    require_model(model)
     owners = [module for module in model.modules() if originals_of(module)]
     if not owners:
         raise MethodError("nothing was kept to restore; freeze with oelm.freeze(model, method, keep_original=True)")
@@ -344,7 +346,8 @@ def fold(model: nn.Module) -> None:
     Selections become dense layers, frozen as they were. The folded weights are new ones: what was recorded of the frozen
     ones is recorded anew.
     """
-    assert_unmoved(model)
+    refuse_sharded(model, "fold")
+    check_frozen(model)
     if _fold(model):
         _record_anew(model)
 
@@ -367,7 +370,7 @@ def _record_anew(model: nn.Module) -> None:
 
 def cast(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast the model's floating-point weights, and record the frozen ones anew: the one sanctioned change to them."""
-    assert_unmoved(model)
+    check_frozen(model)
     model.to(dtype)
     _record_anew(model)
 
@@ -383,7 +386,7 @@ def adopt_record(model: nn.Module, digests: dict[str, str]) -> None:
         raise FrozenMovedError("what the stored weights froze is not what this method freezes; use the run's own config")
     set_record(model, FrozenRecord(dict(digests)) if digests else None)
     try:
-        assert_unmoved(model)
+        check_frozen(model)
     except FrozenMovedError:
         set_record(model, record)
         raise

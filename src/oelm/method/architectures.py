@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from oelm.errors import SiteError
 from oelm.method.axes import Selection
@@ -116,6 +117,26 @@ def no_attention_found(model: nn.Module) -> SiteError:
     )
 
 
+def own_parameter(module: nn.Module, name: str, *, path: str) -> nn.Parameter:
+    """Return a parameter that a layer holds itself; raise SiteError where it is computed, quantized or taken away."""
+    parameter = module._parameters.get(name)
+    if isinstance(parameter, nn.parameter.UninitializedParameter):
+        raise SiteError(f"{path} ({class_path(type(module))}) has no weights yet; run the model once, then call oelm.freeze")
+    if parameter is not None:
+        return parameter
+    kind = class_path(type(module))
+    if parametrize.is_parametrized(module) or any(key.endswith(("_g", "_orig")) for key in module._parameters):
+        reason = (
+            "it is parametrized, so every forward pass computes it again; remove the parametrization or pruning, or call "
+            "oelm.freeze before it"
+        )
+    elif "quantized" in kind:
+        reason = "it is quantized; call oelm.freeze before quantizing"
+    else:
+        reason = "another library wrapped it; call oelm.freeze before that"
+    raise SiteError(f"{path} ({kind}) has no parameter '{name}' of its own: {reason}")
+
+
 def _number(module: nn.Module, name: str) -> int:
     value = getattr(module, name, None)
     if not isinstance(value, int):
@@ -129,14 +150,14 @@ def _number(module: nn.Module, name: str) -> int:
 def _apart(q: str, k: str, *, head_dim: str, inner_lists: int = 0) -> Adapter:
     def adapter(module: nn.Module) -> SitePaths:
         size = _number(module, head_dim)
-        heads = {path: _rows(module.get_submodule(path)) // size for path in (q, k)}
+        heads = {path: _rows(module.get_submodule(path), path) // size for path in (q, k)}
         return SitePaths(q=q, k=k, num_heads=heads[q], num_kv_heads=heads[k], inner_lists=inner_lists)
 
     return adapter
 
 
-def _rows(module: nn.Module) -> int:
-    return module.out_features if isinstance(module, Selection) else module.get_parameter("weight").shape[0]
+def _rows(module: nn.Module, path: str) -> int:
+    return module.out_features if isinstance(module, Selection) else own_parameter(module, "weight", path=path).shape[0]
 
 
 def _our_gpt(module: nn.Module) -> SitePaths:

@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from oelm.errors import FrozenMovedError
+from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.axes import Selection
 from oelm.method.frames import orthonormality_error
 from oelm.method.gain import learnt_on_top
 from oelm.method.record import NO_DIGEST, digest, freezable, record_of
+from oelm.method.sharded import use_shards
 from oelm.method.sites import Projection, Site, attention_sites
 
 
@@ -173,11 +174,16 @@ def _attention_prefix(site: Site) -> str:
 def assert_unmoved(model: nn.Module) -> None:
     """Raise FrozenMovedError unless every frozen parameter and every selection still has the bytes it was frozen with.
 
-    The proof is the digest, never the flag: weight decay, a stale optimizer or a write in place all show.
+    The proof is the digest, never the flag: weight decay, a stale optimizer or a write in place all show. Of a sharded
+    model all processes must call this. Raises MethodError where nothing is frozen, because nothing is proven then.
     """
     record = record_of(model)
     if record is None:
-        return
+        raise MethodError(
+            f"nothing is frozen in this {type(model).__name__}, so nothing can be proven unmoved: call oelm.freeze first, and "
+            "give the model that was frozen or one around it"
+        )
+    use_shards(model)
     held = freezable(model)
     for name, recorded in record.digests.items():
         if name not in held:
@@ -195,3 +201,9 @@ def assert_unmoved(model: nn.Module) -> None:
             )
         if not isinstance(frozen, Selection) and frozen.requires_grad:
             raise FrozenMovedError(f"frozen parameter {name} asks for a gradient again; use oelm.thaw(model) to let it learn")
+
+
+def check_frozen(model: nn.Module) -> None:
+    """Raise FrozenMovedError where something is frozen and has moved; a model in which nothing is frozen passes."""
+    if record_of(model) is not None:
+        assert_unmoved(model)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.errors import MethodError
+from oelm.method.sharded import whole
 
 GAIN, CORRECTION_IN, CORRECTION_OUT = "gain", "correction_in", "correction_out"
 LEARNT = (GAIN, CORRECTION_IN, CORRECTION_OUT)
@@ -156,7 +157,7 @@ class Selection(nn.Module):
         """Return the dense weight of what this computes, what learnt on top included."""
         # In float64 on the CPU: not every device has it.
         weight_ED = self.rows_ED()
-        own = {name: p.detach().cpu().double() for name, p in self._parameters.items() if p is not None}
+        own = {name: whole(p.detach()).cpu().double() for name, p in self._parameters.items() if p is not None}
         if not own or self.index.is_meta:
             return weight_ED
         folded_ED = weight_ED.cpu().double()

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from oelm.method.sharded import whole
+
 Order = Literal["rows", "columns", "per_head_rows"]
 
 
@@ -140,7 +142,10 @@ def _split_loaded(
 def fuse_saved(layout: Layout, state: dict[str, Any], parts: list[str], fused: str) -> None:
     """Replace, in a state dict, the parts' tensors by the fused one."""
     if all(name in state for name in parts):
-        state[fused] = layout.fuse([state.pop(name) for name in parts])
+        tensors = [state.pop(name) for name in parts]
+        # A selection among sharded parts is whole.
+        is_mixed = len({hasattr(tensor, "full_tensor") for tensor in tensors}) > 1
+        state[fused] = layout.fuse([whole(tensor) for tensor in tensors] if is_mixed else tensors)
 
 
 def split_loaded(layout: Layout, state: dict[str, Any], parts: list[str], fused: str) -> None:

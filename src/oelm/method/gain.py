@@ -16,6 +16,7 @@ from oelm.method.architectures import class_path
 from oelm.method.axes import CORRECTION_IN, CORRECTION_OUT, GAIN, LEARNT, Selection, unfold_loaded
 from oelm.method.frames import sample_gaussian
 from oelm.method.method import Gain
+from oelm.method.sharded import whole
 from oelm.method.sites import Projection
 
 # Whose output is its input times its weight, plus its bias: for these a changed weight is all there is to change.
@@ -38,7 +39,7 @@ class Adjusted(nn.Module):
     def folded(self) -> dict[str, Tensor]:
         """Return weight and bias with what learnt on top, laid out as they are, in float64 on the CPU."""
         # On the CPU: not every device has float64.
-        own = {name: p.detach().cpu().double() for name, p in self._parameters.items() if p is not None}
+        own = {name: whole(p.detach()).cpu().double() for name, p in self._parameters.items() if p is not None}
         is_transposed = self.plain is not nn.Linear
         weight_ED, bias_E = _adjusted(own, is_transposed=is_transposed)
         return {"weight": weight_ED.mT if is_transposed else weight_ED} | ({} if bias_E is None else {"bias": bias_E})

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from oelm.errors import MethodError
 from oelm.method.axes import Selection
+from oelm.method.sharded import whole
 
 _ATTRIBUTE = "_oelm_frozen"
 _ORIGINALS = "_oelm_originals"
@@ -31,7 +33,7 @@ def digest(held: Tensor | Selection) -> str:
     tensor, more = (held.index, f"{held.scale}") if isinstance(held, Selection) else (held, "")
     if tensor.is_meta:
         return NO_DIGEST
-    plain = tensor.detach().cpu().contiguous()
+    plain = whole(tensor.detach()).cpu().contiguous()
     state = hashlib.sha256(f"{plain.dtype}{tuple(plain.shape)}{more}".encode())
     state.update(plain.flatten().view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
@@ -53,8 +55,16 @@ def freezable(model: nn.Module) -> dict[str, nn.Parameter | Selection]:
     return found
 
 
+def require_model(model: object) -> None:
+    """Raise MethodError where something else was given than a model: its name, say, or its class."""
+    if not isinstance(model, nn.Module):
+        hint = f", e.g. transformers.AutoModel.from_pretrained({model!r})" if isinstance(model, str) else ""
+        raise MethodError(f"{model!r} is a {type(model).__name__}, not a model (torch.nn.Module); build or load it first{hint}")
+
+
 def record_of(model: nn.Module) -> FrozenRecord | None:
     """Return what is frozen in the model or in a module inside it, under the names it has in this model."""
+    require_model(model)
     digests: dict[str, str] = {}
     for path, module in model.named_modules():
         # From the module's own dictionary: torch.compile's wrapper passes attributes through, but not the names.

@@ -15,6 +15,7 @@ from oelm.errors import MethodError
 from oelm.method.axes import FROZEN, LEARNT, Selection
 from oelm.method.fused import SplitProjection
 from oelm.method.gain import Adjusted
+from oelm.method.sharded import whole
 
 # The library's own rule for a folder that a Trainer can resume from.
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
@@ -84,7 +85,7 @@ def _fold_written(model: nn.Module, learning: dict[str, Adjusted | Selection], c
 def _frozen(module: Adjusted | Selection) -> dict[str, Tensor]:
     if isinstance(module, Selection):
         return module.bare()
-    return {name: p.detach().clone() for name, p in module._parameters.items() if name in FROZEN and p is not None}
+    return {name: whole(p.detach()).clone() for name, p in module._parameters.items() if name in FROZEN and p is not None}
 
 
 def _put(state: dict[str, Any], model: nn.Module, path: str, name: str, folded: Tensor) -> None:
@@ -93,6 +94,6 @@ def _put(state: dict[str, Any], model: nn.Module, path: str, name: str, folded: 
     holder = model.get_submodule(above)
     key = f"{above}.{name}" if isinstance(holder, SplitProjection) else f"{path}.{name}"
     if key in state:
-        whole = state[key] = state[key].detach().clone()
-        target = holder.layout.take(whole, part) if isinstance(holder, SplitProjection) else whole
+        copied = state[key] = whole(state[key].detach()).clone()
+        target = holder.layout.take(copied, part) if isinstance(holder, SplitProjection) else copied
         target.copy_(folded.reshape(target.shape))

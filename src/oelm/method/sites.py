@@ -12,11 +12,20 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from oelm.errors import SiteError
-from oelm.method.architectures import SitePaths, class_path, find_adapter, no_attention_found, register_sites
+from oelm.method.architectures import (
+    Adapter,
+    SitePaths,
+    class_path,
+    find_adapter,
+    no_attention_found,
+    own_parameter,
+    register_sites,
+)
 from oelm.method.axes import Selection
 from oelm.method.fused import Layout, SplitProjection
 from oelm.method.mha import BIAS, PARTS, WEIGHT, SplitInProjection, in_projection_layout, part_bias, part_weight
-from oelm.method.record import selection_names
+from oelm.method.record import require_model, selection_names
+from oelm.method.sharded import whole
 
 __all__ = ["Projection", "Site", "SitePaths", "Slot", "attention_sites", "num_layers_by_stack", "register_sites"]
 
@@ -62,13 +71,7 @@ class Projection:
     @property
     def weight(self) -> nn.Parameter:
         """The parameter that holds the weight, and where it is fused, other weights too; a selection has none."""
-        weight = self.module._parameters.get(self.weight_slot.parameter)
-        if weight is None:
-            raise SiteError(
-                f"{self.path} ({class_path(type(self.module))}) has no parameter '{self.weight_slot.parameter}' of its own: "
-                "another library wrapped it; call oelm.freeze before that"
-            )
-        return weight
+        return own_parameter(self.module, self.weight_slot.parameter, path=self.path)
 
     @property
     def bias(self) -> nn.Parameter | None:
@@ -78,7 +81,7 @@ class Projection:
         """Return the weight by heads: (H, K, D); a view, but of a selection the dense weight it stands for."""
         if self.selection is not None:
             return self.selection.rows_ED().unflatten(0, (self.num_heads, -1))
-        return self.weight_slot.layout.take(self.weight.detach(), self.part)
+        return self.weight_slot.layout.take(whole(self.weight.detach()), self.part)
 
     @property
     def shape_HKD(self) -> tuple[int, int, int]:
@@ -92,7 +95,7 @@ class Projection:
 
     def bias_HK(self) -> Tensor | None:
         """Return the bias by heads, as a view: (H, K)."""
-        return None if self.bias is None else self.bias_slot.layout.take(self.bias.detach(), self.part)
+        return None if self.bias is None else self.bias_slot.layout.take(whole(self.bias.detach()), self.part)
 
     def write(self, weight_HKD: Tensor) -> None:
         """Copy new rows into the weight, in place, cast to its dtype."""
@@ -139,11 +142,12 @@ class Site:
 
 def attention_sites(model: nn.Module) -> list[Site]:
     """Return the sites of every attention in the model, as the model lists them; raise SiteError when we know none."""
+    require_model(model)
     found: list[tuple[str, int, Projection, Projection]] = []
     for name, module in model.named_modules():
         adapter = find_adapter(module)
         if adapter is not None:
-            paths = adapter(module)
+            paths = _paths(name, adapter, module)
             q, k = (_in_submodule(name, module, paths, part) for part in ("q", "k"))
             found.append((name, paths.inner_lists, q, k))
         elif isinstance(module, nn.MultiheadAttention):
@@ -161,6 +165,13 @@ def attention_sites(model: nn.Module) -> list[Site]:
         key = _join(stack, f"{layer}.{earlier}" if earlier else str(layer))
         sites.append(Site(name, block, stack, layer, key, q, k))
     return sites
+
+
+def _paths(name: str, adapter: Adapter, module: nn.Module) -> SitePaths:
+    try:
+        return adapter(module)
+    except SiteError as problem:
+        raise SiteError(f"{name}: {problem}" if name else str(problem)) from None
 
 
 def num_layers_by_stack(sites: list[Site]) -> dict[str, int]:

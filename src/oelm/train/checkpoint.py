@@ -36,7 +36,7 @@ from oelm.files import (
     write_text,
 )
 from oelm.method.apply import adopt_record
-from oelm.method.audit import assert_unmoved
+from oelm.method.audit import check_frozen
 from oelm.method.axes import compact_states
 from oelm.train.optim import load_optimizer_tensors, optimizer_tensors
 from oelm.train.state import SavedState
@@ -65,7 +65,7 @@ class Checkpoints:
 
     def publish(self, saved: SavedState, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
         """Write a whole checkpoint, then point to it, then prune; refuse when a frozen tensor has moved."""
-        assert_unmoved(model)
+        check_frozen(model)
         target = self.folder / f"step-{saved.state.step:08d}"
         with publish_dir(target, guard=self.guard) as staging, _told_by(self.guard):
             _save_tensors(_stored(model), staging / MODEL)

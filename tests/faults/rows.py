@@ -201,10 +201,11 @@ ROWS: dict[str, Row] = {
         ),
     ),
     "S9": Row(
-        "odd arguments arrive byte for byte",
+        "odd arguments arrive byte for byte, in scripts for SLURM too; control characters are refused there",
         (
             "experiments/test_launch.py::test_folder_and_config_arrive_byte_for_byte",
             "cli/test_run_command.py::test_odd_names_of_folders_and_files_arrive_whole",
+            "security/test_scripts.py",
         ),
     ),
     "S10": Row(

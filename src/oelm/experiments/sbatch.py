@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
+from oelm.errors import ConfigError
 from oelm.experiments.cluster import ClusterConfig
 from oelm.experiments.plan import PlannedRun
 
@@ -56,7 +58,7 @@ def runs_script(runs: Sequence[PlannedRun], options: Sequence[str], config: Clus
     ]
     members = "\n".join(f"  {shlex.quote(f'{run.experiment.id} {run.seed}')}" for run in runs)
     where = () if config.wants_gpu or any(option.startswith("--nproc") for option in options) else ("--jobs=1", "--gpus=none")
-    command = shlex.join([*OELM, "run", *options, *where])
+    command = _command(["run", *options, *where])
     body = _RUNS.format(members=members, command=command)
     return _script("One member a run. By hand: sbatch runs.sbatch", header, config, body)
 
@@ -69,7 +71,7 @@ def single_script(name: str, why: str, arguments: Sequence[str], config: Cluster
         *_named("cpus-per-task", config.cpus_per_task),
         *_named("mem", config.mem),
     ]
-    return _script(f"{why} By hand: sbatch {name}.sbatch", header, config, f"exec {shlex.join([*OELM, *arguments])}\n")
+    return _script(f"{why} By hand: sbatch {name}.sbatch", header, config, f"exec {_command(arguments)}\n")
 
 
 def _header(name: str, config: ClusterConfig, *, log: Path) -> list[str]:
@@ -80,14 +82,33 @@ def _header(name: str, config: ClusterConfig, *, log: Path) -> list[str]:
         *_named("qos", config.qos),
         *_named("constraint", config.constraint),
         *_named("time", config.time),
-        *_named("chdir", Path.cwd()),
-        *_named("output", log),
+        *_named("chdir", one_line(str(Path.cwd()), "the working folder")),
+        *_named("output", one_line(str(log), "the folder of the runs (--out)")),
         "#SBATCH --open-mode=append",
     ]
 
 
 def _named(option: str, value: object) -> list[str]:
-    return [] if value is None else [f"#SBATCH --{option}={shlex.quote(str(value))}"]
+    return [] if value is None else [f"#SBATCH --{option}={shlex.quote(one_line(str(value), f'--{option}'))}"]
+
+
+def _command(arguments: Sequence[str]) -> str:
+    return shlex.join([one_line(word, "an argument of the command") for word in (*OELM, *arguments)])
+
+
+def one_line(text: str, what: str) -> str:
+    """Return a text that is to stand in a script; raise ConfigError where a control character is in it.
+
+    Quotes do not help: in a line for sbatch, which is a comment to the shell, a line's end begins a command.
+    """
+    # Cc: control characters. Zl, Zp: Unicode's ends of line. Cs: bytes that are no text.
+    odd = [character for character in text if unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs")]
+    if odd:
+        raise ConfigError(
+            f"{what} has a control character ({odd[0]!a}) in its name: {text!a}. In a script for SLURM, what follows it could "
+            "run as a command; rename it, or start from another folder"
+        )
+    return text
 
 
 def _script(what: str, header: Sequence[str], config: ClusterConfig, body: str) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import oelm
 from oelm.errors import FrozenMovedError, MethodError
+from oelm.method.method import Thaw
 from oelm.method.record import digest, record_of
 from oelm.train.callback import OelmCallback
 from tests.models.test_hub import BERT, VOCAB
@@ -185,6 +186,74 @@ def test_a_thawed_fused_weight_learns_and_its_values_keep_their_optimizer_state(
     assert not torch.equal(before[:, :64], after[:, :64]) and not torch.equal(before[:, 64:], after[:, 64:])
     attention = [int(made.optimizer.state[p]["step"]) for name, p in model.named_parameters() if ".c_attn." in name]
     assert sorted(set(attention)) == [4, STEPS]
+
+
+THAWED = {
+    "layer by layer": oelm.Method(init="orthogonal", freeze=("q", "k"), thaw=Thaw(start=0.25, end=0.75, order="last_first")),
+    "at once": oelm.PRESETS["thaw_together"],
+    "slices": oelm.Method(init="axes", freeze=("q", "k"), thaw=Thaw(start=0.25, end=0.75, order="first_first")),
+    "frozen later": oelm.PRESETS["train_then_freeze"],
+    "slices for a part": oelm.Method(
+        init="axes", freeze=("q",), layers="first 1", thaw=Thaw(start=0.5, end=0.5, order="first_first")
+    ),
+}
+
+
+def stills(snapshots: Snapshots, step: int, names: set[str]) -> set[str]:
+    """Return which of these a step left as they were; a selection is no parameter, and stays."""
+    before, after = snapshots.after[step - 1], snapshots.after[step]
+    return {name for name in names if name not in after or (name in before and torch.equal(before[name], after[name]))}
+
+
+@pytest.mark.parametrize("method", THAWED.values(), ids=THAWED.keys())
+def test_a_method_that_thaws_or_freezes_in_training_is_followed_to_the_step(method: oelm.Method, tmp_path: Path) -> None:
+    model, snapshots = tiny_bert(), Snapshots()
+    oelm.freeze(model, method)
+    plan = oelm.plan_of(model, method, steps=STEPS)
+    assert plan.moments
+    made = trainer(model, tmp_path, OelmCallback(), snapshots, lr_scheduler_type="constant")
+    made.train()
+    # Its gradient may be nothing but rounding: softmax does not see a key's bias.
+    names = {name for name in plan.spans if not name.endswith("key.bias")}
+    for step in range(1, STEPS + 1):
+        assert stills(snapshots, step, names) == plan.frozen_at(step - 1) & names, step
+    known = [id(parameter) for group in made.optimizer.param_groups for parameter in group["params"]]
+    assert len(known) == len(set(known)) and {id(p) for p in model.parameters() if p.requires_grad} <= set(known)
+
+
+def test_a_part_of_a_model_that_was_frozen_follows_its_method(tmp_path: Path) -> None:
+    model, snapshots = tiny_bert(), Snapshots()
+    oelm.freeze(model.get_submodule("bert"), "thaw_together")
+    trainer(model, tmp_path, OelmCallback(), snapshots, lr_scheduler_type="constant").train()
+    moved = [snapshots.moved_in(step, ".query.weight", ".key.weight") for step in range(1, STEPS + 1)]
+    assert moved == [{False}] * 4 + [{True}] * 4
+
+
+def test_a_trainer_resumed_before_a_thaw_follows_the_method_bit_for_bit(tmp_path: Path) -> None:
+    models = []
+    for resume in (None, str(tmp_path / "checkpoint-4")):
+        model = tiny_bert()
+        oelm.freeze(
+            model, oelm.Method(init="orthogonal", freeze=("q", "k"), thaw=Thaw(start=0.75, end=0.75, order="first_first"))
+        )
+        trainer(model, tmp_path, OelmCallback()).train(resume_from_checkpoint=resume)
+        models.append(digests(model))
+    assert models[0] == models[1]
+
+
+def test_two_times_of_thawing_are_refused(tmp_path: Path) -> None:
+    model = tiny_bert()
+    oelm.freeze(model, "thaw_together")
+    with pytest.raises(MethodError, match="thaw_at 0.5: the method that froze this model says itself"):
+        trainer(model, tmp_path, OelmCallback(thaw_at=0.5)).train()
+
+
+def test_a_thawed_model_no_longer_follows_a_method(tmp_path: Path) -> None:
+    model = tiny_bert()
+    oelm.freeze(model, "thaw_together")
+    oelm.thaw(model)
+    with pytest.raises(MethodError, match="nothing is frozen in this model"):
+        trainer(model, tmp_path, OelmCallback()).train()
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, 2.0])

@@ -25,6 +25,7 @@ from oelm.method.record import (
     originals_of,
     record_of,
     require_model,
+    set_method,
     set_originals,
     set_record,
 )
@@ -80,6 +81,7 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
     ]
     hold(model, frozen)
     _add_learnt(_learning(sites, method), method, seed)
+    set_method(model, method)
     return tuple(frozen)
 
 
@@ -312,6 +314,7 @@ def thaw(model: nn.Module, *, keep_split: bool = False) -> tuple[str, ...]:
         _fold(model)
         _release(model, record.digests)
         set_record(model, None)
+    set_method(model, None)
     renamed = {} if keep_split else merge_modules(model) | merge_attentions(model)
     return tuple(dict.fromkeys(renamed.get(name, name) for name in record.digests)) if record else ()
 

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from oelm.errors import MethodError
 from oelm.method.axes import Selection
+from oelm.method.method import Method
 from oelm.method.sharded import whole
 
 _ATTRIBUTE = "_oelm_frozen"
 _ORIGINALS = "_oelm_originals"
+_METHOD = "_oelm_method"
 # On the meta device parameters have shapes but no bytes: they can be frozen and counted, but nothing proven of them.
 NO_DIGEST = ""
 
@@ -79,6 +81,19 @@ def set_record(model: nn.Module, record: FrozenRecord | None) -> None:
         vars(module).pop(_ATTRIBUTE, None)
     # Past nn.Module.__setattr__: this is a plain attribute, no parameter, buffer or submodule.
     object.__setattr__(model, _ATTRIBUTE, record)
+
+
+def set_method(model: nn.Module, method: Method | None) -> None:
+    """Note on the model by which method it was frozen, or that none applies any more."""
+    for module in model.modules():
+        vars(module).pop(_METHOD, None)
+    if method is not None:
+        object.__setattr__(model, _METHOD, method)
+
+
+def methods_of(model: nn.Module) -> list[tuple[nn.Module, Method]]:
+    """Return the model or the modules inside it that were given to `freeze`, each with its method."""
+    return [(module, vars(module)[_METHOD]) for module in model.modules() if _METHOD in vars(module)]
 
 
 # A projection's weight by heads, and its bias, as they were before `freeze`; by the projection's name in its model.

@@ -30,7 +30,7 @@ test-faults: setup  ## every fault and attack of docs/reliability.md, with count
 soak: setup  ## a runner and its runs killed at random for MINUTES; every run must end bit-equal to its oracle
 	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(RECORD),--record)
 
-mutants: setup  ## forty one-line faults in the code, one at a time: the tests must notice
+mutants: setup  ## forty-three one-line faults in the code, one at a time: the tests must notice
 	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/python -m tests.faults.mutants
 
 test-slurm: setup  ## real jobs through a real SLURM on this host; as root, installs Debian's slurm-wlm and munge first

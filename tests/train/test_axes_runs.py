@@ -109,11 +109,14 @@ def test_generation_inspection_and_export_read_what_is_picked(whole: Whole, tmp_
     if selections(loaded.model):
         with pytest.raises(OelmError, match="fold"):
             export_gpt2(loaded.model, loaded.tokenizer(), tmp_path / "none", end_of_text=0, card="")
+    kept = loaded.folded(keep_slices=True)
+    assert selections(kept).keys() == selections(loaded.model).keys()
     export_gpt2(loaded.folded(), loaded.tokenizer(), tmp_path / "gpt2", end_of_text=0, card="")
     theirs = GPT2LMHeadModel.from_pretrained(tmp_path / "gpt2").eval()
     with torch.no_grad():
         # Two implementations of the same arithmetic: logits of order one, a few units in the sixth digit.
         assert torch.allclose(theirs(windows).logits, loaded.model.logits(windows), rtol=0, atol=1e-5)
+        assert torch.allclose(kept.logits(windows), loaded.model.logits(windows), rtol=0, atol=1e-5)
 
 
 def test_layer_wise_rates_follow_the_layers_of_slices(text_file: Path, tmp_path: Path) -> None:

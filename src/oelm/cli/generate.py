@@ -44,8 +44,8 @@ def generate(
         sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
 
     loaded = load_run(run, which=checkpoint)
-    # The very weights that are exported, and nothing to adjust at every token.
-    model = loaded.folded()
+    # Nothing to adjust at every token, and no product where a slice will do.
+    model = loaded.folded(keep_slices=True)
     lay_out_by_columns(model)
     tokenizer = loaded.tokenizer()
     end = end_of_text_id(tokenizer)

@@ -343,25 +343,26 @@ def restore(model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, parameter in model.named_parameters() if id(parameter) in restored)
 
 
-def fold(model: nn.Module) -> None:
+def fold(model: nn.Module, *, keep_slices: bool = False) -> None:
     """Put every learnt gain and correction into the weights it stands on: the same outputs from plain weights.
 
-    Selections become dense layers, frozen as they were. The folded weights are new ones: what was recorded of the frozen
-    ones is recorded anew.
+    Selections become dense layers, frozen as they were; with `keep_slices` they stay, and so does what learnt on top of
+    them, which is faster. The folded weights are new ones: what was recorded of the frozen ones is recorded anew.
     """
     refuse_sharded(model, "fold")
     check_frozen(model)
-    if _fold(model):
+    if _fold(model, keep_slices=keep_slices):
         _record_anew(model)
 
 
-def _fold(model: nn.Module) -> bool:
+def _fold(model: nn.Module, *, keep_slices: bool = False) -> bool:
     projections = [projection for site in attention_sites(model) for _, projection in site.projections()]
     folded = [projection for projection in projections if has_learnt(projection) or projection.selection is not None]
     for projection in folded:
         if projection.selection is None:
             fold_learnt(projection)
-    _make_dense(model, freezable(model), learns=False)
+    if not keep_slices:
+        _make_dense(model, freezable(model), learns=False)
     return bool(folded)
 
 

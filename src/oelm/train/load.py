@@ -36,10 +36,13 @@ class LoadedRun:
     def step(self) -> int:
         return self.checkpoint.saved.state.step
 
-    def folded(self) -> GPT:
-        """Return a copy of the model whose learnt gains and corrections, if any, are folded into plain weights."""
+    def folded(self, *, keep_slices: bool = False) -> GPT:
+        """Return a copy of the model whose learnt gains and corrections, if any, are folded into plain weights.
+
+        Slices become plain weights, too, unless they are to be kept.
+        """
         plain = copy.deepcopy(self.model)
-        fold(plain)
+        fold(plain, keep_slices=keep_slices)
         return plain
 
     def tokenizer(self) -> Tokenizer:

@@ -15,6 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.method.tiny_models import ARCHITECTURES, Tiny, loss, tiny_inputs, tiny_model
 
+# Of each kind one: separate maps, fused ones, grouped keys, ours.
+SLICED = ("bert", "gpt2", "gpt_neox", "llama", "our_gpt")
+
 
 def run_pair(folder: Path, *, cwd: Path) -> list[list[str]]:
     """Run both processes and return what each one finished; raise with their own words when one failed."""
@@ -34,12 +37,13 @@ def run_pair(folder: Path, *, cwd: Path) -> list[list[str]]:
     return [json.loads(out.splitlines()[-1]) for out, _ in said]
 
 
-def _train(tiny: Tiny, rank: int) -> None:
+def _train(tiny: Tiny, rank: int, method: str) -> None:
     import oelm
 
     model = tiny_model(tiny)
-    oelm.freeze(model, "oelm_freeze")
-    together = DistributedDataParallel(model)
+    oelm.freeze(model, method)
+    # As docs/method.md says of slices, whose coordinates are buffers.
+    together = DistributedDataParallel(model, broadcast_buffers=method == "oelm_freeze")
     for change in (lambda: oelm.thaw(together), lambda: oelm.freeze(together, "baseline")):
         try:
             change()
@@ -67,7 +71,8 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, timeout=timedelta(seconds=120))
     finished = []
     for tiny in ARCHITECTURES:
-        _train(tiny, rank)
+        for method in ("oelm_freeze", *(("oelm_axes_lowrank",) if tiny.name in SLICED else ())):
+            _train(tiny, rank, method)
         finished.append(tiny.name)
     dist.barrier()
     print(json.dumps(finished), flush=True)

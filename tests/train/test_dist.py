@@ -98,17 +98,17 @@ def test_dropout_is_the_same_whichever_process_computes_it(text_file: Path, tmp_
 
 def test_bytes_summed_fall_by_exactly_the_frozen_share(text_file: Path, tmp_path: Path) -> None:
     summed = {}
-    for method in ("baseline", "oelm_freeze"):
+    for method in ("baseline", "oelm_freeze", "oelm_axes"):
         (end, other) = run_forked(wide(text_file, method=method, steps=3), tmp_path / method, 2)
         assert end["bytes"] == other["bytes"] == [end["bytes"][0]] * 3
         summed[method] = end["bytes"][0]
     audit = json.loads((tmp_path / "oelm_freeze" / "audit.json").read_text())
     assert summed["baseline"] == 4 * audit["total"]
-    assert summed["oelm_freeze"] == 4 * audit["trainable"]
+    assert summed["oelm_freeze"] == summed["oelm_axes"] == 4 * audit["trainable"]
     assert summed["baseline"] - summed["oelm_freeze"] == 4 * audit["frozen"] > 0
-    assert "bytes of gradients summed in step 1 over 2 processes, 15.17% less" in (
-        tmp_path / "oelm_freeze" / "training.log"
-    ).read_text().replace(f"{summed['oelm_freeze']:,} ", "")
+    for method in ("oelm_freeze", "oelm_axes"):
+        told_there = (tmp_path / method / "training.log").read_text().replace(f"{summed[method]:,} ", "")
+        assert "bytes of gradients summed in step 1 over 2 processes, 15.17% less" in told_there
 
 
 def test_checkpoint_of_two_goes_on_with_one_and_back(text_file: Path, tmp_path: Path) -> None:
@@ -144,8 +144,9 @@ def test_validation_does_not_depend_on_the_number_of_processes(text_file: Path, 
     assert len(figures) == 1
 
 
-def test_thawing_on_two_processes_is_thawing_on_one(text_file: Path, tmp_path: Path) -> None:
-    method = {"init": "orthogonal", "freeze": ["q", "k"], "thaw": {"start": 0.3, "end": 0.7, "order": "last_first"}}
+@pytest.mark.parametrize("init", ["orthogonal", "axes"])
+def test_thawing_on_two_processes_is_thawing_on_one(init: str, text_file: Path, tmp_path: Path) -> None:
+    method = {"init": init, "freeze": ["q", "k"], "thaw": {"start": 0.3, "end": 0.7, "order": "last_first"}}
     config = wide(text_file, method=method)
     run_here(config, tmp_path / "alone")
     ends = run_forked(config, tmp_path / "on-2", 2)

@@ -14,6 +14,7 @@ from torch import nn
 
 from oelm.errors import DataError, OelmError
 from oelm.method.apply import hold
+from oelm.method.axes import selections
 from oelm.method.plan import Plan
 from oelm.method.record import record_of
 from oelm.train.binding import bound_settings, check_bound, check_frozen
@@ -98,7 +99,8 @@ class Session:
 
     def tell_traffic(self) -> None:
         """Say how many bytes of gradients the last step summed over the processes, and how many it would without freezing."""
-        whole = sum(parameter.nbytes for parameter in self.model.parameters())
+        picked = sum(each.out_features * each.in_features for each in selections(self.model).values())
+        whole = sum(parameter.nbytes for parameter in self.model.parameters()) + 4 * picked
         summed = self.world.step_bytes
         text = (
             f"{summed:,} bytes of gradients summed in step {self.state.step} over {self.world.size} processes, "

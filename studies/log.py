@@ -60,6 +60,27 @@ STARTS = {
     "GPT-04-conv": ("OpenWebText", "baseline"),
     "GPT-05-conv": ("OpenWebText", "`oelm_freeze`"),
 }
+# Slices beside what they are held against, by the baseline of their kind.
+SLICES, FIXED = RESULTS / "slices", "fixed"
+SLICED = {
+    "GPT-08": {
+        "baseline": "GPT-08",
+        "frames (`oelm_freeze`)": "GPT-09",
+        "slices (`oelm_axes`)": "GPT-09-axes",
+        "slices, attention norms fixed": FIXED,
+        "correction on frames (`oelm_lowrank`)": "GPT-09-lowrank",
+        "correction on slices (`oelm_axes_lowrank`)": "GPT-09-axes-lowrank",
+        "Q and K an eighth as wide (thin)": "GPT-08-thin",
+        "queries are slices, keys learn (`oelm_axes_q`)": "GPT-09-axes-q",
+    },
+    "GPT-08-conv": {
+        "behind a convolution: baseline": "GPT-08-conv",
+        "frames (`oelm_freeze`)": "GPT-09-conv",
+        "slices (`oelm_axes`)": "GPT-09-conv-axes",
+        "correction on slices (`oelm_axes_lowrank`)": "GPT-09-conv-axes-lowrank",
+        "queries are slices, keys learn (`oelm_axes_q`)": "GPT-09-conv-axes-q",
+    },
+}
 CORPORA = {"TinyStories": "GPT-01", "OpenWebText": "GPT-04", "WikiText-103": "GPT-06", "standard library": "GPT-08"}
 WINDOWS = {("16 x 128", "2,048"): (PLAIN, 2), ("32 x 64", "512"): ("batch-size-32-tokenizer-bpe-512-eval-eve-768ea824", 100)}
 
@@ -255,6 +276,43 @@ def starts() -> list[list[str]]:
     return rows
 
 
+def slices() -> list[list[str]]:
+    """Queries and keys as slices beside frames, on the standard library: seed by seed against the baseline of the same kind."""
+    rows = [["arm", "lr", "seeds", "PPL, geometric mean", "against the baseline [95%]"]]
+    fixed = json.loads((PROBES / "fixed-norm.json").read_text(encoding="utf-8"))["ppl"]
+    for baseline, arms in SLICED.items():
+        theirs = by_seed(baseline)
+        for name, experiment in arms.items():
+            lr, found = fixed_norm(fixed) if experiment == FIXED else (rate(experiment), by_seed(experiment))
+            seeds = sorted(seed for seed in found if seed in theirs and seed <= 19)
+            ours = [found[seed] for seed in seeds]
+            ratio, mean = mean_ratio(ours, [theirs[seed] for seed in seeds]), mean_ratio(ours, [1.0] * len(ours)).value
+            gap = f"{percent(ratio.value)} [{100 * ratio.low - 100:+.1f}, {100 * ratio.high - 100:+.1f}]"
+            rows.append([name, lr, str(len(seeds)), f"{mean:.2f}", "" if experiment == baseline else gap])
+    return rows
+
+
+def by_seed(experiment: str) -> dict[int, float]:
+    """Return the best perplexities of an experiment's runs of full length, by seed."""
+    found = [path for place in (STUDY, SLICES) for path in place.glob(f"{experiment}/laptop/*/seed-*")]
+    whole = [path for path in found if json.loads((path / "config.json").read_text(encoding="utf-8"))["steps"] == 1000]
+    return {int(path.name.removeprefix("seed-")): float(figures(path)["best_ppl"]) for path in whole}
+
+
+def rate(experiment: str) -> str:
+    """Return the learning rate of an experiment's runs of full length."""
+    configs = [
+        json.loads(path.read_text()) for place in (STUDY, SLICES) for path in place.glob(f"{experiment}/laptop/*/*/config.json")
+    ]
+    (found,) = {config["optim"]["lr"] for config in configs if config["steps"] == 1000}
+    return str(found)
+
+
+def fixed_norm(ppl: dict[str, float]) -> tuple[str, dict[int, float]]:
+    """Return rate and perplexities of the control whose attention norms are fixed."""
+    return rate("GPT-09-axes"), {int(seed): value for seed, value in ppl.items()}
+
+
 def early_loss(losses: dict[str, float]) -> float:
     """Return the mean training loss of every tenth step from 160 to 200."""
     return sum(losses[str(step)] for step in range(160, 201, 10)) / 5
@@ -272,6 +330,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "first-layer": first_layer,
     "short-conv": short_conv,
     "starts": starts,
+    "slices": slices,
 }
 
 

@@ -294,6 +294,23 @@ def test_a_compiled_model_gives_the_same_gradients_and_follows_a_thaw(name: str)
         thaw(model)
 
 
+@pytest.mark.parametrize("name", ["bert", "gpt2", "gpt_neox", "llama"])
+def test_gradient_checkpointing_gives_the_same_gradients(name: str) -> None:
+    tiny = next(tiny for tiny in SLICED if tiny.name == name)
+    model: Any = sliced(tiny, "oelm_axes_lowrank")
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for dropout in ("dropout", "attention_dropout"):
+            if isinstance(getattr(module, dropout, None), float):
+                setattr(module, dropout, 0.0)
+    plain = gradients(model.train(), tiny)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    again = gradients(model, tiny)
+    assert plain.keys() == again.keys()
+    assert all(torch.allclose(again[name], value, rtol=1e-4, atol=1e-6) for name, value in plain.items())
+
+
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5"])
 def test_autocast_gives_queries_the_dtype_of_values(name: str) -> None:
     tiny = next(tiny for tiny in SLICED if tiny.name == name)

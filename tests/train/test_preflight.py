@@ -147,8 +147,21 @@ def test_a_t5_with_gates_and_heads_of_another_width_needs_no_more_memory_than_es
 def test_a_language_model_s_counts_are_those_of_the_model_that_learns_most(preset: str) -> None:
     config = tiny_config(Path("text.txt"), method=preset, model__vocab_size=300)
     model = build_gpt(config.model, seed=0)
-    names = freeze(model, preset)
+    freeze(model, preset)
     total = parameters(model)
     # What is frozen for a while only needs its gradient and its state all the same.
-    frozen = 0 if PRESETS[preset].thaw else sum(model.get_parameter(name).numel() for name in names)
+    frozen = 0 if PRESETS[preset].thaw else sum(p.numel() for p in model.parameters() if not p.requires_grad)
     assert parameter_counts(config) == (total, total - frozen)
+
+
+@pytest.mark.parametrize("is_thawed", [False, True])
+def test_slices_are_counted_as_what_they_are_at_their_largest(is_thawed: bool, text_file: Path) -> None:
+    thaw = {"thaw": {"start": 0.5, "end": 0.5, "order": "first_first"}} if is_thawed else {}
+    config = tiny_config(text_file, method={"init": "axes", "freeze": ["q", "k"], **thaw})
+    plain = tiny_config(text_file, method="baseline")
+    config, plain = (
+        each.model_copy(update={"model": each.model.model_copy(update={"vocab_size": 300})}) for each in (config, plain)
+    )
+    (dense, _), per_layer = parameter_counts(plain), 2 * plain.model.model_dim**2
+    expected = dense if is_thawed else dense - plain.model.num_layers * per_layer
+    assert parameter_counts(config) == (expected, expected)

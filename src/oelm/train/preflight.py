@@ -37,8 +37,11 @@ def parameter_counts(config: RunConfig) -> tuple[int, int]:
         model = GPT(config.model)
     freeze(model, config.method)
     counts = audit(model)
-    # What is frozen for a part of the training only needs its gradient and its optimizer's state in the other.
-    return counts.total, counts.total if config.method.thaw else counts.trainable
+    if config.method.thaw:
+        # What is frozen at first needs its gradient and its optimizer's state later, and slices become weights.
+        whole = counts.total + counts.selected
+        return whole, whole
+    return counts.total, counts.trainable
 
 
 def estimate(config: RunConfig, *, device: str) -> Estimate:

@@ -209,7 +209,8 @@ def test_every_preset_trains_and_its_frozen_weights_do_not_move(method: str, tex
     after = weights(tmp_path / "run")
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     layers = [n for n in range(config.model.num_layers) if PRESETS[method].selects(n, config.model.num_layers)]
-    frozen = {f"blocks.{layer}.attention.{part}.weight" for layer in layers for part in PRESETS[method].freeze}
+    held = "index" if PRESETS[method].init == "axes" else "weight"
+    frozen = {f"blocks.{layer}.attention.{part}.{held}" for layer in layers for part in PRESETS[method].freeze}
     assert moved == set(before) - frozen
 
 

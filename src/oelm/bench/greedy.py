@@ -112,7 +112,7 @@ def _theirs(model: GPT, length: int) -> Callable[[], list[int]]:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = train_bpe(["any text will do"], vocab_size=300)
         export_gpt2(model, tokenizer, Path(folder) / "hf", end_of_text=0, card="")
-        theirs = GPT2LMHeadModel.from_pretrained(Path(folder) / "hf").eval()
+        theirs = GPT2LMHeadModel.from_pretrained(Path(folder) / "hf", local_files_only=True).eval()
     # Without an end mark, so that both write exactly as many tokens.
     theirs.generation_config.eos_token_id = None
     theirs.generation_config.pad_token_id = 0

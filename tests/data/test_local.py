@@ -70,6 +70,36 @@ def test_the_numbered_parts_of_a_split_stand_in_order(tmp_path: Path) -> None:
     assert [path.name for path in find_splits(tmp_path, wanted=LM)["train"]] == names
 
 
+@pytest.mark.parametrize("end", [".jsonl", ".txt", "-00000-of-00001.parquet"])
+def test_a_file_called_more_continues_the_split_behind_its_first_file(tmp_path: Path, end: str) -> None:
+    first, more = f"train{end}", f"train{end}".replace(".", "-more.")
+    put(tmp_path, more, first, "valid.txt")
+    assert [path.name for path in find_splits(tmp_path, wanted=LM)["train"]] == [first, more]
+
+
+def test_a_file_called_more_continues_no_file_of_another_kind(tmp_path: Path) -> None:
+    put(tmp_path, "train.txt", "train-more.jsonl")
+    with pytest.raises(DataError, match="more than one file says it is the train split"):
+        find_splits(tmp_path, wanted=LM)
+
+
+@pytest.mark.parametrize(
+    ("names", "train"),
+    [
+        (("articles.jsonl", "other.jsonl"), ["articles.jsonl"]),
+        (("en-articles-00000-of-00002.parquet", "en-articles-00001-of-00002.parquet"), None),
+        (("particles.jsonl",), []),
+        (("articles-test.jsonl",), []),
+    ],
+    ids=str,
+)
+def test_a_file_without_a_split_is_training_text_where_its_name_holds_the_word_for_everything(
+    tmp_path: Path, names: tuple[str, ...], train: list[str] | None
+) -> None:
+    found = find_splits(put(tmp_path, *names), wanted=LM, whole="articles")
+    assert [path.name for path in found.get("train", [])] == (list(names) if train is None else train)
+
+
 def test_splits_are_found_in_folders_below(tmp_path: Path) -> None:
     put(tmp_path, "plain_text/train-00000-of-00002.parquet", "plain_text/train-00001-of-00002.parquet", "more/valid.txt")
     found = find_splits(tmp_path, wanted=LM)
@@ -151,6 +181,48 @@ def test_a_folder_without_validation_is_split_by_hash(tmp_path: Path) -> None:
     assert [part.split for part in folder_corpus(CORPORA["openwebtext"], tmp_path).parts] == [None, None]
 
 
+def test_the_articles_of_wikipedia_are_split_by_hash(tmp_path: Path) -> None:
+    put(tmp_path, "wikipedia/articles.jsonl", "wikitext103/train.txt")
+    parts = folder_corpus(CORPORA["wikipedia"], tmp_path).parts
+    assert [(part.label, part.split) for part in parts] == [("articles.jsonl", None)]
+
+
+def test_wikipedia_without_its_articles_is_refused_with_both_words_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no training file of wikipedia .*'train' or 'articles' in its name"):
+        folder_corpus(CORPORA["wikipedia"], put(tmp_path, "pages.jsonl"))
+
+
+BESIDE = ("wikitext103/train.txt", "wikitext103/valid.txt", "wikitext103/test.txt")
+
+
+@pytest.mark.parametrize("given", [".", "wikitext-2"])
+def test_wikitext2_is_judged_on_the_files_of_wikitext103_beside_it(tmp_path: Path, given: str) -> None:
+    put(tmp_path, "wikitext-2/train.tokens.txt", *BESIDE)
+    assert [(part.label, part.split) for part in folder_corpus(CORPORA["wikitext2"], tmp_path / given).parts] == [
+        ("train.tokens.txt", "train"),
+        ("wikitext103/valid.txt", "val"),
+        ("wikitext103/test.txt", "test"),
+    ]
+
+
+def test_wikitext2_in_the_working_folder_is_judged_on_the_files_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(put(tmp_path, "wikitext2/train.txt", *BESIDE) / "wikitext2")
+    assert [part.split for part in folder_corpus(CORPORA["wikitext2"], Path(".")).parts] == ["train", "val", "test"]
+
+
+def test_wikitext2_is_judged_on_its_own_files_where_it_has_them(tmp_path: Path) -> None:
+    put(tmp_path, *BESIDE, *(f"wikitext2/{name}.txt" for name in ("train", "valid", "test")))
+    parts = folder_corpus(CORPORA["wikitext2"], tmp_path).parts
+    assert [part.label for part in parts] == ["train.txt", "valid.txt", "test.txt"]
+
+
+def test_wikitext103_takes_nothing_from_wikitext2(tmp_path: Path) -> None:
+    put(tmp_path, "wikitext103/train.txt", "wikitext2/valid.txt", "wikitext2/test.txt")
+    assert [part.split for part in folder_corpus(CORPORA["wikitext103"], tmp_path).parts] == [None]
+
+
 @pytest.mark.parametrize(
     ("folder", "name"),
     [
@@ -162,6 +234,7 @@ def test_a_folder_without_validation_is_split_by_hash(tmp_path: Path) -> None:
         ("wikitext-2-v1", "wikitext2"),
         ("OpenWebText", "openwebtext"),
         ("owt", "openwebtext"),
+        ("Wikipedia", "wikipedia"),
         ("MNLI", "mnli"),
         ("multinli_1.0", "mnli"),
         ("XNLI", "xnli"),

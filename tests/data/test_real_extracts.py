@@ -1,4 +1,4 @@
-"""The six data sets of the study, from the real extracts beside the repository: all prepare, count right, and train."""
+"""The data sets of the study, from the real extracts beside the repository: all prepare, count right, and train."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from oelm.data.corpora import folder_corpus
 from oelm.data.encoded import ExampleSet
 from oelm.data.order import BucketOrder
+from oelm.data.pieces import fraction
 from oelm.data.request import Request, prepare_named
+from oelm.data.sets import CORPORA as ENTRIES
+from oelm.data.survey import items, survey
 from oelm.data.tokenizer import load_tokenizer
 from oelm.data.tokens import TokenSet
 from tests.conftest import run_here, tiny_config
@@ -26,9 +30,9 @@ TASKS = ("sst2", "mnli", "xnli")
 
 @pytest.fixture(scope="module")
 def corpora() -> dict[str, TokenSet]:
-    """The three corpora, whole, in GPT-2's tokens."""
+    """The corpora, whole, in GPT-2's tokens."""
     made: dict[str, TokenSet] = {}
-    for name in CORPORA:
+    for name in (*CORPORA, "wikitext2"):
         prepared = Request(name=name, folder=EXTRACTS / name, tokenizer=str(EXTRACTS / "gpt2_bpe")).prepare()
         assert isinstance(prepared, TokenSet)
         made[name] = prepared
@@ -60,9 +64,10 @@ def tasks(vocabulary: Path) -> dict[str, ExampleSet]:
     ("name", "documents"),
     [
         ("tinystories", {"train": 11_346, "val": 600}),
-        ("openwebtext", {"train": 1_000, "val": 456}),
+        ("openwebtext", {"train": 1_833, "val": 456}),
         # Lines ' = Title = ' behind an empty line, counted with grep; glossaries within articles have such lines, too.
         ("wikitext103", {"train": 155, "val": 60, "test": 60}),
+        ("wikitext2", {"train": 601, "val": 60, "test": 60}),
     ],
 )
 def test_a_corpus_holds_the_documents_of_the_table(name: str, documents: dict[str, int], corpora: dict[str, TokenSet]) -> None:
@@ -78,7 +83,7 @@ def test_an_extract_of_wikitext_keeps_its_test_split(corpora: dict[str, TokenSet
         assert np.array_equal(tokens, corpora["wikitext103"].splits[split][: len(tokens)])
 
 
-@pytest.mark.parametrize(("name", "train", "val"), [("tinystories", 2.30e6, 0.12e6), ("openwebtext", 1.05e6, 0.5e6)])
+@pytest.mark.parametrize(("name", "train", "val"), [("tinystories", 2.30e6, 0.12e6), ("openwebtext", 2.05e6, 0.5e6)])
 def test_a_corpus_has_about_the_gpt2_tokens_of_the_table(
     name: str, train: float, val: float, corpora: dict[str, TokenSet]
 ) -> None:
@@ -87,14 +92,33 @@ def test_a_corpus_has_about_the_gpt2_tokens_of_the_table(
     assert abs(len(found.train) / train - 1) < 0.05 and abs(len(found.val) / val - 1) < 0.05
 
 
+@pytest.mark.parametrize("name", ["wikitext103", "wikitext2"])
 @pytest.mark.parametrize(("split", "words", "with_line_ends"), [("val", 213_886, 217_646), ("test", 241_211, 245_569)])
 def test_every_word_and_line_of_wikitext_comes_back_from_its_tokens(
-    split: str, words: int, with_line_ends: int, corpora: dict[str, TokenSet]
+    name: str, split: str, words: int, with_line_ends: int, corpora: dict[str, TokenSet]
 ) -> None:
-    found = corpora["wikitext103"]
+    found = corpora[name]
     ids = np.fromfile(found.path / f"{split}.bin", dtype=np.uint16)
     text = load_tokenizer(found.path).decode(ids[ids != found.meta.end_of_text].tolist(), skip_special_tokens=False)
     assert (len(text.split()), len(text.split()) + text.count("\n")) == (words, with_line_ends)
+
+
+def test_the_training_split_of_wikitext2_is_the_whole_file(corpora: dict[str, TokenSet]) -> None:
+    text = (EXTRACTS / "wikitext2" / "train.tokens.txt").read_bytes()
+    assert corpora["wikitext2"].meta.splits["train"].text_bytes == len(text)
+    assert len(text.split()) + text.count(b"\n") == 2_088_628
+
+
+@pytest.mark.parametrize("name", ["wikitext2", "wikipedia"])
+def test_the_folder_of_all_sets_means_the_set_s_own(name: str) -> None:
+    assert folder_corpus(ENTRIES[name], EXTRACTS).source == folder_corpus(ENTRIES[name], EXTRACTS / name).source
+
+
+def test_wikipedia_has_as_many_articles_as_the_table_and_none_in_both_splits() -> None:
+    corpus, look = survey(folder_corpus(ENTRIES["wikipedia"], EXTRACTS), tell=lambda done: None)
+    splits = Counter((item.split, fraction(item.piece.text)) for item in items(corpus, look.threshold, full=frozenset()))
+    train, val = ({text for split, text in splits if split == name} for name in ("train", "val"))
+    assert look.documents == 1_601 and not train & val and 0.03 < len(val) / 1_601 < 0.07
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from oelm.data.hub import hub_rows
-from oelm.data.local import find_splits, own_splits, set_folder
+from oelm.data.local import find_splits, folders_of_sets, own_splits, set_folder
 from oelm.data.pieces import Piece, articles, pieces
 from oelm.data.readers import check_file, read_column, read_text, read_wikitext, read_wikitext_rows
-from oelm.data.sets import CorpusEntry, split_of
+from oelm.data.sets import CorpusEntry, set_called, split_of
 from oelm.data.tokens import Split
 from oelm.errors import DataError
 
@@ -190,19 +190,34 @@ def _starts_as_text(path: Path) -> bool:
 def folder_corpus(entry: CorpusEntry, folder: Path) -> Corpus:
     """Return a named corpus from local copies of its files, in this folder or in one of its name inside."""
     folder = set_folder(entry.name, folder)
-    found = find_splits(folder, wanted=("train", "val", "test"))
+    found = find_splits(folder, wanted=("train", "val", "test"), whole=entry.whole)
     if not found.get("train"):
+        words = "'train'" + (f" or '{entry.whole}'" if entry.whole else "")
         raise DataError(
-            f"--from {folder}: no training file of {entry.name} (a .txt, .tokens, .jsonl or .parquet with 'train' in its name)"
+            f"--from {folder}: no training file of {entry.name} (a .txt, .tokens, .jsonl or .parquet with {words} in its name)"
         )
+    found = _judging_files(entry, folder) | found
     has_val = "val" in found
     parts = [
-        Part(str(path.relative_to(folder)), _own_split(split, has_val=has_val), reader)
+        Part(_label(path, folder), _own_split(split, has_val=has_val), reader)
         for split in ("train", "val", "test")
         for path in found.get(split, [])
         for reader in [reader_of(path, layout=entry.layout)]
     ]
     return Corpus(entry.name, f"{entry.name}: local copies ({', '.join(part.label for part in parts)})", tuple(parts))
+
+
+def _judging_files(entry: CorpusEntry, folder: Path) -> dict[str, list[Path]]:
+    """Return the validation and test files of the set that this one is judged on, where its folder lies beside."""
+    if not entry.judged_on or set_called(folder.absolute().name) != entry.name:
+        return {}
+    beside = folders_of_sets(folder.absolute().parent).get(entry.judged_on, [])
+    return find_splits(beside[0], wanted=("val", "test")) if len(beside) == 1 else {}
+
+
+def _label(path: Path, folder: Path) -> str:
+    # A file of another set is named with its folder.
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else f"{path.parent.name}/{path.name}"
 
 
 def hub_corpus(entry: CorpusEntry) -> Corpus:

@@ -21,6 +21,8 @@ _MARKS = {
 # What may lie beside the splits of a folder and is none of them.
 _ABOUT = re.compile(r"(?:readme|licen[cs]e|citation|sha256sums)\b", re.IGNORECASE)
 _PART = re.compile(r"(\d+)-of-(\d+)")
+# 'train-more.jsonl' continues 'train.jsonl'.
+_MORE = re.compile(r"-more(?=\.)")
 
 
 def split_in_name(name: str) -> str | None:
@@ -74,11 +76,12 @@ def _check_is_folder(folder: Path) -> None:
         raise DataError(f"--from {folder}: no such folder; give the folder that holds the files of the data set")
 
 
-def find_splits(folder: Path, *, wanted: tuple[str, ...], only: str = "") -> dict[str, list[Path]]:
-    """Return the files of each wanted split under a folder; several only where they are numbered parts of one.
+def find_splits(folder: Path, *, wanted: tuple[str, ...], only: str = "", whole: str = "") -> dict[str, list[Path]]:
+    """Return the files of each wanted split under a folder; several only where they are parts of one.
 
-    `only` keeps to files whose name holds this word (a language, say) where any does. Raises DataError when there is no
-    training file, or when two files claim to be the same split.
+    Parts are numbered, or the second is called '-more' and comes last. `only` keeps to files whose name holds this word
+    (a language, say) where any does. A file that names no split and holds the word `whole` counts as training text.
+    Raises DataError when two files claim to be the same split.
     """
     _check_is_folder(folder)
     files = sorted(
@@ -87,10 +90,11 @@ def find_splits(folder: Path, *, wanted: tuple[str, ...], only: str = "") -> dic
     found: dict[str, list[Path]] = {}
     for path in files:
         # A file in a folder per configuration ('en/train-00000-of-00001.parquet') counts by its own name only.
-        if (split := split_in_name(path.name)) in wanted and split is not None:
+        split = split_in_name(path.name) or ("train" if whole and _has_word(path.stem, whole) else None)
+        if split in wanted and split is not None:
             found.setdefault(split, []).append(path)
     for split, paths in found.items():
-        found[split] = _narrowed(paths, only)
+        found[split] = sorted(_narrowed(paths, only), key=lambda path: (_MORE.search(path.name) is not None, path))
         _check_one_copy(folder, split, found[split])
     return found
 
@@ -120,13 +124,16 @@ def own_splits(folder: Path, files: list[Path]) -> dict[Path, str]:
 
 
 def _narrowed(paths: list[Path], only: str) -> list[Path]:
-    word = re.compile(rf"(?:^|[^a-z]){re.escape(only)}(?:[^a-z]|$)")
-    speaking = [path for path in paths if only and (word.search(path.stem.lower()) or path.parent.name == only)]
+    speaking = [path for path in paths if only and (_has_word(path.stem, only) or path.parent.name == only)]
     return speaking or paths
 
 
+def _has_word(stem: str, word: str) -> bool:
+    return re.search(rf"(?:^|[^a-z]){re.escape(word)}(?:[^a-z]|$)", stem.lower()) is not None
+
+
 def _check_one_copy(folder: Path, split: str, paths: list[Path]) -> None:
-    copies = {(path.parent, _PART.sub("", path.name)) for path in paths}
+    copies = {(path.parent, _MORE.sub("", _PART.sub("", path.name))) for path in paths}
     if len(copies) > 1:
         names = ", ".join(str(path.relative_to(folder)) for path in paths[:4])
         raise DataError(f"--from {folder}: more than one file says it is the {split} split ({names}); leave one of them there")

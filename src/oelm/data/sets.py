@@ -34,6 +34,10 @@ class CorpusEntry:
     layout: Literal["documents", "wikitext"] = "documents"
     # What else its folder may be called.
     spellings: tuple[str, ...] = ()
+    # The word in the name of a local file that holds everything and names no split.
+    whole: str = ""
+    # The set whose validation and test files are its own, so that its own release may come without.
+    judged_on: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,16 @@ CORPORA = {
             11_000_000,
             layout="wikitext",
             spellings=("wikitext2v1",),
+            judged_on="wikitext103",
+        ),
+        CorpusEntry(
+            "wikipedia",
+            "English Wikipedia articles as plain text",
+            "CC BY-SA 3.0 and GFDL",
+            HubSource("wikimedia/wikipedia", "b04c8d1ceb2f5cd4588862100d08de323dccfbaa", "20231101.en", {"train": "train"}),
+            20_200_000_000,
+            spellings=("enwiki",),
+            whole="articles",
         ),
     )
 }

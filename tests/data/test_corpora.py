@@ -1,102 +1,20 @@
-"""The standard library and the user's own text become documents; what is in no way text is passed over or refused."""
+"""The user's own text becomes documents; what is in no way text is passed over or refused."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import logging
-import sys
-import sysconfig
-from collections import defaultdict
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from oelm.data.corpora import VALIDATION_SHARE, Corpus, documents, file_corpus, stdlib_corpus, validation_groups
+from oelm.data.corpora import documents, file_corpus
 from oelm.data.vocabularies import END_OF_TEXT
 from oelm.errors import DataError
 from tests.conftest import made_text
-
-STDLIB = Path(sysconfig.get_path("stdlib"))
-
-
-@pytest.fixture(scope="module")
-def stdlib() -> Corpus:
-    return stdlib_corpus()
-
-
-def left_out_texts(pattern: str) -> set[str]:
-    """Return the texts of standard-library files too long to be the same as another by chance."""
-    found = (path.read_bytes().decode("utf-8", errors="replace") for path in STDLIB.glob(pattern))
-    return {text for text in found if len(text) > 1000}
-
-
-def packages_by_text() -> dict[str, set[str]]:
-    """Return, for every source text of the standard library, the top-level packages that hold it."""
-    packages: dict[str, set[str]] = defaultdict(set)
-    for path in STDLIB.rglob("*.py"):
-        top = path.relative_to(STDLIB).parts[0].removesuffix(".py")
-        if top != "site-packages":
-            packages[path.read_bytes().decode("utf-8", errors="replace").replace("\r\n", "\n")].add(top)
-    return packages
-
-
-def texts(corpus: Corpus) -> dict[str, list[str]]:
-    """Return the documents of each split that the corpus names."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for part in corpus.parts:
-        found[str(part.split)] += ["".join(piece.text for piece in part.read())]
-    return found
-
-
-def test_the_standard_library_is_over_five_megabytes(stdlib: Corpus) -> None:
-    assert sum(len(text.encode()) for text in documents(stdlib)) > 5_000_000
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "test/**/*.py",
-        "*/test*/**/*.py",
-        "encodings/*.py",
-        "_sysconfigdata*.py",
-        "config-*/*.py",
-        "site-packages/pip/_internal/**/*.py",
-    ],
-)
-def test_the_standard_library_is_without(stdlib: Corpus, pattern: str) -> None:
-    assert not left_out_texts(pattern).intersection(documents(stdlib))
-
-
-def test_no_package_is_in_both_splits(stdlib: Corpus) -> None:
-    packages = packages_by_text()
-    held: dict[str, set[str]] = {"train": set(), "val": set()}
-    for split, found in texts(stdlib).items():
-        for text in found:
-            owners = packages[text]
-            assert owners
-            if len(owners) == 1:  # a text that two packages share says nothing about either
-                held[split] |= owners
-    assert held["val"] and not held["train"] & held["val"]
-
-
-def test_validation_is_a_small_part_of_the_standard_library(stdlib: Corpus) -> None:
-    sizes = {split: sum(len(text.encode()) for text in parts) for split, parts in texts(stdlib).items()}
-    assert 0.02 < sizes["val"] / sum(sizes.values()) < 0.12
-
-
-def test_the_standard_library_is_the_same_corpus_twice(stdlib: Corpus) -> None:
-    again = stdlib_corpus()
-    assert [(part.label, part.split) for part in again.parts] == [(part.label, part.split) for part in stdlib.parts]
-    assert (again.name, again.source) == (stdlib.name, stdlib.source)
-
-
-def test_the_standard_library_is_named_by_its_version(stdlib: Corpus) -> None:
-    assert stdlib.name == f"stdlib-{'.'.join(map(str, sys.version_info[:3]))}"
 
 
 def test_end_of_text_marks_separate_documents(tmp_path: Path) -> None:
@@ -262,21 +180,3 @@ def test_a_file_in_a_folder_that_stops_being_text_is_refused_by_path(tmp_path: P
 def test_a_file_that_cannot_be_read_is_refused_by_path() -> None:
     with pytest.raises(DataError, match="/proc/self/mem"):
         file_corpus(Path("/proc/self/mem"))
-
-
-@given(st.dictionaries(st.text(min_size=1, max_size=8), st.integers(1, 10**6), min_size=2, max_size=40))
-def test_both_splits_get_something_of_two_groups_or_more(sizes: dict[str, int]) -> None:
-    held_out = validation_groups(sizes)
-    assert held_out and held_out < sizes.keys()
-
-
-@given(st.dictionaries(st.text(min_size=1, max_size=8), st.integers(1, 1000), min_size=60, max_size=100))
-def test_validation_overshoots_twice_its_share_only_by_a_single_smallest_group(sizes: dict[str, int]) -> None:
-    held_out = validation_groups(sizes)
-    held = sum(sizes[name] for name in held_out)
-    assert held <= 2 * VALIDATION_SHARE * sum(sizes.values()) or (len(held_out) == 1 and held == min(sizes.values()))
-
-
-@given(st.dictionaries(st.text(min_size=1, max_size=8), st.integers(1, 10**6), min_size=2, max_size=40))
-def test_the_choice_of_groups_does_not_depend_on_their_order(sizes: dict[str, int]) -> None:
-    assert validation_groups(dict(reversed(sizes.items()))) == validation_groups(sizes)

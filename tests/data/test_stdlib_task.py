@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from oelm.data.corpora import package_of, stdlib_corpus
 from oelm.data.examples import Example, ExampleSource
+from oelm.data.python_source import package_of, stdlib_corpus
 from oelm.data.stdlib_task import NUM_LABELS, stdlib_examples, stdlib_tokenizer, train_bert_bpe
 from oelm.data.tasks import pad_id
 

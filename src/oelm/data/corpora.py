@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import platform
-import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -16,16 +13,13 @@ from oelm.data.local import find_splits, folders_of_sets, own_splits, set_folder
 from oelm.data.pieces import Piece, articles, pieces
 from oelm.data.readers import check_file, read_column, read_text, read_wikitext, read_wikitext_rows
 from oelm.data.sets import CorpusEntry, set_called, split_of
-from oelm.data.tokens import Split
+from oelm.data.tokens import LeftOut, Split
 from oelm.errors import DataError
 
 log = logging.getLogger(__name__)
 VALIDATION_SHARE = 0.05
 # Enough to judge a model by; more would only cost time at every evaluation.
 VALIDATION_BYTES = 8_000_000
-# Tests repeat themselves, encodings are near-duplicate tables; _sysconfigdata and config-* differ by machine.
-_LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "lib-dynload"}
-
 # What a folder of text holds documents in, one a row.
 _TABLES = (".jsonl", ".parquet")
 
@@ -43,7 +37,8 @@ class Part:
 class Corpus:
     """Parts in a fixed order. `source` says in a line where they come from; `revision` pins what is not on this machine.
 
-    `text_bytes` is about how much a remote corpus holds; a local one is surveyed before it is prepared.
+    `text_bytes` is about how much a remote corpus holds; a local one is surveyed before it is prepared. `left_out` counts,
+    by reason, the files that belong to the source and not to the corpus.
     """
 
     name: str
@@ -51,6 +46,7 @@ class Corpus:
     parts: tuple[Part, ...]
     revision: str | None = None
     text_bytes: int | None = None
+    left_out: dict[str, LeftOut] = field(default_factory=dict)
 
 
 def documents(corpus: Corpus) -> Iterator[str]:
@@ -62,67 +58,6 @@ def documents(corpus: Corpus) -> Iterator[str]:
             if piece.ends:
                 yield "".join(held)
                 held = []
-
-
-def stdlib_corpus() -> Corpus:
-    """Return the source text of the running Python's standard library, split by top-level package."""
-    root = Path(sysconfig.get_path("stdlib"))
-    files: dict[str, Path] = {}
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).parts
-        if _LEFT_OUT.intersection(parts) or path.name.startswith("_sysconfigdata") or parts[0].startswith("config-"):
-            continue
-        if _is_utf8(path):
-            files["/".join(parts)] = path
-    if not files:
-        raise DataError(f"no standard-library source under {root}: this Python ships none; give your own with --text PATH")
-    sizes: dict[str, int] = {}
-    for name, path in files.items():
-        sizes[package_of(name)] = sizes.get(package_of(name), 0) + path.stat().st_size
-    held_out = validation_groups(sizes)
-    return Corpus(
-        f"stdlib-{platform.python_version()}",
-        f"source text of CPython {platform.python_version()}'s standard library",
-        tuple(
-            Part(name, "val" if package_of(name) in held_out else "train", partial(_verbatim, path))
-            for name, path in files.items()
-        ),
-    )
-
-
-def _verbatim(path: Path) -> Iterator[Piece]:
-    text = path.read_bytes().decode().replace("\r\n", "\n")
-    return pieces([text, None], tidy=False)
-
-
-def _is_utf8(path: Path) -> bool:
-    try:
-        text = path.read_bytes().decode()
-    except UnicodeDecodeError:
-        return False
-    except OSError as problem:
-        raise DataError(f"{path}: cannot be read ({problem.strerror}); mend its permissions or leave it out") from None
-    return bool(text.strip()) and "\0" not in text
-
-
-def package_of(name: str) -> str:
-    """Return the top-level package, or module, that a standard-library file belongs to."""
-    return name.split("/")[0].removesuffix(".py")
-
-
-def validation_groups(sizes: dict[str, int]) -> set[str]:
-    """Choose whole groups, by the hash of their names, that together hold about VALIDATION_SHARE of the bytes.
-
-    A group that would overshoot twice that share stays in training; where all would, the smallest is chosen.
-    """
-    wanted = VALIDATION_SHARE * sum(sizes.values())
-    chosen: set[str] = set()
-    held = 0
-    for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).digest()):
-        if held < wanted and held + sizes[name] <= 2 * wanted:
-            chosen.add(name)
-            held += sizes[name]
-    return chosen or {min(sizes, key=lambda name: (sizes[name], name))}
 
 
 def reader_of(path: Path, *, column: str = "text", layout: str = "documents") -> Callable[[], Iterator[Piece]]:

@@ -16,8 +16,9 @@ import numpy as np
 from filelock import FileLock
 from tokenizers import Tokenizer
 
-from oelm.data.corpora import Corpus, file_corpus, hub_corpus, stdlib_corpus
+from oelm.data.corpora import Corpus, file_corpus, hub_corpus
 from oelm.data.encode import Ids, encoder, in_order, num_cores
+from oelm.data.python_source import stdlib_corpus
 from oelm.data.sets import CORPORA, unknown_set
 from oelm.data.shards import JOURNAL, NO_LIMITS, Journal, Limits, ShardWriter, read_journal
 from oelm.data.shelf import find_tokens
@@ -265,6 +266,7 @@ class _Job:
             max_tokens=self.limits.max_tokens,
             key=self.key,
             splits=splits,
+            left_out=self.corpus.left_out,
         )
         write_json(folder / "meta.json", meta.model_dump())
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from oelm.data.corpora import Corpus, package_of, stdlib_corpus
+from oelm.data.corpora import Corpus
 from oelm.data.examples import Example, ExampleSource
 from oelm.data.pieces import fraction
 from oelm.data.prepare import Progress, no_progress
+from oelm.data.python_source import package_of, stdlib_corpus
 from oelm.files import cache_root, write_text
 
 NUM_LABELS = 8

@@ -32,6 +32,15 @@ class SplitMeta(BaseModel):
     sha256: str
 
 
+class LeftOut(BaseModel):
+    """How many files of the source are not in the set for one reason, and how much text they hold."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    files: int = Field(ge=0)
+    text_bytes: int = Field(ge=0)
+
+
 class TokenMeta(BaseModel):
     """`meta.json`: enough to open, check, decode and cite a token set."""
 
@@ -52,6 +61,8 @@ class TokenMeta(BaseModel):
     # Of text, tokenizer and limits: what the set is found by.
     key: str = ""
     splits: dict[Split, SplitMeta]
+    # By reason: what the source holds and the set does not.
+    left_out: dict[str, LeftOut] = {}
 
     @model_validator(mode="after")
     def _end_is_a_token(self) -> Self:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 import shutil
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from oelm.cli.app import app
-from oelm.data.sets import CORPORA, TASKS
+from oelm.data.corpora import file_corpus
+from oelm.data.prepare import prepare_corpus
+from oelm.data.sets import BUILT_IN, CORPORA, TASKS
+from oelm.data.tokens import LeftOut
 from tests.conftest import made_text
 from tests.data.test_examples import glue_mnli, write_lines
 from tests.data.test_shelf import set_called, write_stories
@@ -82,7 +86,7 @@ def flip_a_bit(path: Path) -> None:
 
 def test_list_shows_every_name(cache: Path) -> None:
     shown = succeeded(oelm("data", "list")).stdout
-    named = ["stdlib", *CORPORA, *TASKS]
+    named = [*BUILT_IN, *CORPORA, *TASKS]
     assert [line.split()[0] for line in shown.splitlines() if line[:1].isalpha()][: len(named)] == named
 
 
@@ -290,3 +294,17 @@ def test_control_characters_of_a_file_s_name_do_not_reach_the_terminal(cache: Pa
     (tmp_path / "odd\x1b[31m.txt").write_text(made_text(3000))
     shown = succeeded(oelm("data", "prepare", "--text", tmp_path / "odd\x1b[31m.txt", "--tokenizer", "bpe:300")).stdout
     assert "\x1b" not in shown
+
+
+def test_info_shows_what_was_left_out_of_the_source_and_why(cache: Path, tmp_path: Path) -> None:
+    left_out = {"tests": LeftOut(files=1200, text_bytes=3_456_000), "duplicate": LeftOut(files=1, text_bytes=10_000)}
+    corpus = replace(file_corpus(write_lines(tmp_path / "own.txt", *made_text(200).split("."))), left_out=left_out)
+    path = prepare_corpus(corpus, tokenizer="bpe:300").path
+    shown = [line.strip() for line in succeeded(oelm("data", "info", path)).stdout.splitlines()]
+    at = shown.index("left out    tests: 1,200 files, 3.46 MB")
+    assert shown[at + 1] == "duplicate: 1 files, 0.01 MB"
+
+
+def test_info_of_a_set_from_which_nothing_was_left_out_says_nothing_of_it(files: Path, cache: Path) -> None:
+    prepare_stories(files)
+    assert "left out" not in succeeded(oelm("data", "info", "tinystories")).stdout

@@ -175,10 +175,11 @@ def test_baselines_are_added_and_come_before_the_arms_that_need_them() -> None:
 
 
 def test_what_smoke_reads_is_on_every_machine_and_a_user_s_own_text_stays(tmp_path: Path) -> None:
-    catalog = catalog_of("named: {kind: language_model, data: tinystories}\nown: {kind: language_model, data: /texts/a.txt}")
-    sources = {name: made_of(catalog, name, "smoke").data.source for name in ("named", "own")}
-    assert sources == {"named": "stdlib", "own": "/texts/a.txt"}
-    assert made_of(catalog, "named", "laptop").data.source == "tinystories"
+    data = {"named": "tinystories", "code": "site-packages", "own": "/texts/a.txt"}
+    catalog = catalog_of("\n".join(f"{name}: {{kind: language_model, data: {source}}}" for name, source in data.items()))
+    sources = {name: made_of(catalog, name, "smoke").data.source for name in data}
+    assert sources == {"named": "stdlib", "code": "stdlib", "own": "/texts/a.txt"}
+    assert {name: made_of(catalog, name, "laptop").data.source for name in data} == data
     assert {made_of(catalog, name, "smoke").data.max_tokens for name in sources} == {50_000}
     limits = {
         (name, budget): made_of(catalog, name, budget).data.max_tokens for name in sources for budget in ("paper", "laptop")

@@ -22,15 +22,16 @@ data_app = typer.Typer(name="data", help="Data sets: list, prepare, look at, ver
 @reported
 def list_sets() -> None:
     """Show the data sets that have a name, and what is prepared on this machine."""
-    from oelm.data.sets import CORPORA, TASKS, CorpusEntry, TaskEntry
+    from oelm.data.sets import BUILT_IN, CORPORA, TASKS, CorpusEntry, TaskEntry
     from oelm.data.shelf import prepared_sets
 
-    out.print("stdlib       language model: this Python's own source text; always there (PSF)")
+    for name, about in BUILT_IN.items():
+        out.print(f"{name:<15}language model: {about}")
     entries: list[CorpusEntry | TaskEntry] = [*CORPORA.values(), *TASKS.values()]
     for entry in entries:
         kind = "language model" if isinstance(entry, CorpusEntry) else "classifier"
-        out.print(f"{entry.name:<13}{kind}: {entry.about} ({entry.licence})")
-        out.print(f"{'':13}{entry.hub.repo} at {entry.hub.revision[:8]} on the Hugging Face hub, or --from FOLDER", style="dim")
+        out.print(f"{entry.name:<15}{kind}: {entry.about} ({entry.licence})")
+        out.print(f"{'':15}{entry.hub.repo} at {entry.hub.revision[:8]} on the Hugging Face hub, or --from FOLDER", style="dim")
     prepared = [f"{path}  {_in_a_line(meta)}" for path, meta in prepared_sets()]
     out.print(
         "\nprepared on this machine:" if prepared else "\nnothing is prepared on this machine yet: oelm data prepare NAME"
@@ -186,6 +187,8 @@ def _print_meta(meta: TokenMeta | ExampleMeta) -> None:
     facts["fingerprint"] = meta.fingerprint
     for fact, value in facts.items():
         out.print(f"  {fact:<11} {printable(value)}", soft_wrap=True)
+    if isinstance(meta, TokenMeta):
+        _print_left_out(meta)
     table = Table(box=None, pad_edge=True)
     columns = _columns(meta)
     for heading in columns:
@@ -193,6 +196,12 @@ def _print_meta(meta: TokenMeta | ExampleMeta) -> None:
     for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     out.print(table)
+
+
+def _print_left_out(meta: TokenMeta) -> None:
+    for number, (reason, gone) in enumerate(meta.left_out.items()):
+        counts = f"{gone.files:,} files, {gone.text_bytes / 1e6:.2f} MB"
+        out.print(f"  {'' if number else 'left out':<11} {printable(reason)}: {counts}", soft_wrap=True)
 
 
 def _columns(meta: TokenMeta | ExampleMeta) -> dict[str, list[str]]:

@@ -95,11 +95,11 @@ def _source(data: str | None, text: Path | None) -> str | None:
         raise ConfigError("--data and --text both name what to train on; give one of them")
     if text is not None:
         return str(text.absolute())
-    from oelm.data.sets import CORPORA
+    from oelm.data.sets import BUILT_IN, CORPORA
 
     # A path is kept whole, so that the config says where the data was whatever folder it is read in. A name stays one,
     # even beside a folder of that name.
-    is_path = data is not None and data not in ("stdlib", *CORPORA) and Path(data).exists()
+    is_path = data is not None and data not in (*BUILT_IN, *CORPORA) and Path(data).exists()
     return str(Path(str(data)).absolute()) if is_path else data
 
 

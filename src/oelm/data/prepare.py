@@ -22,6 +22,7 @@ from oelm.data.python_source import stdlib_corpus
 from oelm.data.sets import CORPORA, unknown_set
 from oelm.data.shards import JOURNAL, NO_LIMITS, Journal, Limits, ShardWriter, read_journal
 from oelm.data.shelf import find_tokens
+from oelm.data.site_packages import site_packages_corpus
 from oelm.data.survey import Item, Survey, batches, items, survey, train_texts
 from oelm.data.tokenizer import (
     TokenizerRecipe,
@@ -78,7 +79,7 @@ def prepare(
         return _checked_limit(open_tokens(Path(data)), max_tokens)
     if data in CORPORA and (found := find_tokens(data, tokenizer, max_tokens=max_tokens, known=known)) is not None:
         return open_tokens(found)
-    return prepare_corpus(corpus_of(data), tokenizer=tokenizer, limits=Limits(None, max_tokens), progress=progress)
+    return prepare_corpus(corpus_of(data, progress), tokenizer=tokenizer, limits=Limits(None, max_tokens), progress=progress)
 
 
 def is_token_set(data: str) -> bool:
@@ -117,10 +118,12 @@ def _checked_limit(tokens: TokenSet, max_tokens: int | None) -> TokenSet:
     return tokens
 
 
-def corpus_of(data: str) -> Corpus:
+def corpus_of(data: str, progress: Progress = no_progress) -> Corpus:
     """Return the corpus that a name or a path stands for."""
     if data == "stdlib":
         return stdlib_corpus()
+    if data == "site-packages":
+        return site_packages_corpus(tell=lambda what, done, total: progress(what, done, total, 0))
     if data in CORPORA:
         return hub_corpus(CORPORA[data])
     if Path(data).exists() or "/" in data:

@@ -9,7 +9,7 @@ from oelm.data.corpora import Corpus, file_corpus, folder_corpus
 from oelm.data.encoded import ExampleSet
 from oelm.data.examples import ExampleSource, file_examples, folder_examples, hub_examples
 from oelm.data.prepare import Progress, corpus_of, no_progress, prepare_corpus
-from oelm.data.sets import CORPORA, TASKS, unknown_set
+from oelm.data.sets import BUILT_IN, CORPORA, TASKS, unknown_set
 from oelm.data.shards import Limits
 from oelm.data.tasks import prepare_examples
 from oelm.data.tokens import TokenSet
@@ -79,7 +79,7 @@ class Request:
                 progress=progress,
             )
         return prepare_corpus(
-            self.corpus(),
+            self.corpus(progress),
             tokenizer=self.tokenizer or ("gpt2" if self.name in CORPORA else "bpe:4096"),
             limits=Limits(self.max_documents, self.max_tokens),
             workers=self.workers,
@@ -87,14 +87,14 @@ class Request:
             progress=progress,
         )
 
-    def corpus(self) -> Corpus:
+    def corpus(self, progress: Progress = no_progress) -> Corpus:
         """Return the corpus that is asked for."""
         if self.name is None:
             return file_corpus(self._own_file(), column=self.column)
         if self.folder is None:
-            return corpus_of(self.name)
-        if self.name == "stdlib":
-            raise ConfigError("stdlib is in every Python; --from has no meaning for it")
+            return corpus_of(self.name, progress)
+        if self.name in BUILT_IN:
+            raise ConfigError(f"{self.name} is on this machine already; --from has no meaning for it")
         if self.name not in CORPORA:
             raise unknown_set(self.name)
         return folder_corpus(CORPORA[self.name], self.folder)

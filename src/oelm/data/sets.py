@@ -9,6 +9,11 @@ from typing import Literal
 from oelm.data.tokens import Split
 from oelm.errors import DataError
 
+# Python source that is on this machine already, and what it is; they need neither a network nor files.
+BUILT_IN = {
+    "stdlib": "this Python's own source text; always there (PSF)",
+    "site-packages": "source of the packages that oelm[all] depends on",
+}
 NLI_LABELS = ("entailment", "neutral", "contradiction")
 
 
@@ -179,7 +184,7 @@ def set_called(folder_name: str) -> str:
 def unknown_set(name: str) -> DataError:
     if name in TASKS:
         return DataError(f"{name} is a task for classifiers, not text for language models: oelm finetune --task {name}")
-    known = ["stdlib", *CORPORA, *TASKS]
+    known = [*BUILT_IN, *CORPORA, *TASKS]
     near = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
     return DataError(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.data.prepare import check_tokenizer_asked, is_token_set
-from oelm.data.sets import CORPORA, TASKS
+from oelm.data.sets import BUILT_IN, CORPORA, TASKS
 from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.budget import EXTRACT_TOKENS, budget_settings, classifier_settings
 from oelm.experiments.fair import PACE, confounding
@@ -114,8 +114,8 @@ def _is_about(text: str, key: str) -> bool:
 
 def _base(experiment: Experiment, budget: str, *, model: Any) -> dict[str, Any]:
     """Return the settings of the budget with the experiment's data; `model` is a pretrained one's place."""
-    # Smoke proves the path with what is on every machine; a user's own text is.
-    is_named = experiment.data in CORPORA or experiment.data in TASKS
+    # Smoke proves the path with what is on every machine, and small; a user's own text is.
+    is_named = experiment.data in (*BUILT_IN, *CORPORA, *TASKS)
     data = "stdlib" if budget == "smoke" and is_named else experiment.data
     if experiment.data in (TASKS if experiment.kind == "language_model" else CORPORA):
         raise ConfigError(f"{experiment.where}: {experiment.id}: {experiment.data} is no data for a {experiment.kind}")

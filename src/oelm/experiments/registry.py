@@ -273,12 +273,12 @@ def _over(above: Any, own: Any) -> Any:
 def _with_whole_paths(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return an entry of a user's file with its paths as seen from that file's folder."""
     # Not above: it takes longer to import than all the rest, and `oelm status` has no use for it.
-    from oelm.data.sets import CORPORA, TASKS
+    from oelm.data.sets import BUILT_IN, CORPORA, TASKS
 
     whole = dict(entry)
     data = entry.get("data")
     # A name of a data set stays one, even beside a folder of that name.
-    if isinstance(data, str) and data not in ("", "stdlib", *CORPORA, *TASKS) and ("/" in data or _exists(folder / data)):
+    if isinstance(data, str) and data not in ("", *BUILT_IN, *CORPORA, *TASKS) and ("/" in data or _exists(folder / data)):
         whole["data"] = str((folder / data).absolute())
     if isinstance(entry.get("settings"), dict):
         whole["settings"] = _whole_settings(entry["settings"], folder)

@@ -128,11 +128,12 @@ def test_every_preset_trains_everything_but_what_it_freezes(method: str, bert: P
     first, last = checkpoint_tensors(tmp_path / "run", 1), checkpoint_tensors(tmp_path / "run", 3)
     unmoved = {name for name in first if torch.equal(first[name], last[name])}
     maps = {"q": "query", "k": "key"}
+    kinds = ("index",) if PRESETS[method].init == "axes" else ("weight", "bias")
     frozen = {
         f"bert.encoder.layer.{layer}.attention.self.{maps[part]}.{kind}"
         for layer in range(2)
         for part in PRESETS[method].freeze
-        for kind in ("weight", "bias")
+        for kind in kinds
         if PRESETS[method].selects(layer, 2)
     }
     # Positions behind the longest text and words that never came up have no gradient, and decay is too slow for a bit.

@@ -187,11 +187,22 @@ def test_info_by_name_and_by_path_is_the_same(files: Path, cache: Path) -> None:
     assert by_name == succeeded(oelm("data", "info", set_called(cache, "tinystories"))).stdout
 
 
-def test_info_shows_the_perplexity_of_a_bigram_where_it_is_asked_for(files: Path, cache: Path) -> None:
+def test_info_shows_n_grams_once_they_are_counted(files: Path, cache: Path) -> None:
     prepare_stories(files)
-    assert "bigram" not in succeeded(oelm("data", "info", "tinystories")).stdout
-    shown = succeeded(oelm("data", "info", "tinystories", "--bigram")).stdout
-    assert re.search(r"bigram PPL  val \d+\.\d\d\n", shown)
+    assert "not counted yet: add --ngram" in succeeded(oelm("data", "info", "tinystories")).stdout
+    counted = succeeded(oelm("data", "info", "tinystories", "--ngram")).stdout
+    assert re.search(r"n-gram PPL  val \d+\.\d\d for order 5 \(from order 1: (\d+\.\d\d(, )?){5}\)", counted)
+    # Kept with the set: from now on without asking.
+    assert succeeded(oelm("data", "info", "tinystories")).stdout == counted
+
+
+def test_info_counts_in_windows_and_under_other_vocabularies_where_asked(files: Path, cache: Path) -> None:
+    prepare_stories(files)
+    shown = succeeded(oelm("data", "info", "tinystories", "--ngram", "--context", "4", "--counters")).stdout
+    assert re.search(r"in windows  val .*; windows of 4 tokens", shown)
+    assert re.search(r"best        val \d\.\d{4} bits per byte: order \d, vocabulary [\d,]+", shown)
+    refused = oelm("data", "info", "tinystories", "--context", "4")
+    assert refused.exit_code == 2 and "--ngram" in refused.output
 
 
 def test_info_shows_source_tokenizer_and_fingerprint(files: Path, cache: Path) -> None:
@@ -308,3 +319,14 @@ def test_info_shows_what_was_left_out_of_the_source_and_why(cache: Path, tmp_pat
 def test_info_of_a_set_from_which_nothing_was_left_out_says_nothing_of_it(files: Path, cache: Path) -> None:
     prepare_stories(files)
     assert "left out" not in succeeded(oelm("data", "info", "tinystories")).stdout
+
+
+def test_show_has_the_5_gram_of_an_experiments_text_once_it_is_counted(files: Path, cache: Path) -> None:
+    settings = ("data.source=tinystories", "data.tokenizer=bpe:300", "data.max_tokens=100000")
+    show = ["show", "GPT-01", *(part for setting in settings for part in ("--set", setting))]
+    assert "5-gram         not counted yet (its data is not prepared here)" in succeeded(oelm(*show)).stdout
+    prepare_stories(files, "--max-tokens", "100000")
+    assert "--ngram); a baseline must beat it" in succeeded(oelm(*show)).stdout
+    counted = succeeded(oelm("data", "info", "tinystories", "--ngram")).stdout
+    found = re.search(r"val (\d+\.\d\d) for order 5", counted)
+    assert found is not None and f"val PPL {found[1]}; a baseline must beat it" in succeeded(oelm(*show)).stdout

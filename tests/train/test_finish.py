@@ -1,4 +1,4 @@
-"""The end of a run: its best model on the test split, whatever stopped it on the way, and the bigram beside it."""
+"""The end of a run: its best model on the test split, whatever stopped it on the way, and the n-grams next to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from oelm.data.bigram import fit_bigram
+from oelm.data.ngram import perplexities
 from oelm.data.prepare import prepare
 from oelm.errors import CheckpointError
 from oelm.experiments.monitor import look_at
@@ -30,7 +30,7 @@ from tests.conftest import made_text, run_here, tiny_config, tiny_settings
 from tests.faults.harness import evidence, finish, start
 from tests.train.finetuning import finetune_here, tiny_finetune
 
-TESTED = ("test_step", "test_loss", "test_ppl", "test_bits_per_byte", "bigram_ppl", "test_bigram_ppl")
+TESTED = ("test_step", "test_loss", "test_ppl", "test_bits_per_byte", "ngram", "ngram_tokens")
 
 
 @pytest.fixture(scope="module")
@@ -96,19 +96,21 @@ def test_what_is_told_of_the_final_model_stays_its_own(finished: Path) -> None:
     assert sum(row.tokens for row in documents) == len(tokens.splits["test"]) - 1
 
 
-def test_the_bigram_beside_it_is_that_of_the_training_text(finished: Path) -> None:
+def test_the_n_grams_next_to_it_are_those_of_the_training_text(finished: Path) -> None:
     figures = figures_of(finished)
     tokens = prepare(read_record(finished).config["data"]["source"], tokenizer="bpe:300")
-    model = fit_bigram(tokens.train, vocab_size=tokens.meta.vocab_size)
-    assert model is not None
-    assert figures["bigram_ppl"] == model.perplexity(tokens.val)
-    assert figures["test_bigram_ppl"] == model.perplexity(tokens.splits["test"])
+    judged = {"val": tokens.val, "test": tokens.splits["test"]}
+    assert figures["ngram"] == perplexities(tokens.train, judged, vocab_size=tokens.meta.vocab_size)
+    assert figures["ngram_tokens"] == len(tokens.train)
+    record = read_record(finished).figures
+    assert record.five_gram_on("test") == figures["ngram"]["test"][4]
 
 
 def test_data_without_a_test_split_gives_no_test_figures(text_file: Path, tmp_path: Path) -> None:
     run_here(tiny_config(text_file), tmp_path / "run")
     figures = figures_of(tmp_path / "run")
-    assert {name for name in TESTED if name in figures} == {"bigram_ppl"}
+    assert {name for name in TESTED if name in figures} == {"ngram", "ngram_tokens"}
+    assert figures["ngram"].keys() == {"val"}
     assert not (tmp_path / "run" / "test_predictions.jsonl").exists()
     assert figure_problems(read_record(tmp_path / "run")) == []
 
@@ -145,10 +147,10 @@ def test_a_stop_during_the_test_evaluation_leaves_a_run_that_goes_on_to_the_same
         assert sha256_file(run / name) == sha256_file(finished / name)
 
 
-def test_a_stop_during_the_bigram_leaves_a_run_that_goes_on(
-    text_folder: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_while_n_grams_are_counted_leaves_a_run_that_goes_on(text_folder: Path, finished: Path, tmp_path: Path) -> None:
     stop, run = StopFlag(), tmp_path / "run"
+    kept = prepare(str(text_folder), tokenizer="bpe:300").path / "ngram.json"
+    kept.unlink()
 
     class StopsAfterTest(Silence):
         def on_remark(self, text: str) -> None:
@@ -156,7 +158,8 @@ def test_a_stop_during_the_bigram_leaves_a_run_that_goes_on(
                 stop.request("test")
 
     assert train(ruined(text_folder), run, stop=stop, watch=StopsAfterTest()).status == "stopped"
-    assert run_here(ruined(text_folder), run).status == "done"
+    assert not kept.exists()
+    assert run_here(ruined(text_folder), run).status == "done" and kept.exists()
     assert {name: figures_of(run)[name] for name in TESTED} == {name: figures_of(finished)[name] for name in TESTED}
 
 

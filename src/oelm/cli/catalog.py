@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from oelm.experiments.registry import Catalog, Experiment
     from oelm.method.audit import Audit
     from oelm.method.method import Method
+    from oelm.train.config import FinetuneConfig, RunConfig
 
 
 @reported
@@ -126,6 +128,7 @@ def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> Non
         "one run here": f"about {roughly(forecast.seconds)} on the CPU ({forecast.basis}, threads: {threads})",
         "memory, disk": f"about {gibibytes(forecast.needs.memory)} and {gibibytes(forecast.needs.disk)}",
     }
+    facts |= _counted(run.config)
     if experiment.reported is not None:
         figures = ", ".join(f"{name} {value:g}" for name, value in experiment.reported.figures.items())
         facts["reported"] = f"{figures} ({experiment.reported.source}; not a result of ours)"
@@ -138,6 +141,33 @@ def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> Non
     width = max(map(len, facts))
     for name, text in facts.items():
         out.print(f"  {name:{width}}  {printable(text)}", soft_wrap=True)
+
+
+def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:
+    """Return what n-gram models make of a language model's text, where that is prepared here and was counted."""
+    from oelm.data.counters import ORDERS, kept_figures
+    from oelm.data.prepare import is_token_set
+    from oelm.data.shelf import find_tokens
+    from oelm.data.tokens import read_meta
+    from oelm.errors import DataError
+    from oelm.train.config import RunConfig
+
+    if not isinstance(config, RunConfig):
+        return {}
+    data = config.data
+    name = f"stdlib-{platform.python_version()}" if data.source == "stdlib" else data.source
+    try:
+        path = Path(data.source) if is_token_set(data.source) else None
+        path = path or find_tokens(name, data.tokenizer, max_tokens=data.max_tokens)
+        figures = kept_figures(path, read_meta(path / "meta.json")) if path is not None else None
+    except DataError:
+        # Not prepared so, or several times: the run itself says what to do.
+        path, figures = None, None
+    if figures is None:
+        how = f"oelm data info {path} --ngram" if path is not None else "its data is not prepared here"
+        return {"5-gram": f"not counted yet ({how}); a baseline must beat it to be a real one"}
+    told = ", ".join(f"{split} PPL {values[-1]:.2f}" for split, values in figures.up_to(ORDERS).items())
+    return {"5-gram": f"{told}; a baseline must beat it to be a real one"}
 
 
 def _imported(name: str, root: Path) -> dict[str, str]:

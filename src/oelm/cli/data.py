@@ -107,33 +107,85 @@ def prepare(
 @reported
 def info(
     what: Annotated[str, typer.Argument(help="A prepared set: its folder, or its name where one was prepared under it.")],
-    bigram: Annotated[
-        bool, typer.Option("--bigram", help="Also the perplexity of a bigram model, which a language model must be well below.")
+    ngram: Annotated[
+        bool, typer.Option("--ngram", help="Count n-grams now: the 5-gram's perplexity, which a real baseline is below.")
     ] = False,
+    counters: Annotated[
+        bool,
+        typer.Option("--counters", help="Also bits per byte of n-grams up to order 8 at vocabularies 512, 2,048 and 8,192."),
+    ] = False,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="With --ngram: let n-grams look back no further than windows of N tokens.")
+    ] = None,
 ) -> None:
-    """Show what a prepared set holds, where it came from and what pins it."""
+    """Show what a prepared set holds, where it came from, what pins it, and its n-gram reference once that is counted."""
     from oelm.data.shelf import find_sets, read_any_meta
+    from oelm.errors import ConfigError
 
+    if context is not None and not ngram:
+        raise ConfigError("--context has a meaning with --ngram only; add it, or leave --context out")
     for path in find_sets([what]):
         out.print(str(path), soft_wrap=True)
         meta = read_any_meta(path)
         _print_meta(meta)
-        if bigram:
-            _print_bigram(path, meta)
+        _print_ngram(path, meta, count=ngram, context=context)
+        if counters:
+            _print_counters(path, meta)
 
 
-def _print_bigram(path: Path, meta: TokenMeta | ExampleMeta) -> None:
-    from oelm.data.bigram import fit_bigram
+def _print_ngram(path: Path, meta: TokenMeta | ExampleMeta, *, count: bool, context: int | None) -> None:
+    from oelm.data.counters import ORDERS, judged_splits, kept_figures, ngram_figures
+    from oelm.data.ngram import perplexities
     from oelm.data.tokens import TokenMeta, open_tokens
 
     if not isinstance(meta, TokenMeta):
-        out.print("  bigram PPL  none: these are labelled examples, not text to predict")
+        if count:
+            out.print("  n-gram PPL  none: these are labelled examples, not text to predict")
         return
-    tokens = open_tokens(path)
-    fitted = fit_bigram(tokens.train, vocab_size=meta.vocab_size) if len(tokens.train) > 1 else None
-    judged = {name: split for name, split in tokens.splits.items() if name != "train" and len(split) > 1}
-    told = [f"{name} {fitted.perplexity(split):.2f}" for name, split in judged.items()] if fitted is not None else []
-    out.print(f"  bigram PPL  {', '.join(told) or 'none: too few tokens'}")
+    figures = ngram_figures(open_tokens(path)) if count else kept_figures(path, meta)
+    if figures is None:
+        out.print("  n-gram PPL  not counted yet: add --ngram (seconds), or train on it")
+        return
+    for split, values in figures.up_to(ORDERS).items():
+        out.print(f"  n-gram PPL  {_by_order(split, values)}", soft_wrap=True)
+    if not figures.ppl:
+        out.print("  n-gram PPL  none: too few tokens")
+    if figures.tokens < meta.splits["train"].tokens:
+        out.print(f"              counted on the first {figures.tokens:,} tokens of the training split")
+    if context is not None and figures.ppl:
+        tokens = open_tokens(path)
+        found = perplexities(tokens.train, judged_splits(tokens), vocab_size=meta.vocab_size, context=context)
+        for split, values in (found or {}).items():
+            out.print(f"  in windows  {_by_order(split, values)}; windows of {context:,} tokens", soft_wrap=True)
+
+
+def _by_order(split: str, values: list[float]) -> str:
+    return f"{split} {values[-1]:.2f} for order {len(values)} (from order 1: {', '.join(f'{value:.2f}' for value in values)})"
+
+
+def _print_counters(path: Path, meta: TokenMeta | ExampleMeta) -> None:
+    from rich.table import Table
+
+    from oelm.data.counters import count_vocabularies
+    from oelm.data.tokens import TokenMeta, open_tokens
+
+    if not isinstance(meta, TokenMeta):
+        return
+    with shown_warnings(), TerminalWatch() as watch:
+        figures = count_vocabularies(open_tokens(path), progress=watch.on_preparing)
+    out.print("  counters    bits per byte of n-gram models of the same text, by vocabulary and order:")
+    orders = max(len(values) for by_split in figures.counters.values() for values in by_split.values())
+    table = Table(box=None, pad_edge=True)
+    for heading in ("split", "vocabulary", *map(str, range(1, orders + 1))):
+        table.add_column(heading, justify="left" if heading == "split" else "right")
+    for split in figures.ppl:
+        for vocabulary, by_split in figures.counters.items():
+            table.add_row(split, f"{vocabulary:,}", *(f"{value:.3f}" for value in by_split[split]))
+    out.print(table)
+    for split in figures.ppl:
+        best = figures.best_counter(split)
+        assert best is not None
+        out.print(f"  best        {split} {best[2]:.4f} bits per byte: order {best[1]}, vocabulary {best[0]:,}")
 
 
 @data_app.command()

@@ -170,7 +170,7 @@ class ClassifierTask:
         examples = self.examples.splits[split]
         return evaluate_split(model, examples, pad=self.pad, compute=self.compute, stop=stop, progress=progress, world=world)
 
-    def references(self, stop: StopFlag) -> dict[str, float]:
+    def references(self, stop: StopFlag) -> dict[str, Any]:
         splits: dict[str, Judging] = {"majority_accuracy": "val"}
         if self.has_test:
             splits["test_majority_accuracy"] = "test"

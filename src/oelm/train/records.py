@@ -100,8 +100,8 @@ class Figures(Strict):
     """`timing_stats.json`: of a language model with PPLs, of a classifier with accuracies.
 
     Those of the test split are of the model that was best on validation, and there where the data has such a split;
-    `bigram_ppl` is what a plain bigram model makes of the same text, `majority_accuracy` what naming the largest class always
-    would come to on the same examples.
+    `majority_accuracy` is what naming the largest class always would come to on the same examples. `ngram` holds, by split, what n-gram models of order 1 to 5 make of the same text, counted on so many tokens of training
+    text; runs made before have a bigram model's figure only.
     """
 
     step_s: StepTimes
@@ -125,6 +125,8 @@ class Figures(Strict):
     test_bigram_ppl: float | None = None
     majority_accuracy: float | None = None
     test_majority_accuracy: float | None = None
+    ngram: dict[Split, list[float]] = Field(default_factory=dict)
+    ngram_tokens: Count | None = None
 
     @property
     def best(self) -> float:
@@ -149,6 +151,10 @@ class Figures(Strict):
     def majority_on(self, split: Split) -> float | None:
         """Return the share of the largest class of a split."""
         return self.majority_accuracy if split == "val" else self.test_majority_accuracy
+
+    def five_gram_on(self, split: Split) -> float | None:
+        """Return the 5-gram model's PPL on a split; None for runs made before it was measured."""
+        return self.ngram[split][4] if split in self.ngram else None
 
 
 def majority_share(labels: Sequence[int]) -> float:
@@ -405,11 +411,12 @@ def _answer_problems(run: Path, figures: Figures, split: Split) -> list[str]:
 
 
 def tested_problems(figures: Figures) -> list[str]:
-    """Tell which figures of the test split, and of a bigram model, cannot be: half of them there, or at odds."""
+    """Tell which figures of the test split, and of n-gram models, cannot be: half of them there, or at odds."""
     named = ("test_step", "test_loss", *(("test_ppl", "test_bits_per_byte") if figures.best_ppl is not None else ()))
     named += ("test_accuracy",) if figures.best_accuracy is not None else ()
     there = [name for name in _TESTED if getattr(figures, name) is not None]
     problems = [f"{name} is {getattr(figures, name)}: no perplexity" for name in _PPLS if (getattr(figures, name) or 1) < 1]
+    problems += [f"ngram: {values} on {split}: no perplexities of order 1 to 5" for split, values in _odd_ngrams(figures)]
     if not there:
         return problems
     if set(there) != set(named):
@@ -421,6 +428,10 @@ def tested_problems(figures: Figures) -> list[str]:
     if figures.test_accuracy is not None and not 0 <= figures.test_accuracy <= 1:
         problems.append(f"test_accuracy is {figures.test_accuracy}: no share of examples")
     return problems
+
+
+def _odd_ngrams(figures: Figures) -> list[tuple[Split, list[float]]]:
+    return [(split, values) for split, values in figures.ngram.items() if len(values) != 5 or min(values) < 1]
 
 
 def _gaps(record: RunRecord) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from oelm.data.bigram import fit_bigram
+from oelm.data.counters import ORDERS, ngram_figures
 from oelm.data.encoded import ExampleSet
 from oelm.data.order import WindowOrder
 from oelm.data.tokens import TokenSet
@@ -109,7 +109,7 @@ class Task(Protocol):
     ) -> Judged | None:
         """Return what the model is worth on all of a split, or None when a stop was asked for meanwhile."""
 
-    def references(self, stop: StopFlag) -> dict[str, float] | None:
+    def references(self, stop: StopFlag) -> dict[str, Any] | None:
         """Return what plain models make of the same splits, to judge any model by; None when a stop came first."""
 
     def estimate(self, device: str) -> Estimate:
@@ -211,18 +211,9 @@ class LanguageModelTask:
             world=world,
         )
 
-    def references(self, stop: StopFlag) -> dict[str, float] | None:
-        splits: dict[str, Judging] = {"bigram_ppl": "val"}
-        if self.has_test:
-            splits["test_bigram_ppl"] = "test"
-        bigram = fit_bigram(self.tokens.train, vocab_size=self.tokens.meta.vocab_size, stopped=stop.requested)
-        found: dict[str, float] = {}
-        for name, split in splits.items():
-            perplexity = bigram.perplexity(self.tokens.splits[split], stopped=stop.requested) if bigram is not None else None
-            if perplexity is None:
-                return None
-            found[name] = perplexity
-        return found
+    def references(self, stop: StopFlag) -> dict[str, Any] | None:
+        counted = ngram_figures(self.tokens, stopped=stop.requested)
+        return None if counted is None else {"ngram": counted.up_to(ORDERS), "ngram_tokens": counted.tokens}
 
     def estimate(self, device: str) -> Estimate:
         return estimate(self.config, device=device)

@@ -31,8 +31,8 @@ class Fate:
     """Everything that is chosen about a run; the figure is `ppl` or `accuracy`, reached at its last evaluation.
 
     `test` is the best model's PPL or accuracy on the test split, None without one; `test_right` are its answers there.
-    `bigram` is a bigram model's PPL, on either split. `losses` are the validation losses at equal distances, the last at
-    the last step; by default they fall to the best.
+    `five_gram` is a 5-gram model's PPL, on either split; `bigram` a bigram model's, which records made before have instead.
+    `losses` are the validation losses at equal distances, the last at the last step; by default they fall to the best.
     `right` are a classifier's final answers, which then give its final accuracy. `settings` change the config by dotted
     path. `entropies` are those of the heads, layer by layer; None writes no attention.json.
     """
@@ -41,6 +41,7 @@ class Fate:
     accuracy: float | None = None
     test: float | None = None
     bigram: float | None = None
+    five_gram: float | None = None
     test_right: tuple[bool, ...] = ()
     losses: tuple[float, ...] = ()
     right: tuple[bool, ...] = ()
@@ -214,6 +215,9 @@ def _figures(
 
 def _tested(fate: Fate, step: int) -> dict[str, Any]:
     figures: dict[str, Any] = {} if fate.bigram is None else {"bigram_ppl": fate.bigram}
+    if fate.five_gram is not None:
+        splits = ("val",) if fate.test is None else ("val", "test")
+        figures |= {"ngram": {split: _orders(fate.five_gram) for split in splits}, "ngram_tokens": 1000}
     if fate.test is None:
         return figures
     loss = _test_loss(fate)
@@ -221,6 +225,11 @@ def _tested(fate: Fate, step: int) -> dict[str, Any]:
         return figures | {"test_step": step, "test_loss": loss, "test_accuracy": fate.test}
     figures |= {} if fate.bigram is None else {"test_bigram_ppl": fate.bigram}
     return figures | {"test_step": step, "test_loss": loss, "test_ppl": math.exp(loss), "test_bits_per_byte": loss / 2}
+
+
+def _orders(five_gram: float) -> list[float]:
+    """Perplexities of order 1 to 5, the last as given."""
+    return [five_gram * factor for factor in (16, 8, 4, 2, 1)]
 
 
 def _test_loss(fate: Fate) -> float:

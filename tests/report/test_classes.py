@@ -281,8 +281,18 @@ def test_intervals_that_are_wider_than_usual_say_at_which_level_and_why(study: P
     assert not any("Holm" in text for text in texts(english(study), "classes", "note"))
 
 
+@pytest.mark.parametrize(("five_gram", "verdict"), [(1.001, "PASS"), (1.0, "UNFIT BASELINE: none")])
+def test_gaps_against_a_baseline_get_a_verdict_when_every_seed_beats_the_5_gram(
+    study: Path, five_gram: float, verdict: str
+) -> None:
+    # The bigram of an earlier record of the same arm no longer counts.
+    write_arm(study, "GPT-01", BASE, five_gram=five_gram * max(BASE), bigram=10 * max(BASE))
+    found = next(row for row in rows(english(study), "classes") if row["method"] == "oelm_lowrank")
+    assert found["tinystories"].endswith(verdict)
+
+
 @pytest.mark.parametrize(("bigram", "verdict"), [(40.0, "PASS"), (30.0, "UNFIT BASELINE: none"), (None, "PASS")])
-def test_gaps_against_a_baseline_that_is_no_real_one_get_no_verdict(study: Path, bigram: float | None, verdict: str) -> None:
+def test_records_of_before_the_5_gram_are_judged_by_the_bigram(study: Path, bigram: float | None, verdict: str) -> None:
     write_arm(study, "GPT-01", BASE, bigram=bigram)
     found = next(row for row in rows(english(study), "classes") if row["method"] == "oelm_lowrank")
     assert found["tinystories"].endswith(verdict)

@@ -194,9 +194,9 @@ def test_what_differs_in_more_than_size_length_and_rate_is_no_other_size(other: 
 
 
 def test_a_baseline_that_is_no_real_one_is_marked(tmp_path: Path) -> None:
-    for width, bigram in ((64, 25.0), (128, 50.0)):
-        write_size(tmp_path, "GPT-01", 1.0, width=width, bigram=bigram)
-        write_size(tmp_path, "GPT-02", 1.1, width=width, bigram=bigram)
+    for width, five_gram in ((64, 15.0), (128, 50.0)):
+        write_size(tmp_path, "GPT-01", 1.0, width=width, five_gram=five_gram)
+        write_size(tmp_path, "GPT-02", 1.1, width=width, five_gram=five_gram)
     assert [cell.mark for cell in cells(english(tmp_path), "sizes", "baseline PPL")] == ["warn", ""]
 
 

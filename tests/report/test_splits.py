@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,9 +160,11 @@ def test_runs_side_by_side_are_all_on_test_or_none(tmp_path: Path) -> None:
         ({"test_loss": None}, "expected test_step, test_loss"),
         ({"test_step": 5}, "the best on validation was 20"),
         ({"bigram_ppl": 0.2}, "no perplexity"),
+        ({"ngram": {"val": [50.0, 40.0, 30.0, 20.0]}}, "no perplexities of order 1 to 5"),
+        ({"ngram": {"val": [50.0, 40.0, 30.0, 20.0, 0.9]}}, "no perplexities of order 1 to 5"),
     ],
 )
-def test_a_run_whose_test_figures_cannot_be_is_not_used(tmp_path: Path, change: dict[str, float], told: str) -> None:
+def test_a_run_whose_test_figures_cannot_be_is_not_used(tmp_path: Path, change: dict[str, Any], told: str) -> None:
     (run,) = write_arm(tmp_path, "GPT-01", [30.0], seeds=[0], tests=[33.0], bigram=60.0)
     stats = json.loads((run / "timing_stats.json").read_text()) | change
     write_plain(run / "timing_stats.json", {key: value for key, value in stats.items() if value is not None})
@@ -177,41 +180,84 @@ def test_the_split_of_arms_is_test_only_where_all_have_it(tmp_path: Path) -> Non
     assert (common_split(first, second), common_split(first, third), common_split(third)) == ("test", "val", "val")
 
 
-def write_baseline(root: Path, *, ppl: float, bigram: float | None, budget: str = "laptop", last: float = 1.0) -> Document:
-    loss = math.log(ppl)
-    losses = (loss + 1, loss, loss + 0.1, last * loss)
+def write_baseline(
+    root: Path,
+    *,
+    ppls: tuple[float, float] = (30.0, 30.0),
+    bigram: float | None = None,
+    five_gram: float | None = None,
+    budget: str = "laptop",
+    last: float = 1.0,
+) -> Document:
     for experiment in ("GPT-01", "GPT-02"):
-        write_arm(root, experiment, [ppl, ppl], seeds=[0, 1], bigram=bigram, losses=losses, budget=budget)
+        for seed, ppl in enumerate(ppls):
+            loss = math.log(ppl)
+            losses = (loss + 1, loss, loss + 0.1, last * loss)
+            write_arm(root, experiment, [ppl], seeds=[seed], bigram=bigram, five_gram=five_gram, losses=losses, budget=budget)
     return english(root, catalog=package_catalog())
 
 
-def test_a_baseline_stands_beside_the_bigram_of_its_text(tmp_path: Path) -> None:
-    document = write_baseline(tmp_path, ppl=30.0, bigram=120.0)
+def warned(document: Document, words: str) -> list[str]:
+    return [text for text in texts(document, "verdicts", "warning") if words in text]
+
+
+def test_a_baseline_is_next_to_the_5_gram_of_its_text(tmp_path: Path) -> None:
+    document = write_baseline(tmp_path, five_gram=32.0)
     (row,) = rows(document, "baselines")
-    assert (row["baseline"], row["PPL"], row["bigram PPL"], row["PPL / bigram PPL"]) == ("GPT-01", "30.00", "120.00", "0.250")
+    assert (row["baseline"], row["PPL"], row["counter"]) == ("GPT-01", "30.00", "5-gram")
+    assert (row["counter PPL"], row["PPL / counter PPL"]) == ("32.00", "0.938")
+    assert row["n-gram PPL, order 1 to 5"] == "512.00 / 256.00 / 128.00 / 64.00 / 32.00"
     assert row["final loss above its minimum"] == "0.00%" and row["on"] == "validation"
-    assert not any("real baseline" in text or "overfitted" in text for text in texts(document, "verdicts", "warning"))
+    assert not warned(document, "real baseline") and not warned(document, "overfitted") and not warned(document, "gate")
 
 
-def test_a_baseline_hardly_better_than_a_bigram_is_told(tmp_path: Path) -> None:
-    document = write_baseline(tmp_path, ppl=30.0, bigram=48.0)
-    (told,) = [text for text in texts(document, "verdicts", "warning") if "not a real baseline" in text]
+def test_a_baseline_of_which_one_seed_does_not_beat_the_5_gram_is_reported(tmp_path: Path) -> None:
+    document = write_baseline(tmp_path, ppls=(30.0, 33.0), five_gram=32.0)
+    assert rows(document, "baselines")[0]["PPL / counter PPL"] == "0.983"
+    (told,) = warned(document, "not a real baseline")
+    assert told.startswith("GPT-01, laptop: its worst seed has 1.031 times the perplexity of a 5-gram model")
+
+
+def test_a_baseline_on_test_is_next_to_the_5_gram_on_test(tmp_path: Path) -> None:
+    for experiment in ("GPT-01", "GPT-02"):
+        (run,) = write_arm(tmp_path, experiment, [30.0], seeds=[0], tests=[33.0], five_gram=40.0)
+        stats = json.loads((run / "timing_stats.json").read_text())
+        stats["ngram"]["test"][4] = 32.0
+        write_plain(run / "timing_stats.json", stats)
+    document = english(tmp_path, catalog=package_catalog())
+    (row,) = rows(document, "baselines")
+    assert (row["on"], row["counter PPL"]) == ("test", "32.00") and warned(document, "not a real baseline")
+
+
+def test_a_record_of_before_the_5_gram_is_labelled_and_keeps_its_bigram(tmp_path: Path) -> None:
+    document = write_baseline(tmp_path, bigram=120.0)
+    (row,) = rows(document, "baselines")
+    assert (row["counter"], row["counter PPL"], row["PPL / counter PPL"]) == ("bigram (old rule)", "120.00", "0.250")
+    assert "n-gram PPL, order 1 to 5" not in row
+    (told,) = warned(document, "gate")
+    assert told.startswith("Made before the 5-gram gate; the baseline is compared with a bigram only")
+    assert told.endswith(": GPT-01, laptop.") and told in texts(document, "baselines", "note")
+
+
+def test_a_baseline_of_before_hardly_better_than_a_bigram_is_reported(tmp_path: Path) -> None:
+    (told,) = warned(write_baseline(tmp_path, bigram=48.0), "not a real baseline")
     assert told.startswith("GPT-01, laptop: its perplexity is 0.62 times that of a bigram model")
 
 
-def test_a_baseline_that_learnt_too_long_is_told(tmp_path: Path) -> None:
-    document = write_baseline(tmp_path, ppl=30.0, bigram=120.0, last=1.02)
+def test_a_baseline_that_learnt_too_long_is_reported(tmp_path: Path) -> None:
+    document = write_baseline(tmp_path, five_gram=120.0, last=1.02)
     (row,) = rows(document, "baselines")
     assert row["final loss above its minimum"] == "2.00%"
-    (told,) = [text for text in texts(document, "verdicts", "warning") if "overfitted" in text]
+    (told,) = warned(document, "overfitted")
     assert "2.0% above its minimum" in told
 
 
 def test_smoke_is_never_called_a_bad_baseline(tmp_path: Path) -> None:
-    document = write_baseline(tmp_path, ppl=30.0, bigram=31.0, budget="smoke", last=1.5)
-    assert not any("real baseline" in text or "overfitted" in text for text in texts(document, "verdicts", "warning"))
+    for bigram, five_gram in ((31.0, None), (None, 29.0)):
+        document = write_baseline(tmp_path, bigram=bigram, five_gram=five_gram, budget="smoke", last=1.5)
+        assert not warned(document, "real baseline") and not warned(document, "overfitted") and not warned(document, "gate")
 
 
-def test_runs_recorded_before_there_was_a_bigram_have_none_in_the_table(tmp_path: Path) -> None:
-    (row,) = rows(write_baseline(tmp_path, ppl=30.0, bigram=None), "baselines")
-    assert (row["bigram PPL"], row["PPL / bigram PPL"]) == ("", "")
+def test_runs_recorded_before_anything_was_counted_have_none_in_the_table(tmp_path: Path) -> None:
+    (row,) = rows(write_baseline(tmp_path), "baselines")
+    assert (row["counter"], row["counter PPL"], row["PPL / counter PPL"]) == ("", "", "")

@@ -1,4 +1,4 @@
-"""Whether baselines are real ones: how far below a plain bigram model they are, and whether they learnt for too long."""
+"""Whether baselines are real ones: whether they beat counting, and whether they learnt for too long."""
 
 from __future__ import annotations
 
@@ -13,29 +13,50 @@ from oelm.report.verdict import Reason
 from oelm.report.words import Words
 from oelm.train.records import Split
 
-# Above this share of a bigram model's perplexity, context beyond one token is hardly used.
+# The rule for records made before the 5-gram was measured: a share of a bigram model's perplexity.
 MOST_OF_BIGRAM = 0.6
 # More than evaluations on the same text jitter by.
 MOST_ABOVE_MINIMUM = 0.01
+_COLUMNS = ("arm", "budget", "on", "ppl", "counter", "counter_ppl", "ratio", "orders", "above")
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A baseline's figures on a split; `bigram` is the reference, `above` how far its last loss is above its least."""
+    """A baseline's figures on a split, and how far its last loss is `above` its least.
+
+    `ngram` holds the perplexities of order 1 to 5 on the same text; records made before that have a `bigram` at most.
+    """
 
     arm: Arm
     split: Split
+    ngram: tuple[float, ...]
     bigram: float | None
     above: float
 
     @property
+    def counter(self) -> float | None:
+        """The perplexity that the baseline is compared with: the 5-gram's, or the bigram's where only that is known."""
+        return self.ngram[4] if self.ngram else self.bigram
+
+    @property
+    def is_by_old_rule(self) -> bool:
+        return not self.ngram and self.bigram is not None
+
+    @property
     def ratio(self) -> float | None:
-        """The baseline's PPL over the bigram model's."""
-        return self.arm.mean(self.split) / self.bigram if self.bigram is not None else None
+        """The baseline's PPL over the counter's."""
+        return self.arm.mean(self.split) / self.counter if self.counter is not None else None
+
+    @property
+    def worst(self) -> float | None:
+        """The same ratio of the seed with the highest PPL: the 5-gram must be beaten on every seed."""
+        return max(self.arm.on(self.split).values()) / self.counter if self.counter is not None else None
 
     @property
     def is_weak(self) -> bool:
-        return self.ratio is not None and self.ratio > MOST_OF_BIGRAM
+        if self.is_by_old_rule:
+            return self.ratio is not None and self.ratio > MOST_OF_BIGRAM
+        return self.worst is not None and self.worst >= 1
 
     @property
     def is_overfitted(self) -> bool:
@@ -49,11 +70,13 @@ def standings(findings: Findings) -> list[Standing]:
 
 def _standing(arm: Arm) -> Standing:
     split = common_split(arm)
-    found = [run.figures.bigram_on(split) for run in arm.runs if run.figures is not None]
+    figures = [run.figures for run in arm.runs if run.figures is not None]
     # Runs of an arm have the same text, so that one which measured it speaks for those that did not.
-    known = [value for value in found if value is not None]
-    bigram = statistics.geometric_mean(known) if known else None
-    return Standing(arm, split, bigram, statistics.fmean(_above_minimum(run) for run in arm.runs))
+    ngrams = [tuple(found.ngram[split]) for found in figures if split in found.ngram]
+    bigrams = [value for found in figures if (value := found.bigram_on(split)) is not None]
+    bigram = statistics.geometric_mean(bigrams) if bigrams else None
+    above = statistics.fmean(_above_minimum(run) for run in arm.runs)
+    return Standing(arm, split, ngrams[0] if ngrams else (), bigram, above)
 
 
 def _above_minimum(run: Run) -> float:
@@ -65,48 +88,64 @@ def unfit_baselines(findings: Findings) -> dict[ArmKey, Reason]:
     """Return, for every baseline that is no real one or learnt for too long, why: gaps against it decide nothing."""
     found: dict[ArmKey, Reason] = {}
     for standing in standings(findings):
-        if standing.is_weak and standing.ratio is not None:
+        if standing.is_weak and standing.is_by_old_rule and standing.ratio is not None:
             found[standing.arm.key] = Reason("weak_baseline", {"ratio": standing.ratio, "most": MOST_OF_BIGRAM})
+        elif standing.is_weak and standing.worst is not None:
+            found[standing.arm.key] = Reason("outcounted_baseline", {"ratio": standing.worst})
         elif standing.is_overfitted:
             found[standing.arm.key] = Reason("overfitted_baseline", {"above": 100 * standing.above})
     return found
 
 
 def baselines_section(findings: Findings, words: Words) -> Section | None:
-    """Return the baselines beside the bigram model of their own text."""
+    """Return the baselines next to what counting makes of their own text."""
     found = standings(findings)
     if not found:
         return None
-    columns = tuple(words(f"baselines.{name}") for name in ("arm", "budget", "on", "ppl", "bigram", "ratio", "above"))
-    rows = tuple(_row(standing, words) for standing in found)
-    table = Table("baselines", words("baselines.caption"), columns, rows, frozenset({3, 4, 5, 6}))
-    limits = {"most": MOST_OF_BIGRAM, "above": 100 * MOST_ABOVE_MINIMUM}
-    return Section("baselines", words("baselines.title"), (Text(words("baselines.text", **limits)), table))
+    rows = [_row(standing, words) for standing in found]
+    headings = {name: words(f"baselines.{name}") for name in _COLUMNS}
+    # Records made before have no orders to show.
+    names = [name for name in _COLUMNS if name != "orders" or any(standing.ngram for standing in found)]
+    numeric = frozenset(names.index(name) for name in ("ppl", "counter_ppl", "ratio", "above"))
+    cells = tuple(tuple(row[name] for name in names) for row in rows)
+    table = Table("baselines", words("baselines.caption"), tuple(headings[name] for name in names), cells, numeric)
+    text = Text(words("baselines.text", above=100 * MOST_ABOVE_MINIMUM))
+    notes = [Text(said, "note") for said in _old_rule(found, words)]
+    return Section("baselines", words("baselines.title"), (text, *notes, table))
 
 
-def _row(standing: Standing, words: Words) -> tuple[Cell, ...]:
-    arm, ratio, bigram = standing.arm, standing.ratio, standing.bigram
+def _old_rule(found: list[Standing], words: Words) -> list[str]:
+    arms = [f"{label(standing.arm)}, {standing.arm.budget}" for standing in found if standing.is_by_old_rule]
+    return [words("baselines.old_rule", arms="; ".join(arms), most=MOST_OF_BIGRAM)] if arms else []
+
+
+def _row(standing: Standing, words: Words) -> dict[str, Cell]:
+    arm, ratio, counter = standing.arm, standing.ratio, standing.counter
     mean = arm.mean(standing.split)
-    return (
-        Cell(label(arm)),
-        Cell(arm.budget),
-        Cell(split_text(standing.split, words)),
-        Cell(fixed(mean, 2), mean),
-        Cell("" if bigram is None else fixed(bigram, 2), bigram),
-        Cell("" if ratio is None else fixed(ratio, 3), ratio, "warn" if standing.is_weak else ""),
-        Cell(f"{100 * standing.above:.2f}%", standing.above, "warn" if standing.is_overfitted else ""),
-    )
+    counted_by = words("baselines.bigram") if standing.is_by_old_rule else words("baselines.five_gram")
+    return {
+        "arm": Cell(label(arm)),
+        "budget": Cell(arm.budget),
+        "on": Cell(split_text(standing.split, words)),
+        "ppl": Cell(fixed(mean, 2), mean),
+        "counter": Cell("" if counter is None else counted_by),
+        "counter_ppl": Cell("" if counter is None else fixed(counter, 2), counter),
+        "ratio": Cell("" if ratio is None else fixed(ratio, 3), ratio, "warn" if standing.is_weak else ""),
+        "orders": Cell(" / ".join(fixed(value, 2) for value in standing.ngram)),
+        "above": Cell(f"{100 * standing.above:.2f}%", standing.above, "warn" if standing.is_overfitted else ""),
+    }
 
 
 def baseline_remarks(findings: Findings, words: Words) -> list[str]:
     """Say which baselines are no real ones, or learnt for too long; smoke proves a path, and is never a result."""
-    remarks = []
-    for standing in standings(findings):
+    found = [standing for standing in standings(findings) if standing.arm.budget != "smoke"]
+    remarks = _old_rule(found, words)
+    for standing in found:
         name = {"arm": label(standing.arm), "budget": standing.arm.budget}
-        if standing.arm.budget == "smoke":
-            continue
-        if standing.is_weak and standing.ratio is not None:
+        if standing.is_weak and standing.is_by_old_rule and standing.ratio is not None:
             remarks.append(words("remark.weak", **name, ratio=fixed(standing.ratio, 2), most=MOST_OF_BIGRAM))
+        elif standing.is_weak and standing.worst is not None:
+            remarks.append(words("remark.outcounted", **name, ratio=fixed(standing.worst, 3)))
         if standing.is_overfitted:
             remarks.append(words("remark.overfitted", **name, above=100 * standing.above))
     return remarks

@@ -52,6 +52,7 @@ ReasonCode = Literal[
     "one_seed",
     "confounded",
     "weak_baseline",
+    "outcounted_baseline",
     "overfitted_baseline",
     "no_criterion",
     "no_baseline",

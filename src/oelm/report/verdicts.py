@@ -477,7 +477,7 @@ def reason_text(reason: Reason, row: Judged, words: Words) -> str:
         elif name in ("bound", "low", "high", "value"):
             values[name] = f"{100 * value:+.2f}"
         elif name == "ratio":
-            values[name] = fixed(value, 2)
+            values[name] = fixed(value, 3)
         elif name == "level":
             values[name] = level_text(value)
         else:

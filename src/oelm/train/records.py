@@ -100,8 +100,9 @@ class Figures(Strict):
     """`timing_stats.json`: of a language model with PPLs, of a classifier with accuracies.
 
     Those of the test split are of the model that was best on validation, and there where the data has such a split;
-    `majority_accuracy` is what naming the largest class always would come to on the same examples. `ngram` holds, by split, what n-gram models of order 1 to 5 make of the same text, counted on so many tokens of training
-    text; runs made before have a bigram model's figure only.
+    `majority_accuracy` is what naming the largest class always would come to on the same examples. `ngram` holds, by split,
+    what n-gram models of order 1 to 5 make of the same text, counted on so many tokens of training text; runs made before
+    have a bigram model's figure only.
     """
 
     step_s: StepTimes

@@ -324,7 +324,7 @@ def test_info_of_a_set_from_which_nothing_was_left_out_says_nothing_of_it(files:
 def test_show_has_the_5_gram_of_an_experiments_text_once_it_is_counted(files: Path, cache: Path) -> None:
     settings = ("data.source=tinystories", "data.tokenizer=bpe:300", "data.max_tokens=100000")
     show = ["show", "GPT-01", *(part for setting in settings for part in ("--set", setting))]
-    assert "5-gram         not counted yet (its data is not prepared here)" in succeeded(oelm(*show)).stdout
+    assert "5-gram         not counted yet (no set of its data is found here by name)" in succeeded(oelm(*show)).stdout
     prepare_stories(files, "--max-tokens", "100000")
     assert "--ngram); a baseline must beat it" in succeeded(oelm(*show)).stdout
     counted = succeeded(oelm("data", "info", "tinystories", "--ngram")).stdout

@@ -164,7 +164,7 @@ def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:
         # Not prepared so, or several times: the run itself says what to do.
         path, figures = None, None
     if figures is None:
-        how = f"oelm data info {path} --ngram" if path is not None else "its data is not prepared here"
+        how = f"oelm data info {path} --ngram" if path is not None else "no set of its data is found here by name"
         return {"5-gram": f"not counted yet ({how}); a baseline must beat it to be a real one"}
     told = ", ".join(f"{split} PPL {values[-1]:.2f}" for split, values in figures.up_to(ORDERS).items())
     return {"5-gram": f"{told}; a baseline must beat it to be a real one"}

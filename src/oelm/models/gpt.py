@@ -126,17 +126,8 @@ class Attention(nn.Module):
     def heads(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-    def project(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
-        """Return queries, keys and values of all heads together; by one product where all three learn or none does."""
-        maps = (self.q, self.k, self.v)
-        # A few rows are bound by reading the weights, which joining them would only add to.
-        if len(x_BTD) * x_BTD.shape[1] < x_BTD.shape[2] or not _are_alike(maps):
-            return tuple(each(x_BTD) for each in maps)
-        weights = [each.weight for each in maps]
-        return F.linear(x_BTD, torch.cat(weights)).split([len(weight) for weight in weights], dim=-1)
-
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None) -> Tensor:
-        q_BHTK, k_BHTK, v_BHTK = map(self.heads, self.project(x_BTD))
+        q_BHTK, k_BHTK, v_BHTK = self.heads(self.q(x_BTD)), self.heads(self.k(x_BTD)), self.heads(self.v(x_BTD))
         # A single new token sees all that came before it; several at once are the start of a text.
         is_causal = cache is None or q_BHTK.shape[2] > 1
         if cache is not None:
@@ -145,12 +136,6 @@ class Attention(nn.Module):
         mixed_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=is_causal)
         out: Tensor = self.out(mixed_BHTK.transpose(1, 2).flatten(-2))
         return out
-
-
-def _are_alike(maps: tuple[nn.Module, ...]) -> bool:
-    """Whether these are plain linear layers, which nothing else watches or stands in for, of one kind: learning or frozen."""
-    is_plain = all(type(each) is nn.Linear and not each._forward_hooks and not each._forward_pre_hooks for each in maps)
-    return is_plain and (not torch.is_grad_enabled() or len({each.weight.requires_grad for each in maps}) == 1)
 
 
 class Block(nn.Module):

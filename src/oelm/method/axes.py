@@ -131,7 +131,9 @@ class Selection(nn.Module):
         if (into_RD := own.get(CORRECTION_IN)) is not None:
             out_ER = own[CORRECTION_OUT]
             assert out_ER is not None
-            picked_BTE = picked_BTE + F.linear(F.linear(x_BTD, into_RD), out_ER)
+            # Added by the product itself: one pass over the output less.
+            low_NR = F.linear(x_BTD, into_RD).flatten(0, -2)
+            picked_BTE = torch.addmm(picked_BTE.flatten(0, -2), low_NR, out_ER.mT).view(picked_BTE.shape)
         if (gain_HKK := own.get(GAIN)) is None:
             return picked_BTE
         picked_BTHK = picked_BTE.unflatten(-1, (len(gain_HKK), -1))
@@ -142,6 +144,9 @@ class Selection(nn.Module):
     def _picked(self, x_BTD: Tensor) -> Tensor:
         if len(self.runs) > _MOST_RUNS:
             picked_BTE = x_BTD.index_select(-1, self.index)
+        elif len(self.runs) == 2 and self.runs[1] == (0, self.runs[0][0]) and self.out_features == self.in_features:
+            # All coordinates, rolled: backward this is one pass, where pieces would each fill a gradient with zeros.
+            picked_BTE = x_BTD.roll(-self.runs[0][0], -1)
         else:
             pieces = [x_BTD.narrow(-1, start, length) for start, length in self.runs]
             picked_BTE = pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)

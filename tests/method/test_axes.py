@@ -21,9 +21,9 @@ from oelm.method.frames import frame_generator, orthonormality_error
 from oelm.method.method import PRESETS, Gain, Method, Thaw
 from oelm.method.plan import plan_of
 from oelm.method.record import digest, record_of
-from oelm.method.sites import attention_sites
+from oelm.method.sites import SitePaths, attention_sites, register_sites
 from tests.conftest import lively_gpt
-from tests.method.tiny_models import ARCHITECTURES, Tiny, loss, outputs, tiny_inputs, tiny_model
+from tests.method.tiny_models import ARCHITECTURES, BY_NAME, Tiny, loss, outputs, tiny_inputs, tiny_model
 
 ROOT = Path(__file__).parents[2]
 SLICED = [tiny for tiny in ARCHITECTURES if not tiny.name.startswith("torch")]
@@ -477,3 +477,56 @@ def test_many_pieces_are_gathered_by_index() -> None:
     x = torch.randn(2, 3, 512, generator=generator)
     assert len(selection.runs) > 64
     assert torch.equal(selection(x), x @ selection.rows_ED().T)
+
+
+class OwnAttention(nn.Module):
+    """An attention that scales its queries in place."""
+
+    def __init__(self, query: type[nn.Linear] = nn.Linear) -> None:
+        super().__init__()
+        self.q, self.k, self.v = query(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        q_BTD = self.q(x_BTD)
+        q_BTD *= 0.5
+        mixed: Tensor = (q_BTD @ self.k(x_BTD).mT).softmax(-1) @ self.v(x_BTD)
+        return mixed
+
+
+@register_sites(OwnAttention)
+def _own(module: nn.Module) -> SitePaths:
+    return SitePaths(q="q", k="k", num_heads=2)
+
+
+def test_an_attention_may_write_to_its_queries_in_place() -> None:
+    model, x = OwnAttention(), torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+    before = x.clone()
+    freeze(model, "oelm_axes")
+    assert len(selections(model)["q"].runs) == 1
+    out = model(x)
+    assert torch.equal(x, before)
+    fold(model)
+    assert torch.allclose(model(x), out, rtol=0, atol=ROUNDING)
+
+
+def test_our_own_attention_and_split_layers_read_their_slices_without_a_copy() -> None:
+    for name in ("our_gpt", "gpt2"):
+        found = selections(sliced(BY_NAME[name]))
+        assert found and all(each.lends for each in found.values())
+    model = OwnAttention()
+    freeze(model, "oelm_axes")
+    assert not any(each.lends for each in selections(model).values())
+
+
+class Tanh(nn.Linear):
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return super().forward(x_BTD).tanh()
+
+
+@each_method
+def test_a_layer_with_a_forward_of_its_own_does_not_become_a_slice(method: str) -> None:
+    model = OwnAttention(Tanh)
+    with pytest.raises(MethodError, match=r"q is a .*Tanh"):
+        freeze(model, method)
+    assert type(model.q) is Tanh
+    assert record_of(model) is None

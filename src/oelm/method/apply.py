@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from oelm.errors import FrozenMovedError, MethodError
-from oelm.method.architectures import class_path
+from oelm.method.architectures import OUR_ATTENTION, class_path
 from oelm.method.audit import assert_unmoved, check_frozen
 from oelm.method.axes import Selection, axis_rows, sample_axes
 from oelm.method.frames import frame_generator
-from oelm.method.fused import merge_modules, split_module
+from oelm.method.fused import SplitProjection, merge_modules, split_module
 from oelm.method.gain import add_correction, add_gain, can_learn_on, correction_rank, fold_learnt, has_learnt
 from oelm.method.kind import ALL_BUT
 from oelm.method.method import Method, method_name, resolve_method
@@ -56,7 +56,7 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
     chosen = _choose(sites, method, model)
     # All starts and copies before the first write: a refusal leaves the model as it was.
     seed = seed if method.seed is None else method.seed
-    slices = _slices(chosen, seed) if method.init == "axes" else {}
+    slices = _slices(chosen, method, seed) if method.init == "axes" else {}
     starts = _starts(chosen, method, seed, slices)
     set_originals(model, _copies(chosen) if keep_original else {})
     _split(model, [projection for site in chosen for part, projection in site.projections() if part in method.freeze])
@@ -229,10 +229,17 @@ def _starts(sites: list[Site], method: Method, seed: int, slices: dict[str, Tens
     }
 
 
-def _slices(sites: list[Site], seed: int) -> dict[str, Tensor]:
+def _slices(sites: list[Site], method: Method, seed: int) -> dict[str, Tensor]:
     """Return the coordinates of each projection of these sites, by heads."""
     found: dict[str, Tensor] = {}
     for site in sites:
+        for part, projection in site.projections():
+            is_own = part in method.freeze and not isinstance(projection.module, nn.MultiheadAttention)
+            if is_own and not can_learn_on(projection):
+                raise MethodError(
+                    f"init 'axes': {projection.path} is a {class_path(type(projection.module))}, whose own forward would be "
+                    "lost: only a plain linear layer can become a slice; use init 'orthogonal', or make it an nn.Linear"
+                )
         if isinstance(site.q.module, nn.MultiheadAttention):
             raise MethodError(
                 f"init 'axes': {site.name} is a torch.nn.MultiheadAttention, which multiplies by its weights inside torch; "
@@ -250,7 +257,10 @@ def _slices(sites: list[Site], seed: int) -> dict[str, Tensor]:
 
 def _select(model: nn.Module, projection: Projection, index_HK: Tensor, *, scale: float) -> None:
     is_transposed = projection.weight_slot.layout.order == "columns"
-    selection = Selection(projection.module, index_HK, scale=scale, is_transposed=is_transposed)
+    owner = model.get_submodule(projection.path.rpartition(".")[0])
+    # Neither writes to what it is given; of other attentions we do not know.
+    lends = isinstance(owner, SplitProjection) or class_path(type(owner)) == OUR_ATTENTION
+    selection = Selection(projection.module, index_HK, scale=scale, is_transposed=is_transposed, lends=lends)
     model.set_submodule(projection.path, selection)
 
 

@@ -13,6 +13,7 @@ from oelm.errors import SiteError
 from oelm.method.axes import Selection
 from oelm.method.fused import Order
 
+OUR_ATTENTION = "oelm.models.gpt.Attention"
 FusedParts = Literal["qkv", "kv", "qk"]
 
 
@@ -209,6 +210,6 @@ _TRANSFORMERS: tuple[tuple[str, Adapter, tuple[str, ...]], ...] = (
     ("ViT", _llama, ("vit.modeling_vit.ViTAttention",)),
 )
 
-ADAPTERS["oelm.models.gpt.Attention"] = Known(_our_gpt, "our GPT")
+ADAPTERS[OUR_ATTENTION] = Known(_our_gpt, "our GPT")
 for _label, _adapter, _classes in _TRANSFORMERS:
     ADAPTERS |= {f"transformers.models.{path}": Known(_adapter, _label) for path in _classes}

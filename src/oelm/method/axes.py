@@ -103,8 +103,12 @@ class Selection(nn.Module):
     index: Tensor
     like: Tensor
 
-    def __init__(self, layer: nn.Module, index_HK: Tensor, *, scale: float, is_transposed: bool) -> None:
+    def __init__(
+        self, layer: nn.Module, index_HK: Tensor, *, scale: float, is_transposed: bool, lends: bool = False
+    ) -> None:
         super().__init__()
+        # Whether what reads the output never writes to it, so that it may be a view of the input.
+        self.lends = lends
         weight = layer.get_parameter("weight")
         self.out_features, self.in_features = weight.mT.shape if is_transposed else weight.shape
         self.scale, self.is_transposed = scale, is_transposed
@@ -150,6 +154,9 @@ class Selection(nn.Module):
         else:
             pieces = [x_BTD.narrow(-1, start, length) for start, length in self.runs]
             picked_BTE = pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+            if len(pieces) == 1 and not self.lends:
+                # A product in place on the queries would change what the layer reads.
+                picked_BTE = picked_BTE.clone()
         return picked_BTE if self.scale == 1 else picked_BTE * self.scale
 
     def rows_ED(self) -> Tensor:

@@ -245,3 +245,38 @@ def test_layers_are_counted_right_inside_a_numbered_wrapper() -> None:
     """sentence-transformers keeps its model so: everything is under '0.'."""
     wrapped = nn.Sequential(build_gpt(tiny_gpt_config(), seed=0))
     assert [site.layer for site in attention_sites(wrapped)] == [0, 1, 2]
+
+
+class Grouped(nn.Module):
+    """Two key heads for four query heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(32, 32), nn.Linear(32, 16)
+
+
+@pytest.mark.parametrize("method", ["oelm_freeze", "oelm_axes"])
+def test_a_forgotten_number_of_key_heads_is_refused(method: str) -> None:
+    register_sites(Grouped)(lambda module: SitePaths(q="q", k="k", num_heads=4))
+    with pytest.raises(SiteError, match=r"a query head has 8 rows .* a key head 4 .* num_kv_heads"):
+        freeze(Grouped(), method)
+    register_sites(Grouped)(lambda module: SitePaths(q="q", k="k", num_heads=4, num_kv_heads=2))
+    freeze(Grouped(), method)
+
+
+@pytest.mark.parametrize("key_heads", [3, 8])
+def test_key_heads_that_do_not_divide_the_query_heads_are_refused(key_heads: int) -> None:
+    with pytest.raises(SiteError, match=f"4 query heads cannot share {key_heads} key heads"):
+        SitePaths(q="q", k="k", num_heads=4, num_kv_heads=key_heads)
+
+
+@pytest.mark.parametrize("number", [4.0, "4", None, True])
+def test_a_number_of_heads_that_is_none_is_refused(number: object) -> None:
+    with pytest.raises(SiteError, match="as a whole number"):
+        SitePaths(q="q", k="k", num_heads=number)  # type: ignore[arg-type]
+
+
+def test_what_is_registered_must_return_paths() -> None:
+    register_sites(Grouped)(lambda module: {"q": "q"})  # type: ignore[arg-type, return-value]
+    with pytest.raises(SiteError, match=r"gave \{'q': 'q'\}; it must return an oelm\.SitePaths"):
+        attention_sites(Grouped())

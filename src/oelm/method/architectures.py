@@ -38,9 +38,16 @@ class SitePaths:
     inner_lists: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_heads < 1 or self.num_kv_heads < 0:
+        are_numbers = all(type(number) is int for number in (self.num_heads, self.num_kv_heads, self.inner_lists))
+        if not are_numbers or self.num_heads < 1 or self.num_kv_heads < 0:
             raise SiteError(
-                f"SitePaths: num_heads is {self.num_heads}, num_kv_heads {self.num_kv_heads}; give the number of heads"
+                f"SitePaths: num_heads is {self.num_heads!r}, num_kv_heads {self.num_kv_heads!r}, inner_lists "
+                f"{self.inner_lists!r}; give the number of heads as a whole number"
+            )
+        if self.num_heads % self.kv_heads:
+            raise SiteError(
+                f"SitePaths: {self.num_heads} query heads cannot share {self.num_kv_heads} key heads evenly; num_kv_heads must "
+                "divide num_heads"
             )
         if self.layout not in get_args(Order) or self.parts not in get_args(FusedParts):
             raise SiteError(

@@ -161,6 +161,7 @@ def attention_sites(model: nn.Module) -> list[Site]:
     for (name, _, q, k), (_, block, layer), stack in zip(found, blocks, stacks, strict=True):
         for projection in (q, k):
             _check_shape(projection)
+        _check_head_dim(name, q, k)
         earlier = sum((site.stack, site.layer) == (stack, layer) for site in sites)
         key = _join(stack, f"{layer}.{earlier}" if earlier else str(layer))
         sites.append(Site(name, block, stack, layer, key, q, k))
@@ -169,9 +170,15 @@ def attention_sites(model: nn.Module) -> list[Site]:
 
 def _paths(name: str, adapter: Adapter, module: nn.Module) -> SitePaths:
     try:
-        return adapter(module)
+        paths = adapter(module)
     except SiteError as problem:
         raise SiteError(f"{name}: {problem}" if name else str(problem)) from None
+    if not isinstance(paths, SitePaths):
+        raise SiteError(
+            f"{name or 'the model'}: what is registered for {class_path(type(module))} gave {paths!r}; it must return an "
+            "oelm.SitePaths (docs/architectures.md)"
+        )
+    return paths
 
 
 def num_layers_by_stack(sites: list[Site]) -> dict[str, int]:
@@ -229,6 +236,16 @@ def _check_shape(projection: Projection) -> None:
         raise SiteError(
             f"{projection.name}: a weight of shape {tuple(weight.shape)} does not hold {layout.total_heads} heads of "
             f"{' and '.join(layout.parts)} in layout '{layout.order}'; correct its SitePaths"
+        )
+
+
+def _check_head_dim(name: str, q: Projection, k: Projection) -> None:
+    (num_heads, rows, _), (num_key_heads, key_rows, _) = q.shape_HKD, k.shape_HKD
+    if rows != key_rows:
+        raise SiteError(
+            f"{name or 'the attention'}: a query head has {rows} rows ({num_heads} heads) and a key head {key_rows} "
+            f"({num_key_heads} heads), so that they have no product; give num_kv_heads in its SitePaths where there are fewer "
+            "key heads"
         )
 
 

@@ -329,3 +329,100 @@ def test_a_parametrized_layer_of_another_kind_is_no_obstacle() -> None:
     parametrizations.weight_norm(model.head)
     oelm.freeze(model, "oelm_freeze")
     oelm.assert_unmoved(model)
+
+
+def share_across_layers(model: Any) -> None:
+    model.blocks[1].attention.q = model.blocks[0].attention.q
+
+
+def share_within(model: Any) -> None:
+    model.blocks[0].attention.k = model.blocks[0].attention.q
+
+
+@pytest.mark.parametrize("method", ["oelm_freeze", "oelm_axes", CORRECTED], ids=["frames", "slices", "corrected"])
+@pytest.mark.parametrize("share", [share_across_layers, share_within])
+def test_a_layer_that_is_another_one_too_is_refused(share: Callable[[Any], None], method: Any) -> None:
+    model = build_gpt(tiny_gpt_config(), seed=0)
+    share(model)
+    refused(model, r"attention\.q and blocks\.\d\.attention\.[qk] are one layer \(shared\)", method=method, kind=MethodError)
+
+
+def test_a_fused_layer_of_two_attentions_is_refused() -> None:
+    model: Any = built("gpt2")
+    layers = model.transformer.h
+    layers[1].attn.c_attn = layers[0].attn.c_attn
+    refused(model, r"h\.0\.attn\.c_attn and .*h\.1\.attn\.c_attn are one layer", kind=MethodError)
+
+
+def add_hook(module: nn.Module) -> None:
+    module.register_forward_hook(lambda *_: None)
+
+
+def add_pre_hook(module: nn.Module) -> None:
+    module.register_forward_pre_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize("add", [add_hook, add_pre_hook])
+@pytest.mark.parametrize(("name", "method"), [("our_gpt", "oelm_axes"), ("gpt2", "oelm_freeze")])
+def test_hooks_on_a_layer_that_is_replaced_are_refused(name: str, method: str, add: Callable[[nn.Module], None]) -> None:
+    model = built(name)
+    add(last_key(model)[0])
+    refused(model, "has forward hooks, .* never be called again", method=method, kind=MethodError)
+
+
+def test_hooks_on_a_layer_that_stays_are_called_as_before() -> None:
+    model, calls = built("bert"), []
+    last_key(model)[0].register_forward_hook(lambda *_: calls.append(1))
+    oelm.freeze(model, "oelm_freeze")
+    outputs(model, tiny_inputs(KINDS["bert"]))
+    assert calls
+
+
+@pytest.mark.parametrize("method", ["oelm_freeze", "oelm_axes"])
+def test_a_pruned_bias_is_refused(method: str) -> None:
+    model = built("bert")
+    prune.l1_unstructured(last_key(model)[0], "bias", 0.5)
+    refused(model, r"has no parameter 'bias' of its own: it is parametrized", method=method, kind=SiteError)
+
+
+@pytest.mark.parametrize("verb", ["thaw", "fold", "restore", "hold"])
+def test_changing_a_model_under_inference_mode_is_refused(verb: str) -> None:
+    model = build_gpt(tiny_gpt_config(), seed=0)
+    oelm.freeze(model, SLICED, keep_original=True)
+    before = look(model)
+    with torch.inference_mode(), pytest.raises(MethodError, match=rf"{verb} was called under torch.inference_mode"):
+        getattr(oelm, verb)(model, *([[]] if verb == "hold" else []))
+    assert look(model) == before
+
+
+def test_names_to_hold_may_come_one_by_one() -> None:
+    model = build_gpt(tiny_gpt_config(), seed=0)
+    names = oelm.freeze(model, "oelm_freeze")
+    oelm.hold(model, (name for name in names))
+    record = record_of(model)
+    assert record is not None
+    assert set(record.digests) == set(names)
+    oelm.assert_unmoved(model)
+
+
+@pytest.mark.parametrize("names", ["blocks.0.attention.q.weight", None, 3, [0, "x"], [None]], ids=repr)
+def test_what_is_no_list_of_names_is_not_held(names: Any) -> None:
+    model = build_gpt(tiny_gpt_config(), seed=0)
+    oelm.freeze(model, "oelm_freeze")
+    before = look(model)
+    with pytest.raises(MethodError, match="hold takes"):
+        oelm.hold(model, names)
+    assert look(model) == before
+
+
+@pytest.mark.parametrize("verb", ["freeze", "thaw", "fold", "hold"])
+def test_a_model_of_several_processes_is_refused_inside_another_wrapper_too(verb: str, mesh: Any) -> None:
+    model = build_gpt(tiny_gpt_config(), seed=0)
+    if verb != "freeze":
+        oelm.freeze(model, CORRECTED)
+    together = nn.parallel.DistributedDataParallel(model)
+    for wrapped in (together, torch.compile(together, backend="eager")):
+        before = look(model)
+        with pytest.raises(MethodError, match="before DistributedDataParallel wraps it"):
+            getattr(oelm, verb)(wrapped, *{"freeze": ["oelm_freeze"], "hold": [[]]}.get(verb, []))
+        assert look(model) == before

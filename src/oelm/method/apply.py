@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,15 @@ from oelm.method.record import (
     set_originals,
     set_record,
 )
-from oelm.method.refuse import check_arguments, check_writable, refuse_parallel, refuse_sharded, refuse_tied
+from oelm.method.refuse import (
+    check_arguments,
+    check_writable,
+    refuse_hooks,
+    refuse_inference,
+    refuse_parallel,
+    refuse_shared,
+    refuse_tied,
+)
 from oelm.method.save import save_folded
 from oelm.method.sites import Projection, Site, attention_sites, num_layers_by_stack
 
@@ -48,6 +56,7 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
     attention is of no known kind; the model is then as it was.
     """
     seed = check_arguments(model, method, seed)
+    refuse_inference("freeze")
     method = resolve_method(method)
     refuse_parallel(model, "freeze")
     sites = attention_sites(model)
@@ -85,7 +94,7 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
     return tuple(frozen)
 
 
-def hold(model: nn.Module, names: Collection[str]) -> None:
+def hold(model: nn.Module, names: Iterable[str]) -> None:
     """Freeze exactly the parameters of these names from here on, as they are; let what was frozen besides learn again.
 
     What was frozen is proven unmoved first. A selection that is let go becomes a dense layer. Fused weights must have been
@@ -93,13 +102,15 @@ def hold(model: nn.Module, names: Collection[str]) -> None:
     changed, when a name is none of the model's.
     """
     refuse_parallel(model, "hold")
+    refuse_inference("hold")
+    names = _names(names)
     record = record_of(model)
     known = dict(record.digests) if record is not None else {}
     if any(known.values()):
         assert_unmoved(model)
-    if missing := sorted(set(names) - freezable(model).keys()):
+    if missing := sorted(names - freezable(model).keys()):
         raise MethodError(f"{type(model).__name__} has no parameter {missing[0]} to hold; freeze it first, then ask plan_of")
-    _release(model, known.keys() - set(names))
+    _release(model, known.keys() - names)
     digests: dict[str, str] = {}
     # In the model's order, whatever that of the names: what is saved of it is then the same in every process.
     for name, held in freezable(model).items():
@@ -109,6 +120,17 @@ def hold(model: nn.Module, names: Collection[str]) -> None:
                 held.grad = None
             digests[name] = known[name] if name in known else digest(held)
     set_record(model, FrozenRecord(digests) if digests else None)
+
+
+def _names(names: object) -> frozenset[str]:
+    """Return the names, read once; raise MethodError where they are none."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise MethodError(f"hold takes a list of parameters' names, not {names!r} ({type(names).__name__})")
+    given = list(names)
+    for name in given:
+        if not isinstance(name, str):
+            raise MethodError(f"hold takes parameters' names, and {name!r} is a {type(name).__name__}")
+    return frozenset(given)
 
 
 def _release(model: nn.Module, names: Collection[str]) -> None:
@@ -169,7 +191,9 @@ def _choose(sites: list[Site], method: Method, model: nn.Module) -> list[Site]:
     for site in chosen:
         for _, projection in site.projections():
             _check_owned(projection, model)
+    refuse_shared(model, chosen)
     refuse_tied(model, chosen, method)
+    refuse_hooks(chosen, method)
     _check_learning(sites, method, model)
     return chosen
 
@@ -316,6 +340,7 @@ def thaw(model: nn.Module, *, keep_split: bool = False) -> tuple[str, ...]:
     optimizer can be given Q and K and keeps what it knows of V. Saving is the same either way.
     """
     refuse_parallel(model, "thaw")
+    refuse_inference("thaw")
     record = record_of(model)
     if record is not None:
         # On the meta device there are no bytes of which anything could be proven.
@@ -335,6 +360,7 @@ def restore(model: nn.Module) -> tuple[str, ...]:
     Everything else stays as it was trained. Raises MethodError when nothing was kept.
     """
     require_model(model)
+    refuse_inference("restore")
     owners = [module for module in model.modules() if originals_of(module)]
     if not owners:
         raise MethodError("nothing was kept to restore; freeze with oelm.freeze(model, method, keep_original=True)")
@@ -359,7 +385,8 @@ def fold(model: nn.Module, *, keep_slices: bool = False) -> None:
     Selections become dense layers, frozen as they were; with `keep_slices` they stay, and so does what learnt on top of
     them, which is faster. The folded weights are new ones: what was recorded of the frozen ones is recorded anew.
     """
-    refuse_sharded(model, "fold")
+    refuse_parallel(model, "fold")
+    refuse_inference("fold")
     check_frozen(model)
     if _fold(model, keep_slices=keep_slices):
         _record_anew(model)

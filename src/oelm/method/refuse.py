@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from oelm.errors import MethodError
-from oelm.method.architectures import class_path
+from oelm.method.architectures import class_path, own_parameter
 from oelm.method.method import Method
 from oelm.method.record import require_model
 from oelm.method.sharded import is_fully_sharded
@@ -26,18 +26,23 @@ def check_arguments(model: nn.Module, method: Method | str, seed: int) -> int:
     # Everything would be hashed, and '0', 0.0 and 0 give three different draws.
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise MethodError(f"seed is {seed!r} ({type(seed).__name__}); give a whole number, the same for the same frames")
+    return operator.index(seed)
+
+
+def refuse_inference(verb: str) -> None:
+    """Raise MethodError under torch.inference_mode(): what is made there can never be written to or learn."""
     if torch.is_inference_mode_enabled():
         raise MethodError(
-            "freeze was called under torch.inference_mode(), where new weights could never learn; call it outside"
+            f"{verb} was called under torch.inference_mode(), where new weights could never learn; call it outside"
         )
-    return operator.index(seed)
 
 
 def refuse_parallel(model: nn.Module, verb: str) -> None:
     """Raise MethodError where a model was distributed over processes by a wrapper that has sorted its parameters."""
     require_model(model)
     # It has sorted its parameters by whether they learn: the gradients of others would never be summed, in silence.
-    if isinstance(model, nn.parallel.DistributedDataParallel):
+    # It may be inside another wrapper, as torch.compile's.
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
         raise MethodError(
             f"{verb} the model before DistributedDataParallel wraps it: oelm.{verb}(model.module), then wrap it anew"
         )
@@ -76,6 +81,9 @@ def check_writable(projection: Projection) -> None:
             f"{projection.path} is parametrized ({names}): what every forward pass computes again cannot be frozen; call "
             "torch.nn.utils.parametrize.remove_parametrizations first"
         )
+    if projection.bias is None and getattr(module, projection.bias_slot.parameter, None) is not None:
+        # Pruned, say: its error tells of what is computed again by every forward pass.
+        own_parameter(module, projection.bias_slot.parameter, path=projection.path)
     for name, parameter in projection.parameters():
         if parameter.is_inference():
             raise MethodError(
@@ -108,6 +116,42 @@ def refuse_tied(model: nn.Module, sites: Iterable[Site], method: Method) -> None
                             f"{own} and {full_name} are one tensor (tied): freezing one would change or freeze the other "
                             "too. Untie them: give one a copy, nn.Parameter(weight.detach().clone()), then freeze"
                         )
+
+
+def refuse_shared(model: nn.Module, sites: Iterable[Site]) -> None:
+    """Raise MethodError where a layer is also one of another attention, or both queries and keys.
+
+    A whole attention that is used twice is no obstacle: it is one attention.
+    """
+    holders: dict[int, dict[tuple[int, str], str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, child in module._modules.items():
+            holders.setdefault(id(child), {}).setdefault((id(module), name), f"{path}.{name}" if path else name)
+    for site in sites:
+        for _, projection in site.projections():
+            if isinstance(projection.module, nn.MultiheadAttention):
+                continue
+            found = list(holders.get(id(projection.module), {}).values())
+            if len(found) > 1:
+                raise MethodError(
+                    f"{found[0]} and {found[1]} are one layer (shared): what is done to one is done to the other too. Give "
+                    "one a copy, copy.deepcopy(layer), then freeze"
+                )
+
+
+def refuse_hooks(sites: Iterable[Site], method: Method) -> None:
+    """Raise MethodError where another module will take the place of a layer that has forward hooks: they would be lost."""
+    for site in sites:
+        for part, projection in site.projections():
+            module = projection.module
+            if part not in method.freeze or isinstance(module, nn.MultiheadAttention):
+                continue
+            is_replaced = method.init == "axes" or projection.is_fused
+            if is_replaced and (module._forward_hooks or module._forward_pre_hooks):
+                raise MethodError(
+                    f"{projection.path} has forward hooks, and another module takes its place when it is frozen: they would "
+                    "never be called again. Remove them, freeze, and add them to the new module"
+                )
 
 
 def _slots(projection: Projection) -> set[tuple[int, str]]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.errors import FrozenMovedError, MethodError
-from oelm.method.apply import cast, freeze, thaw
+from oelm.method.apply import cast, freeze, restore, thaw
 from oelm.method.audit import assert_unmoved, audit, check_frozen
 from oelm.method.axes import selections
 from oelm.method.gain import learnt_on_top
@@ -21,7 +22,7 @@ from oelm.models.gpt import GPT, Attention, GPTConfig, build_gpt
 from oelm.models.heads import attention_logits
 from oelm.train.config import OptimConfig
 from oelm.train.optim import build_optimizer
-from tests.conftest import tiny_gpt_config
+from tests.conftest import lively_gpt, tiny_gpt_config
 
 FREEZING = [name for name, preset in PRESETS.items() if preset.freeze and not preset.freeze_at]
 # Which queries and keys of the three layers a preset freezes, where it is not all of them.
@@ -393,4 +394,72 @@ def test_queries_tied_to_keys_can_be_frozen_and_proven() -> None:
     for site in attention_sites(model):
         site.k.module.weight = site.q.weight
     freeze(model, "oelm_freeze")
+    assert_unmoved(model)
+
+
+@pytest.mark.parametrize("scale", ["unit", "layer"])
+def test_an_init_function_that_writes_in_place_changes_nothing_else(scale: Any) -> None:
+    written, fresh = (lively_gpt() for _ in range(2))
+    inits: tuple[Any, ...] = (
+        lambda w, generator: nn.init.normal_(w, generator=generator),
+        lambda w, generator: torch.randn(w.shape, generator=generator),
+    )
+    before = digests(written)
+    for model, init in zip((written, fresh), inits, strict=True):
+        freeze(model, Method(init=init, freeze=("q", "k"), scale=scale), keep_original=True)
+    assert digests(written) == digests(fresh)
+    restore(written)
+    assert digests(written) == before
+
+
+def test_an_init_function_that_writes_and_then_fails_leaves_the_model_as_it_was() -> None:
+    model, calls = lively_gpt(), []
+    before = digests(model)
+
+    def init(weight_HKD: Tensor, generator: torch.Generator) -> Tensor:
+        weight_HKD.zero_()
+        calls.append(1)
+        if len(calls) == 3:
+            raise MethodError("enough")
+        return weight_HKD
+
+    with pytest.raises(MethodError, match="enough"):
+        freeze(model, Method(init=init, freeze=("q",)), keep_original=True)
+    assert digests(model) == before
+
+
+def test_an_init_function_must_return_a_tensor() -> None:
+    nothing: Any = lambda weight_HKD, generator: None  # noqa: E731
+    with pytest.raises(MethodError, match=r"attention\.q: the init function gave None; it must return a tensor"):
+        freeze(lively_gpt(), Method(init=nothing, freeze=("q",), scale=2.0))
+
+
+@pytest.mark.parametrize(("scale", "told"), [(1e6, "infinite"), (1e-9, "all zero")])
+@pytest.mark.parametrize("init", ["orthogonal", "axes"])
+@pytest.mark.parametrize("parts", [("q", "k"), ("q",)])
+def test_a_start_that_does_not_fit_the_dtype_is_refused(init: Any, parts: Any, scale: float, told: str) -> None:
+    model = lively_gpt().half()
+    before = digests(model)
+    with pytest.raises(MethodError, match=rf"become {told} in torch\.float16"):
+        freeze(model, Method(init=init, freeze=parts, scale=scale))
+    assert digests(model) == before
+
+
+@pytest.mark.parametrize("init", ["orthogonal", "axes"])
+def test_a_cast_that_frozen_numbers_do_not_survive_is_refused(init: Any) -> None:
+    model = lively_gpt()
+    freeze(model, Method(init=init, freeze=("q", "k"), scale=1e6))
+    before = digests(model)
+    with pytest.raises(MethodError, match=r"attention\.q\.weight has numbers .* become infinite in torch\.float16"):
+        cast(model, torch.float16)
+    assert digests(model) == before
+    assert_unmoved(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, "bfloat16", None], ids=repr)
+def test_a_cast_to_what_is_no_floating_point_dtype_is_refused(dtype: Any) -> None:
+    model = lively_gpt()
+    freeze(model, "oelm_freeze")
+    with pytest.raises(MethodError, match="cast takes a floating-point dtype"):
+        cast(model, dtype)
     assert_unmoved(model)

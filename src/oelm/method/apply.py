@@ -39,6 +39,7 @@ from oelm.method.refuse import (
     refuse_tied,
 )
 from oelm.method.save import save_folded
+from oelm.method.sharded import whole
 from oelm.method.sites import Projection, Site, attention_sites, num_layers_by_stack
 
 
@@ -66,8 +67,10 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
     # All starts and copies before the first write: a refusal leaves the model as it was.
     seed = seed if method.seed is None else method.seed
     slices = _slices(chosen, method, seed) if method.init == "axes" else {}
+    # Before an init function sees the model.
+    originals = _copies(chosen) if keep_original else {}
     starts = _starts(chosen, method, seed, slices)
-    set_originals(model, _copies(chosen) if keep_original else {})
+    set_originals(model, originals)
     _split(model, [projection for site in chosen for part, projection in site.projections() if part in method.freeze])
     # Found anew, as the split moved them.
     keys = {site.key for site in chosen}
@@ -269,6 +272,9 @@ def _slices(sites: list[Site], method: Method, seed: int) -> dict[str, Tensor]:
                 f"init 'axes': {site.name} is a torch.nn.MultiheadAttention, which multiplies by its weights inside torch; "
                 "use init 'orthogonal', or an attention with layers of its own for queries and keys"
             )
+        for _, projection in site.projections():
+            factor = torch.tensor(method.factor, dtype=torch.float64, device="cpu")
+            _check_fits(factor, projection.weight.dtype, f"init 'axes' with scale {method.factor:g}: {projection.name}")
         (num_heads, head_dim, query_dim), (num_key_heads, _, key_dim) = site.q.shape_HKD, site.k.shape_HKD
         generator = frame_generator(seed, site.key, "axes")
         try:
@@ -299,7 +305,20 @@ def _start(projection: Projection, method: Method, generator: torch.Generator) -
             f"the init of {projection.name} gave {tuple(start_HKD.shape)}, finite: {bool(start_HKD.isfinite().all())}; "
             f"it must give finite numbers of shape {tuple(present_HKD.shape)} (heads, head_dim, model_dim)"
         )
+    _check_fits(start_HKD, present_HKD.dtype, f"the start of {projection.name}")
     return start_HKD.to(present_HKD.device)
+
+
+def _check_fits(numbers: Tensor, dtype: torch.dtype, what: str) -> None:
+    """Raise MethodError where finite numbers become infinite in a dtype, or all of them zero."""
+    cast_numbers = numbers.to(dtype)
+    # By way of float64, as not every dtype knows what is finite.
+    is_lost = bool((numbers.isfinite() & ~cast_numbers.double().isfinite()).any())
+    if is_lost or (bool(numbers.any()) and not bool(cast_numbers.double().any())):
+        raise MethodError(
+            f"{what} has numbers up to {float(numbers.double().abs().max()):.3g}, which become "
+            f"{'infinite' if is_lost else 'all zero'} in {dtype}; choose another scale, or load the model in float32"
+        )
 
 
 def _write(projection: Projection, start_HKD: Tensor, *, keeps_bias: bool) -> None:
@@ -410,8 +429,19 @@ def _record_anew(model: nn.Module) -> None:
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the model's floating-point weights, and record the frozen ones anew: the one sanctioned change to them."""
+    """Cast the model's floating-point weights, and record the frozen ones anew: the one sanctioned change to them.
+
+    Raises MethodError, with nothing changed, where a frozen number would become infinite, or all of a weight zero.
+    """
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise MethodError(f"cast takes a floating-point dtype, e.g. torch.bfloat16, not {dtype!r}")
     check_frozen(model)
+    record, held = record_of(model), freezable(model)
+    for name in record.digests if record else ():
+        frozen = held[name]
+        is_slice = isinstance(frozen, Selection)
+        numbers = torch.tensor(frozen.scale, dtype=torch.float64, device="cpu") if is_slice else whole(frozen.detach()).cpu()
+        _check_fits(numbers, dtype, f"frozen {name}")
     model.to(dtype)
     _record_anew(model)
 

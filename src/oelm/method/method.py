@@ -180,7 +180,11 @@ class Method(BaseModel):
 
     def _unscaled_start(self, weight_HKD: Tensor, generator: torch.Generator) -> Tensor:
         if callable(self.init):
-            return self.init(weight_HKD, generator)
+            # A copy: torch's own functions of that kind, nn.init, write in place.
+            start_HKD = self.init(weight_HKD.clone(), generator)
+            if not isinstance(start_HKD, Tensor):
+                raise MethodError(f"the init function gave {start_HKD!r}; it must return a tensor, the weight to start from")
+            return start_HKD
         num_heads, head_dim, model_dim = weight_HKD.shape
         match self.init:
             case "native":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -530,3 +531,56 @@ def test_a_layer_with_a_forward_of_its_own_does_not_become_a_slice(method: str) 
         freeze(model, method)
     assert type(model.q) is Tanh
     assert record_of(model) is None
+
+
+def on_meta(method: str | Method = "oelm_axes") -> Any:
+    model = lively_gpt().to("meta")
+    freeze(model, method)
+    return model
+
+
+@pytest.mark.parametrize("how", ["assigned", "emptied"])
+def test_the_weights_of_another_selection_are_refused_after_the_meta_device(how: str) -> None:
+    plain, model = lively_gpt(), on_meta()
+    if how == "emptied":
+        model.to_empty(device="cpu")
+    with pytest.raises(MethodError, match="not that selection"):
+        model.load_state_dict(plain.state_dict(), assign=how == "assigned")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("how", ["assigned", "emptied", "compact"])
+def test_a_model_from_the_meta_device_is_the_one_it_was_loaded_from(how: str, dtype: torch.dtype) -> None:
+    source, model = lively_gpt().to(dtype), on_meta()
+    freeze(source, "oelm_axes")
+    tokens = torch.arange(8).reshape(1, 8)
+    with compact_states() if how == "compact" else nullcontext():
+        if how == "emptied":
+            model.to_empty(device="cpu").to(dtype)
+        model.load_state_dict(source.state_dict(), assign=how != "emptied")
+    for path, selection in selections(model).items():
+        assert torch.equal(selection.index, selections(source)[path].index)
+        assert selection.like.device.type == "cpu"
+        assert how == "compact" or selection.like.dtype is dtype
+    assert torch.equal(model(tokens), source(tokens))
+    if how != "compact":
+        assert {name: digest(each) for name, each in model.state_dict().items()} == {
+            name: digest(each) for name, each in source.state_dict().items()
+        }
+
+
+@each_method
+def test_slices_on_the_meta_device_thaw(method: str) -> None:
+    model = on_meta(method)
+    thaw(model)
+    assert not selections(model)
+    assert all(parameter.is_meta and parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_pieces_that_are_picked_are_part_of_the_proof() -> None:
+    model = lively_gpt()
+    freeze(model, "oelm_axes")
+    selection = next(iter(selections(model).values()))
+    selection.runs = tuple((selection.in_features - length - first, length) for first, length in selection.runs[::-1]) + ((0, 0),)
+    with pytest.raises(FrozenMovedError, match="has moved"):
+        assert_unmoved(model)

@@ -159,19 +159,50 @@ class Selection(nn.Module):
                 picked_BTE = picked_BTE.clone()
         return picked_BTE if self.scale == 1 else picked_BTE * self.scale
 
+    @property
+    def coordinates(self) -> list[int]:
+        """What is picked, in numbers of Python's own: on the meta device, too."""
+        return [first + n for first, length in self.runs for n in range(length)]
+
+    @property
+    def is_consistent(self) -> bool:
+        """Whether the pieces that are picked are those of the coordinates that are stored."""
+        return self.index.is_meta or self.runs == _runs(self.index.tolist())
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Selection:
+        was_meta = self.index.is_meta
+        super()._apply(fn, recurse)
+        if was_meta and not self.index.is_meta:
+            # to_empty gives memory without numbers.
+            self._refill(self.index.device)
+        return self
+
+    def _refill(self, device: torch.device) -> None:
+        """Store the coordinates anew from the pieces."""
+        self.index = torch.tensor(self.coordinates, dtype=torch.int64, device=device)
+
     def rows_ED(self) -> Tensor:
         """Return the dense weight this stands for, without what learnt on top."""
-        if self.index.is_meta:
+        if self.index.is_meta or self.like.is_meta:
             return self.like.new_empty(self.out_features, self.in_features)
         return axis_rows(self.index, self.in_features, scale=self.scale).to(self.like.dtype)
+
+    def take_over(self, given: dict[str, Tensor]) -> None:
+        """Have the dtype and the device of what is loaded by assigning it; the coordinates are those there are."""
+        source = given.get("weight", given.get("index"))
+        if source is None or source.is_meta:
+            return
+        dtype = given["weight"].dtype if "weight" in given else self.like.dtype
+        self.like = torch.empty(0, dtype=dtype, device=source.device)
+        self._refill(source.device)
 
     def folded_ED(self) -> Tensor:
         """Return the dense weight of what this computes, what learnt on top included."""
         # In float64 on the CPU: not every device has it.
         weight_ED = self.rows_ED()
-        own = {name: whole(p.detach()).cpu().double() for name, p in self._parameters.items() if p is not None}
-        if not own or self.index.is_meta:
+        if weight_ED.is_meta or not self._parameters:
             return weight_ED
+        own = {name: whole(p.detach()).cpu().double() for name, p in self._parameters.items() if p is not None}
         folded_ED = weight_ED.cpu().double()
         if CORRECTION_IN in own:
             folded_ED = folded_ED + own[CORRECTION_OUT] @ own[CORRECTION_IN]
@@ -202,14 +233,16 @@ class Selection(nn.Module):
 
     def choose(self, index_E: Tensor) -> None:
         """Pick these coordinates from now on; raise MethodError where they are none of its input's."""
+        index_E = index_E.cpu()
         is_right = index_E.shape == self.index.shape and not index_E.is_floating_point() and index_E.dtype != torch.bool
         if not is_right or bool(((index_E < 0) | (index_E >= self.in_features)).any()):
             raise MethodError(
                 f"a selection of {self.out_features} among {self.in_features} coordinates cannot take "
                 f"{index_E.dtype} numbers of shape {tuple(index_E.shape)}: damaged, or of another model"
             )
-        self.index.copy_(index_E)
         self.runs = _runs(index_E.tolist())
+        if not self.index.is_meta:
+            self.index.copy_(index_E)
 
 
 def _runs(index: list[int]) -> tuple[tuple[int, int], ...]:
@@ -247,17 +280,33 @@ def _load(
     assert isinstance(module, Selection)
     unfold_loaded(module, state, prefix)
     given = {name: state.pop(f"{prefix}{name}") for name in ("index", "weight", "bias") if f"{prefix}{name}" in state}
-    if "index" in given:
-        module.choose(given["index"].to(module.index.device))
-    elif "weight" not in given:
+    if "index" in given and not given["index"].is_meta:
+        module.choose(given["index"])
+    elif "weight" not in given and "index" not in given:
         missing.append(f"{prefix}weight")
-    for name, wanted in (("weight", module.rows_ED()), ("bias", module.like.new_zeros(module.out_features))):
-        wanted = wanted.mT if name == "weight" and module.is_transposed else wanted
-        if name in given and not wanted.is_meta and not torch.equal(given[name].to(wanted), wanted):
+    is_assigned = metadata.get("assign_to_params_buffers", False)
+    for name, tensor in given.items():
+        if name != "index" and not tensor.is_meta and not _is_selected(module, name, tensor, is_assigned=is_assigned):
             raise MethodError(
                 f"{prefix}{name} cannot be loaded: this model picks coordinates there (init 'axes'), and the given numbers are "
                 "not that selection. Call oelm.thaw(model) first to load any weight, or build the model with the same seed"
             )
+    if is_assigned:
+        module.take_over(given)
+    elif not module.index.is_meta and given:
+        module._refill(module.index.device)
+
+
+def _is_selected(module: Selection, name: str, given: Tensor, *, is_assigned: bool) -> bool:
+    """Whether a loaded weight or bias is that of the selection, in the dtype that it will have."""
+    given = whole(given)
+    dtype = given.dtype if is_assigned or module.like.is_meta else module.like.dtype
+    if name == "bias":
+        return given.shape == (module.out_features,) and not bool(given.to(dtype).any())
+    # From the pieces: the stored coordinates may be on the meta device, or not filled yet.
+    coordinates = torch.tensor(module.coordinates, device=given.device)
+    wanted_ED = axis_rows(coordinates, module.in_features, scale=module.scale).to(dtype)
+    return torch.equal(given.to(dtype), wanted_ED.mT if module.is_transposed else wanted_ED)
 
 
 def unfold_loaded(module: nn.Module, state: dict[str, Any], prefix: str) -> None:

@@ -35,6 +35,9 @@ def digest(held: Tensor | Selection) -> str:
     tensor, more = (held.index, f"{held.scale}") if isinstance(held, Selection) else (held, "")
     if tensor.is_meta:
         return NO_DIGEST
+    if isinstance(held, Selection) and not held.is_consistent:
+        # What is picked is not what is stored: no digest of a whole selection.
+        more += f"{held.runs}"
     plain = whole(tensor.detach()).cpu().contiguous()
     state = hashlib.sha256(f"{plain.dtype}{tuple(plain.shape)}{more}".encode())
     state.update(plain.flatten().view(torch.uint8).numpy().tobytes())

@@ -463,3 +463,14 @@ def test_a_cast_to_what_is_no_floating_point_dtype_is_refused(dtype: Any) -> Non
     with pytest.raises(MethodError, match="cast takes a floating-point dtype"):
         cast(model, dtype)
     assert_unmoved(model)
+
+
+@pytest.mark.parametrize("name", ["oelm_freeze", "oelm_axes_lowrank"])
+def test_a_device_set_around_the_call_changes_nothing(name: str) -> None:
+    here, there = lively_gpt(), lively_gpt()
+    freeze(here, name)
+    with torch.device("meta"):
+        freeze(there, name)
+        told = audit(there)
+    assert digests(there) == digests(here)
+    assert told == audit(here)

@@ -581,6 +581,6 @@ def test_the_pieces_that_are_picked_are_part_of_the_proof() -> None:
     model = lively_gpt()
     freeze(model, "oelm_axes")
     selection = next(iter(selections(model).values()))
-    selection.runs = tuple((selection.in_features - length - first, length) for first, length in selection.runs[::-1]) + ((0, 0),)
+    selection.runs = ((1, selection.out_features - 1), (0, 1))
     with pytest.raises(FrozenMovedError, match="has moved"):
         assert_unmoved(model)

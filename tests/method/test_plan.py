@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -276,3 +276,19 @@ def test_a_plan_is_followed_in_any_architecture(name: str) -> None:
         assert frozen == plan.frozen_at(step) == held(model).keys()
     assert held(model) == {} and thaw(model) == ()
     assert all(torch.equal(saved[key], tensor) for key, tensor in model.state_dict().items())
+
+
+def test_a_plan_may_be_asked_for_by_the_name_of_a_preset() -> None:
+    model = build_gpt(tiny_gpt_config(), seed=0)
+    freeze(model, "thaw_first_first")
+    assert plan_of(model, "thaw_first_first", steps=10) == plan_of(model, PRESETS["thaw_first_first"], steps=10)
+    for wrong in ("thaw_first", None, {}):
+        with pytest.raises(MethodError, match="did you mean|method is"):
+            plan_of(model, wrong, steps=10)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("steps", [0, -5, 1e3, "10", None, True], ids=repr)
+def test_a_plan_needs_a_number_of_steps(steps: Any) -> None:
+    model = build_gpt(tiny_gpt_config(), seed=0)
+    with pytest.raises(MethodError, match=rf"steps is {steps!r}; give the number of training steps"):
+        plan_of(model, "thaw_first_first", steps=steps)

@@ -280,3 +280,19 @@ def test_what_is_registered_must_return_paths() -> None:
     register_sites(Grouped)(lambda module: {"q": "q"})  # type: ignore[arg-type, return-value]
     with pytest.raises(SiteError, match=r"gave \{'q': 'q'\}; it must return an oelm\.SitePaths"):
         attention_sites(Grouped())
+
+
+@pytest.mark.parametrize("given", [5, None, nn.Linear(2, 2)], ids=["number", "nothing", "module"])
+def test_what_is_no_class_is_not_registered(given: object) -> None:
+    with pytest.raises(SiteError, match="register_sites takes a class"):
+        register_sites(given)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_called_is_not_registered() -> None:
+    with pytest.raises(SiteError, match="None cannot be called"):
+        register_sites(Grouped)(None)  # type: ignore[arg-type]
+
+
+def test_one_layer_for_queries_and_keys_must_be_called_fused() -> None:
+    with pytest.raises(SiteError, match="q and k are both 'qk'; where one layer holds both, say fused='qk'"):
+        SitePaths(q="qk", k="qk", num_heads=4)

@@ -185,3 +185,26 @@ def test_suggested_head_counts_divide_and_none_is_nearer(number: int, wanted: in
 def test_a_gpt_without_a_vocabulary_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.vocab_size is 0"):
         build_gpt(tiny_gpt_config(vocab_size=0), seed=0)
+
+
+@pytest.mark.parametrize("seed", ["0", 0.0, None, True], ids=repr)
+def test_a_seed_that_is_no_whole_number_is_refused(seed: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"seed is {seed!r} \({type(seed).__name__}\)"):
+        build_gpt(tiny_gpt_config(), seed=seed)
+
+
+def test_whole_numbers_of_torch_are_seeds() -> None:
+    models = [build_gpt(tiny_gpt_config(), seed=seed) for seed in (3, torch.tensor(3))]  # type: ignore[arg-type]
+    assert len({digest(model.token_embedding.weight) for model in models}) == 1
+
+
+@pytest.mark.parametrize("config", [{}, None, GPTConfig], ids=repr)
+def test_what_is_no_config_is_refused(config: Any) -> None:
+    with pytest.raises(ConfigError, match=r"build_gpt takes an oelm\.GPTConfig"):
+        build_gpt(config, seed=0)
+
+
+def test_a_model_is_built_on_the_cpu_whatever_device_is_set_around_it() -> None:
+    with torch.device("meta"):
+        model = build_gpt(tiny_gpt_config(), seed=0)
+    assert digest(model.token_embedding.weight) == digest(build_gpt(tiny_gpt_config(), seed=0).token_embedding.weight)

@@ -304,3 +304,9 @@ def test_a_classifier_of_many_examples_reads_its_predictions_whole(tmp_path: Pat
     write_run(tmp_path, "SST-2-01", 0, Fate(accuracy=0.9, right=right, entropies=None))
     (found,) = only_arm(tmp_path).runs
     assert sum(row.label == row.predicted for row in found.predictions("val")) == 250
+
+
+@pytest.mark.parametrize("given", [None, 3, ["outputs"]], ids=repr)
+def test_what_is_no_path_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match="load_runs takes the path of a folder"):
+        load_runs(given)

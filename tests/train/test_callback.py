@@ -398,3 +398,9 @@ def test_the_best_checkpoint_brings_back_what_had_learnt_on_top_by_then(tmp_path
     best = int(made.state.best_model_checkpoint.rpartition("-")[2])
     assert best < STEPS, "the last checkpoint would prove nothing"
     assert all(torch.equal(parameter, snapshots.after[best][name]) for name, parameter in model.named_parameters())
+
+
+@pytest.mark.parametrize("thaw_at", ["0.5", 0, 1.0, float("nan"), [0.5]], ids=repr)
+def test_a_moment_that_is_no_fraction_is_refused(thaw_at: Any) -> None:
+    with pytest.raises(MethodError, match="a fraction of the training, between 0 and 1"):
+        OelmCallback(thaw_at=thaw_at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -154,3 +155,16 @@ def test_probe_windows_are_the_start_of_the_validation_split(run: Path, text_fil
     values = prepare(str(text_file), tokenizer="bpe:300").val
     windows = probe_windows(load_run(run), watch=Silence(), most=2)
     assert torch.equal(windows.flatten(), torch.tensor(values[:32].astype("int64")))
+
+
+@pytest.mark.parametrize("given", [None, 3, ["run"]], ids=repr)
+def test_what_is_no_path_is_refused(given: Any) -> None:
+    with pytest.raises(CheckpointError, match="load_run takes the path of a run"):
+        load_run(given)
+
+
+@pytest.mark.parametrize("which", [4, None, "9" * 5000, "\u0664\u0660"], ids=["number", "nothing", "long", "other digits"])
+def test_a_checkpoint_that_is_no_step_is_refused(which: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="say 'best', 'latest' or the number of a step"):
+        load_run(tmp_path, which=which)

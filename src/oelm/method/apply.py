@@ -11,7 +11,7 @@ from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.architectures import OUR_ATTENTION, class_path
 from oelm.method.audit import assert_unmoved, check_frozen
 from oelm.method.axes import Selection, axis_rows, sample_axes
-from oelm.method.frames import frame_generator
+from oelm.method.frames import frame_generator, on_cpu
 from oelm.method.fused import SplitProjection, merge_modules, split_module
 from oelm.method.gain import add_correction, add_gain, can_learn_on, correction_rank, fold_learnt, has_learnt
 from oelm.method.kind import ALL_BUT
@@ -43,6 +43,7 @@ from oelm.method.sharded import whole
 from oelm.method.sites import Projection, Site, attention_sites, num_layers_by_stack
 
 
+@on_cpu()
 def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_original: bool = False) -> tuple[str, ...]:
     """Give the model's Q and K their start and freeze those the method names; return their names.
 

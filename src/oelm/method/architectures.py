@@ -59,6 +59,8 @@ class SitePaths:
                 raise SiteError(
                     f"SitePaths: say once where {part} is: {part}='path', or fused='path' with {part} among its parts"
                 )
+        if self.q and self.q == self.k:
+            raise SiteError(f"SitePaths: q and k are both {self.q!r}; where one layer holds both, say fused={self.q!r}")
         if self.layout == "per_head_rows" and self.kv_heads != self.num_heads:
             raise SiteError(
                 "SitePaths: with layout 'per_head_rows' each head has its own q, k and v; num_kv_heads must not differ"
@@ -92,9 +94,13 @@ def register_sites(attention: str | type[nn.Module]) -> Callable[[Adapter], Adap
 
     Classes derived from it are found too.
     """
+    if not isinstance(attention, str | type):
+        raise SiteError(f"register_sites takes a class or 'package.module.Class', not {attention!r}")
     path = attention if isinstance(attention, str) else class_path(attention)
 
     def register(adapter: Adapter) -> Adapter:
+        if not callable(adapter):
+            raise SiteError(f"register_sites: {adapter!r} cannot be called; give a function of the module")
         ADAPTERS[path] = Known(adapter, label=path.rpartition(".")[2])
         return adapter
 

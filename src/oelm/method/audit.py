@@ -9,7 +9,7 @@ from torch import nn
 
 from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.axes import Selection
-from oelm.method.frames import orthonormality_error
+from oelm.method.frames import on_cpu, orthonormality_error
 from oelm.method.gain import learnt_on_top
 from oelm.method.record import NO_DIGEST, digest, freezable, record_of
 from oelm.method.sharded import use_shards
@@ -85,6 +85,7 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
+@on_cpu()
 def audit(model: nn.Module) -> Audit:
     """Count the model's parameters by role and look at every Q and K; changes nothing."""
     sites = attention_sites(model)

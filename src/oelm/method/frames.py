@@ -6,12 +6,21 @@ H heads  K head_dim  D model_dim
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from oelm.errors import MethodError
 from oelm.seeds import stream_seed
+
+
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """Make new tensors on the CPU, where frames are drawn, whatever torch.device() is set around the call."""
+    with torch.device("cpu"):
+        yield
 
 
 def frame_generator(seed: int, site: str, part: str) -> torch.Generator:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from oelm.method.method import Method
+from oelm.errors import MethodError
+from oelm.method.method import Method, resolve_method
 from oelm.method.sites import Site, attention_sites, num_layers_by_stack
 
 
@@ -37,8 +38,13 @@ class Plan:
 ALWAYS = Plan({}, 0)
 
 
-def plan_of(model: nn.Module, method: Method, *, steps: int) -> Plan:
-    """Return the plan of a model to which the method was applied, for a training of so many steps."""
+def plan_of(model: nn.Module, method: Method | str, *, steps: int) -> Plan:
+    """Return the plan of a model to which the method, or the preset of that name, was applied, for so many steps."""
+    if not isinstance(method, Method | str):
+        raise MethodError(f"method is {method!r} ({type(method).__name__}); give the name of a preset or an oelm.Method")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise MethodError(f"steps is {steps!r}; give the number of training steps, a whole number of at least 1")
+    method = resolve_method(method)
     spans: dict[str, tuple[int, int]] = {}
     sites = attention_sites(model)
     depths = num_layers_by_stack(sites)

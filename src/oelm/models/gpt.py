@@ -5,6 +5,8 @@ B batch  T tokens  D model_dim  H heads  K head_dim  V vocab
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
@@ -203,6 +205,12 @@ class GPT(nn.Module):
 
 def build_gpt(config: GPTConfig, *, seed: int) -> GPT:
     """Build a GPT whose every weight is a function of (seed, its name): arms of one seed share what they share."""
+    if not isinstance(config, GPTConfig):
+        raise ConfigError(f"build_gpt takes an oelm.GPTConfig, not {config!r} ({type(config).__name__})")
+    # Everything would be hashed, and '0', 0.0 and 0 give three different draws.
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise ConfigError(f"seed is {seed!r} ({type(seed).__name__}); give a whole number, the same for the same weights")
+    seed = operator.index(seed)
     with torch.device("meta"):
         model = GPT(config)
     model.to_empty(device="cpu")
@@ -211,7 +219,7 @@ def build_gpt(config: GPTConfig, *, seed: int) -> GPT:
             if parameter.dim() >= 2:
                 generator = torch.Generator().manual_seed(stream_seed(seed, "weights", name))
                 # Drawn in float64: float32 draws differ between CPUs.
-                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * INIT_STD)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device="cpu") * INIT_STD)
             elif name.endswith("bias"):
                 parameter.zero_()
             else:

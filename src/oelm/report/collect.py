@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import statistics
 from collections import Counter, defaultdict
@@ -409,6 +410,8 @@ def load_runs(path: str | Path = "outputs") -> list[dict[str, Any]]:
 
     Settings stand under their dotted path, figures under their names; what a run has not measured is None.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"load_runs takes the path of a folder, not {path!r} ({type(path).__name__})")
     return [row for arm in collect([Path(path)]) for row in _rows((*arm.runs, *arm.unfinished))]
 
 

@@ -31,8 +31,9 @@ class OelmCallback(TrainerCallback):
     """
 
     def __init__(self, *, thaw_at: float | None = None) -> None:
-        if thaw_at is not None and not 0 < thaw_at < 1:
-            raise MethodError(f"thaw_at {thaw_at}: a fraction of the training, between 0 and 1")
+        is_number = isinstance(thaw_at, float | int)
+        if thaw_at is not None and not (is_number and 0 < thaw_at < 1):
+            raise MethodError(f"thaw_at {thaw_at!r}: a fraction of the training, between 0 and 1")
         self.thaw_at = thaw_at
         self._plans: list[tuple[nn.Module, Plan]] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,8 @@ def load_run(path: str | Path, *, which: str = "best") -> LoadedRun:
 
     Of language models; a classifier is refused, for `oelm export` makes a folder of it that `transformers` opens.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise CheckpointError(f"load_run takes the path of a run, not {path!r} ({type(path).__name__})")
     folder = find_checkpoint(Path(path), which=which).resolve()
     checkpoint = _opened(folder)
     run = folder.parent.parent
@@ -160,7 +163,9 @@ def find_checkpoint(path: Path, *, which: str) -> Path:
         )
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path}: neither a run directory nor a checkpoint; runs are where `oelm train` said")
-    if which.isdecimal():
+    if not isinstance(which, str) or len(which) > 12:
+        raise CheckpointError(f"checkpoint {which!r:.40}: say 'best', 'latest' or the number of a step, as text")
+    if which.isascii() and which.isdecimal():
         folder = path / "checkpoints" / f"step-{int(which):08d}"
         if not folder.is_dir():
             there = ", ".join(sorted(p.name.removeprefix("step-").lstrip("0") or "0" for p in path.glob("checkpoints/step-*")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.optim._muon import _adjust_lr
 from oelm.errors import CheckpointError
 from oelm.method.apply import freeze, hold
 from oelm.method.plan import Plan
+from oelm.method.record import digest
 from oelm.models.gpt import GPT, build_gpt
 from oelm.train.config import OptimConfig, RunConfig
 from oelm.train.muon import MOMENTUM, Muon, orthogonalized, shape_factor
@@ -201,3 +204,29 @@ def test_a_disturbed_run_ends_in_the_same_bits(method: str, text_file: Path, tmp
     config = run_config(text_file, method)
     run_here(config, tmp_path / "whole")
     assert evidence(disturb(config, tmp_path / "run", stop_at=(2, 5), die_at=(8,))) == evidence(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("how", ["load_state_dict", "deepcopy", "saved whole"])
+def test_a_copy_goes_on_as_the_original_does(how: str) -> None:
+    model = build_gpt(tiny_gpt_config(), seed=0)
+    optimizer = build_optimizer(model, MUON, device="cpu")
+    train(model, optimizer, first=0, steps=3)
+    if how == "load_state_dict":
+        other = copy.deepcopy(model)
+        twin = build_optimizer(other, MUON, device="cpu")
+        twin.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    elif how == "deepcopy":
+        other, twin = copy.deepcopy((model, optimizer))
+    else:
+        torch.save((model, optimizer), buffer := io.BytesIO())
+        buffer.seek(0)
+        other, twin = torch.load(buffer, weights_only=False)
+    for each in (optimizer, twin):
+        set_learning_rate(each, 0.01)
+    train(model, optimizer, first=3, steps=3)
+    train(other, twin, first=3, steps=3)
+    for (name, one), two in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two), name
+    assert {name: digest(each) for name, each in optimizer_tensors(optimizer, model).items()} == {
+        name: digest(each) for name, each in optimizer_tensors(twin, other).items()
+    }

@@ -27,10 +27,23 @@ class Muon(torch.optim.Optimizer):
         rest, matrices = ([group for group in groups if group["matrices"] == wanted] for wanted in (False, True))
         self._adamw = torch.optim.AdamW(rest or [{"params": []}], lr=lr, betas=betas, fused=fused)
         super().__init__(matrices or [{"params": [], "matrices": True}], {"lr": lr})
-        self._own = list(self.param_groups)
         # One list of groups and one state, so that rates, checkpoints and zero_grad see a single optimizer.
-        self.param_groups = self._own + self._adamw.param_groups
+        self.param_groups = self.param_groups + self._adamw.param_groups
+        self._link()
+
+    def _link(self) -> None:
+        """Let both halves work on the groups and the state that are this optimizer's now."""
+        self._own = [group for group in self.param_groups if group.get("matrices")]
+        self._adamw.param_groups = [group for group in self.param_groups if not group.get("matrices")]
         self._adamw.state = self.state
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_adamw": self._adamw}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # load_state_dict comes this way too, with new groups and a new state.
+        super().__setstate__(state)
+        self._link()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from oelm.errors import MethodError
-from oelm.method.apply import fold, freeze
+from oelm.method.apply import fold, freeze, thaw
 from oelm.method.audit import assert_unmoved
 from oelm.method.gain import learnt_on_top
 from oelm.method.method import Gain, Method
 from oelm.method.record import digest
-from tests.method.tiny_models import ARCHITECTURES, Tiny, outputs, tiny_inputs, tiny_model
+from tests.method.tiny_models import ARCHITECTURES, BY_NAME, Tiny, outputs, tiny_inputs, tiny_model
 
 transformers = pytest.importorskip("transformers")
 SAVED = [tiny for tiny in ARCHITECTURES if tiny.is_from_transformers]
@@ -155,3 +156,35 @@ def test_a_model_on_top_of_which_nothing_learns_is_saved_as_before(tiny: Tiny, t
         model.save_pretrained(tmp_path / folder)
     files = [tmp_path / folder / "model.safetensors" for folder in ("frozen", "plain", "checkpoint-1")]
     assert files[0].read_bytes() == files[1].read_bytes() == files[2].read_bytes()
+
+
+ON_TOP = ("oelm_lowrank", "oelm_head_gain", "oelm_axes_lowrank")
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [("torch", "oelm_freeze"), *((name, method) for name in ("our_gpt", "gpt2") for method in ON_TOP)]
+)
+def test_a_whole_model_can_be_saved_and_opened_again(name: str, method: str) -> None:
+    model, inputs = tiny_model(BY_NAME[name]), tiny_inputs(BY_NAME[name])
+    freeze(model, method)
+    torch.save(model, buffer := io.BytesIO())
+    buffer.seek(0)
+    opened = torch.load(buffer, weights_only=False)
+    assert_unmoved(opened)
+    assert torch.equal(outputs(opened, inputs), outputs(model, inputs))
+    assert [type(module) for module in opened.modules()] == [type(module) for module in model.modules()]
+    for each in (model, opened):
+        thaw(each)
+    assert torch.equal(outputs(opened, inputs), outputs(model, inputs))
+
+
+def test_adapters_of_peft_around_the_model_are_not_saved_without_what_learnt(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    tiny = next(tiny for tiny in SAVED if tiny.name == "bert")
+    model = peft.get_peft_model(learnt(tiny), peft.LoraConfig(r=2, target_modules=["value"]))
+    with pytest.raises(MethodError, match=r"saves adapters alone.* oelm\.fold\(model\)"):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+    fold(model)
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "adapter_model.safetensors").is_file()

@@ -44,6 +44,10 @@ class Adjusted(nn.Module):
         weight_ED, bias_E = _adjusted(own, is_transposed=is_transposed)
         return {"weight": weight_ED.mT if is_transposed else weight_ED} | ({} if bias_E is None else {"bias": bias_E})
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Its class is made when it is needed, and cannot be found by its name.
+        return _unpickled, (self.plain,), self.__getstate__()
+
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         unfold_loaded(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *others)
@@ -56,6 +60,11 @@ def _adjusted_class(plain: type[nn.Module]) -> type[Adjusted]:
     if plain not in _CLASSES:
         _CLASSES[plain] = type(f"Adjusted{plain.__name__}", (Adjusted, plain), {"plain": plain})
     return _CLASSES[plain]
+
+
+def _unpickled(plain: type[nn.Module]) -> Adjusted:
+    kind = _adjusted_class(plain)
+    return kind.__new__(kind)
 
 
 def _adjusted(own: Mapping[str, Tensor], *, is_transposed: bool) -> tuple[Tensor, Tensor | None]:

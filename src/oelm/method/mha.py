@@ -62,6 +62,10 @@ class SplitInProjection(nn.MultiheadAttention):
         biases = [([f"{prefix}{part_bias(part)}" for part in PARTS], prefix + BIAS)] if self._has_bias() else []
         return weights + biases
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Its class is made when it is needed, and cannot be found by its name.
+        return _unpickled, (type(self).__bases__[1],), self.__getstate__()
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for parts, fused in self._fused_names(prefix):
@@ -77,6 +81,11 @@ class SplitInProjection(nn.MultiheadAttention):
 def _split_class(kind: type[nn.Module]) -> type[nn.Module]:
     # Made for each class, so that one derived from torch's keeps its own methods.
     return type(f"Split{kind.__name__}", (SplitInProjection, kind), {})
+
+
+def _unpickled(kind: type[nn.Module]) -> nn.Module:
+    split = _split_class(kind)
+    return split.__new__(split)
 
 
 def split_attention(module: nn.MultiheadAttention) -> None:

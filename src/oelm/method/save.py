@@ -30,6 +30,7 @@ def save_folded() -> None:
     takes them, every other reader the plain weights. The library's class is changed, not the model: what is saved may be a
     model around the one that was frozen, a part or a copy of it. Models on top of which nothing learns are saved as ever.
     """
+    _guard_adapters()
     # Imported already where the model is one of its own.
     library = sys.modules.get("transformers.modeling_utils")
     if library is None or hasattr(library.PreTrainedModel.save_pretrained, "_oelm_folds"):
@@ -50,6 +51,30 @@ def save_folded() -> None:
     library.PreTrainedModel.save_pretrained = save_pretrained
 
 
+def _guard_adapters() -> None:
+    """Make peft's `save_pretrained`, too, refuse to write adapters without what learnt on top; where peft is imported."""
+    library = sys.modules.get("peft.peft_model")
+    if library is None or hasattr(library.PeftModel.save_pretrained, "_oelm_folds"):
+        return
+    save: Any = library.PeftModel.save_pretrained
+
+    @functools.wraps(save)
+    def save_pretrained(model: nn.Module, *args: Any, **settings: Any) -> Any:
+        if learning := _learning_modules(model):
+            raise _adapters_alone(model, learning)
+        return save(model, *args, **settings)
+
+    save_pretrained._oelm_folds = True  # type: ignore[attr-defined]
+    library.PeftModel.save_pretrained = save_pretrained
+
+
+def _adapters_alone(model: nn.Module, learning: dict[str, Adjusted | Selection]) -> MethodError:
+    return MethodError(
+        f"save_pretrained of this {type(model).__name__} saves adapters alone, and what learnt on top of "
+        f"{next(iter(learning))} would be lost: call oelm.fold(model) first and save the model without adapters, too"
+    )
+
+
 def _learning_modules(model: nn.Module) -> dict[str, Adjusted | Selection]:
     """Return the modules on top of which something learns, by every path that leads to them."""
     return {
@@ -62,10 +87,7 @@ def _learning_modules(model: nn.Module) -> dict[str, Adjusted | Selection]:
 def _fold_written(model: nn.Module, learning: dict[str, Adjusted | Selection], call: dict[str, Any]) -> None:
     """Change the arguments of a call of `save_pretrained` so that it writes folded weights."""
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise MethodError(
-            f"save_pretrained of this {type(model).__name__} saves adapters alone, and what learnt on top of "
-            f"{next(iter(learning))} would be lost: call oelm.fold(model) first and save the model without adapters, too"
-        )
+        raise _adapters_alone(model, learning)
     given = call.get("state_dict")
     state = dict(model.state_dict() if given is None else given)
     is_checkpoint = bool(_CHECKPOINT.fullmatch(Path(call["save_directory"]).name))

@@ -282,9 +282,10 @@ def test_a_plan_may_be_asked_for_by_the_name_of_a_preset() -> None:
     model = build_gpt(tiny_gpt_config(), seed=0)
     freeze(model, "thaw_first_first")
     assert plan_of(model, "thaw_first_first", steps=10) == plan_of(model, PRESETS["thaw_first_first"], steps=10)
-    for wrong in ("thaw_first", None, {}):
+    wrong: tuple[Any, ...] = ("thaw_first", None, {})
+    for method in wrong:
         with pytest.raises(MethodError, match="did you mean|method is"):
-            plan_of(model, wrong, steps=10)  # type: ignore[arg-type]
+            plan_of(model, method, steps=10)
 
 
 @pytest.mark.parametrize("steps", [0, -5, 1e3, "10", None, True], ids=repr)

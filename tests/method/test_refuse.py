@@ -420,9 +420,10 @@ def test_a_model_of_several_processes_is_refused_inside_another_wrapper_too(verb
     model = build_gpt(tiny_gpt_config(), seed=0)
     if verb != "freeze":
         oelm.freeze(model, CORRECTED)
+    arguments: dict[str, list[Any]] = {"freeze": ["oelm_freeze"], "hold": [[]]}
     together = nn.parallel.DistributedDataParallel(model)
     for wrapped in (together, torch.compile(together, backend="eager")):
         before = look(model)
         with pytest.raises(MethodError, match="before DistributedDataParallel wraps it"):
-            getattr(oelm, verb)(wrapped, *{"freeze": ["oelm_freeze"], "hold": [[]]}.get(verb, []))
+            getattr(oelm, verb)(wrapped, *arguments.get(verb, []))
         assert look(model) == before

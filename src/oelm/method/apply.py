@@ -440,8 +440,10 @@ def cast(model: nn.Module, dtype: torch.dtype) -> None:
     record, held = record_of(model), freezable(model)
     for name in record.digests if record else ():
         frozen = held[name]
-        is_slice = isinstance(frozen, Selection)
-        numbers = torch.tensor(frozen.scale, dtype=torch.float64, device="cpu") if is_slice else whole(frozen.detach()).cpu()
+        if isinstance(frozen, Selection):
+            numbers = torch.tensor(frozen.scale, dtype=torch.float64, device="cpu")
+        else:
+            numbers = whole(frozen.detach()).cpu()
         _check_fits(numbers, dtype, f"frozen {name}")
     model.to(dtype)
     _record_anew(model)

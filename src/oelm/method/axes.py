@@ -103,9 +103,7 @@ class Selection(nn.Module):
     index: Tensor
     like: Tensor
 
-    def __init__(
-        self, layer: nn.Module, index_HK: Tensor, *, scale: float, is_transposed: bool, lends: bool = False
-    ) -> None:
+    def __init__(self, layer: nn.Module, index_HK: Tensor, *, scale: float, is_transposed: bool, lends: bool = False) -> None:
         super().__init__()
         # Whether what reads the output never writes to it, so that it may be a view of the input.
         self.lends = lends

@@ -83,7 +83,7 @@ def _split_class(kind: type[nn.Module]) -> type[nn.Module]:
     return type(f"Split{kind.__name__}", (SplitInProjection, kind), {})
 
 
-def _unpickled(kind: type[nn.Module]) -> nn.Module:
+def _unpickled(kind: Any) -> nn.Module:
     split = _split_class(kind)
     return split.__new__(split)
 

@@ -283,8 +283,11 @@ def slices() -> list[list[str]]:
     for baseline, arms in SLICED.items():
         theirs = by_seed(baseline)
         for name, experiment in arms.items():
-            lr, found = fixed_norm(fixed) if experiment == FIXED else (rate(experiment), by_seed(experiment))
+            found = {int(seed): value for seed, value in fixed.items()} if experiment == FIXED else by_seed(experiment)
             seeds = sorted(seed for seed in found if seed in theirs and seed <= 19)
+            if not seeds:
+                continue
+            lr = rate("GPT-09-axes" if experiment == FIXED else experiment)
             ours = [found[seed] for seed in seeds]
             ratio, mean = mean_ratio(ours, [theirs[seed] for seed in seeds]), mean_ratio(ours, [1.0] * len(ours)).value
             gap = f"{percent(ratio.value)} [{100 * ratio.low - 100:+.1f}, {100 * ratio.high - 100:+.1f}]"
@@ -306,11 +309,6 @@ def rate(experiment: str) -> str:
     ]
     (found,) = {config["optim"]["lr"] for config in configs if config["steps"] == 1000}
     return str(found)
-
-
-def fixed_norm(ppl: dict[str, float]) -> tuple[str, dict[int, float]]:
-    """Return rate and perplexities of the control whose attention norms are fixed."""
-    return rate("GPT-09-axes"), {int(seed): value for seed, value in ppl.items()}
 
 
 def early_loss(losses: dict[str, float]) -> float:

@@ -148,11 +148,24 @@ def test_an_open_reader_keeps_seeing_the_old_text(tmp_path: Path) -> None:
     assert path.read_text() == "new"
 
 
-def test_writing_onto_a_symlink_replaces_the_link_and_spares_its_target(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_dangling", [False, True])
+def test_writing_onto_a_symlink_is_refused_and_spares_link_and_target(tmp_path: Path, is_dangling: bool) -> None:
     (tmp_path / "precious.txt").write_text("precious")
-    (tmp_path / "link.txt").symlink_to(tmp_path / "precious.txt")
-    write_text(tmp_path / "link.txt", "new")
-    assert (tmp_path / "precious.txt").read_text() == "precious" and not (tmp_path / "link.txt").is_symlink()
+    (tmp_path / "link.txt").symlink_to(tmp_path / ("nothing" if is_dangling else "precious.txt"))
+    with pytest.raises(OelmError, match=r"link\.txt: is a symbolic link.* give the name of a file"):
+        write_text(tmp_path / "link.txt", "new")
+    assert (tmp_path / "precious.txt").read_text() == "precious" and (tmp_path / "link.txt").is_symlink()
+    assert names_in(tmp_path) == ["link.txt", "precious.txt"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_writing_onto_a_pipe_or_a_folder_is_refused_and_leaves_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name, what in (("pipe", "a named pipe"), ("folder", "a folder")):
+        with pytest.raises(OelmError, match=f"{name}: is {what}, so nothing was written"):
+            write_text(tmp_path / name, "new")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode) and names_in(tmp_path) == ["folder", "pipe"]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from io import FileIO
@@ -89,10 +90,12 @@ def write_text(path: Path, text: str, *, durable: bool = True, guard: Guard | No
 def write_bytes(path: Path, content: bytes, *, durable: bool = True, guard: Guard | None = None) -> None:
     """Replace `path` by `content` atomically; with `durable`, it survives a power cut once this returns.
 
-    With a `guard`, nothing appears in a folder for which it raises.
+    With a `guard`, nothing appears in a folder for which it raises. Raises OelmError, and touches nothing, where the path
+    names something other than a regular file: a rename would put a file in the place of a device, a pipe or a link.
     """
     with room_checked(path, guard=guard):
         _make_folder(path.parent, guard)
+        refuse_special(path)
         # O_EXCL, readable by nobody else until whole, and in the target's own folder, so that the rename is atomic.
         handle, staging = tempfile.mkstemp(prefix=STAGING_PREFIX, dir=path.parent)
         try:
@@ -108,6 +111,28 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True, guard: Guar
             raise
         if durable:
             fsync_dir(path.parent)
+
+
+_SPECIAL = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def refuse_special(path: Path) -> None:
+    """Raise OelmError where a path that is to be written names something that is not a regular file."""
+    try:
+        kind = stat.S_IFMT(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return
+    if kind != stat.S_IFREG:
+        raise OelmError(
+            f"{path}: is {_SPECIAL.get(kind, 'no regular file')}, so nothing was written; give the name of a file, new or old"
+        )
 
 
 def write_over(path: Path, content: bytes, *, guard: Guard | None = None) -> None:

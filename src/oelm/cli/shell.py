@@ -116,7 +116,7 @@ def print_result(result: Result, headline: Callable[[dict[str, Any]], str]) -> N
         raise typer.Exit(STOPPED)
     assert result.figures is not None
     word = "already done" if result.status == "found done" else "done"
-    pace = f"{result.figures['step_s'].get('median', 0.0) * 1000:.0f} ms a step"
+    pace = f"{(result.figures['step_s'].get('median') or 0.0) * 1000:.0f} ms a step"
     total = duration(result.figures["wall_s"]["total"])
     out.print(f"{word}: {headline(result.figures)}, {pace}, {total} in all", soft_wrap=True)
 

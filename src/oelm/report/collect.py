@@ -22,22 +22,19 @@ from oelm.experiments.monitor import RunView, scan
 from oelm.files import read_json
 from oelm.method.kind import starts_otherwise
 from oelm.report.computed import COMPUTED_WITH, computed_with, known_differences, sittings_with
-from oelm.train.metrics import read_jsonl, read_metrics
+from oelm.train.metrics import read_jsonl
 from oelm.train.records import (
-    METRICS,
     PREDICTIONS,
-    TIMING,
     AttentionRecord,
     AuditRecord,
-    EvaluationRow,
     ExampleRow,
     Figures,
     HeadRecord,
     Manifest,
     Split,
-    judged_problems,
     majority_share,
     read_as,
+    read_judged,
     read_rows,
 )
 
@@ -278,11 +275,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def _read_whole(run: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a finished run left; DataError where a file is missing, damaged, or at odds with another."""
-    figures = read_as(Figures, run / TIMING)
-    _check_figures(figures, run / TIMING)
-    evaluations = _read_evaluations(run / METRICS)
-    if problems := judged_problems(run, figures, evaluations, steps=config.get("steps")):
-        raise DataError(f"{run}/{problems[0]}; restore the record from a copy, or repeat the run")
+    figures, evaluations = read_judged(run, steps=config.get("steps"))
     return {
         "manifest": read_as(Manifest, run / "manifest.json"),
         "audit": _read_audit(run / "audit.json", config.get("method")),
@@ -301,24 +294,6 @@ def _read_audit(path: Path, method: object) -> AuditRecord:
         found, wanted = ("is frozen", "learns") if other.is_frozen else ("learns", "is frozen")
         raise DataError(f"{path}: {other.name} {found} at the start; by the method of config.json it {wanted} then")
     return audit
-
-
-def _check_figures(figures: Figures, path: Path) -> None:
-    if (figures.best_ppl is None) == (figures.best_accuracy is None):
-        raise DataError(f"{path}: must have one of best_ppl and best_accuracy")
-    if "total" not in figures.wall_s:
-        raise DataError(f"{path}: wall_s has no total")
-
-
-def _read_evaluations(path: Path) -> list[EvaluationRow]:
-    try:
-        rows = [row for row in read_metrics(path, only='"val_loss"') if "val_loss" in row]
-    except OSError as problem:
-        raise DataError(f"{path}: cannot be read ({problem})") from None
-    evaluations = read_rows(EvaluationRow, path, rows)
-    if max((row.step for row in evaluations), default=0) < 1:
-        raise DataError(f"{path}: holds no evaluation")
-    return evaluations
 
 
 def _read_heads(path: Path) -> dict[str, dict[int, float]]:

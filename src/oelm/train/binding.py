@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from oelm.errors import CheckpointError
+from oelm.errors import CheckpointError, DataError
 from oelm.files import read_json
 from oelm.method.audit import audit
 from oelm.train.checkpoint import Checkpoint
@@ -68,6 +69,32 @@ def check_bound(checkpoint: Checkpoint, run: Path, config: TrainConfig) -> None:
         )
     elif not own:
         log.warning("%s: names no run, so the id of %s could not be checked", run / "manifest.json", checkpoint.path.name)
+
+
+def read_manifest(run: Path) -> dict[str, Any]:
+    """Return a run's manifest.json, nothing where there is none; DataError where what we need of it has another type."""
+    path = run / "manifest.json"
+    # os.path, which takes a name that no file can have for one that is not there; who claims the folder tells the user.
+    if not os.path.isfile(path):
+        return {}
+    manifest = read_json(path)
+    problem = ""
+    if not isinstance(manifest, dict):
+        problem = f"must be an object, found {type(manifest).__name__}"
+    elif not isinstance(data := manifest.get("data", {}), dict):
+        problem = f"data must be an object, found {type(data).__name__}"
+    elif not isinstance(found := data.get("fingerprint", ""), str):
+        problem = f"data.fingerprint must be text, found {type(found).__name__}"
+    elif not isinstance(rows := manifest.get("earlier", []), list) or not all(isinstance(row, dict) for row in rows):
+        problem = "earlier must be a list of objects"
+    if problem:
+        raise DataError(f"{path}: {problem}; restore the file from a copy, or move {run} aside and repeat the same command")
+    return dict(manifest)
+
+
+def data_fingerprint(run: Path) -> str:
+    """Return the fingerprint of the data that a run began with, if it began."""
+    return str(read_manifest(run).get("data", {}).get("fingerprint", ""))
 
 
 def run_id(run: Path) -> str:

@@ -180,6 +180,18 @@ def _remove(path: Path, guard: Guard | None) -> None:
         log.warning("%s: not all of it could be deleted (%s); the run sweeps it when it next starts", retired, problem)
 
 
+def saved_step(run: Path) -> int:
+    """Return the step of a run's newest checkpoint by `latest.json`, 0 where nothing was saved; CheckpointError if damaged."""
+    path = run / "latest.json"
+    if not path.is_file():
+        return 0
+    pointer = read_json(path, error=CheckpointError)
+    step = pointer.get("step") if isinstance(pointer, dict) else None
+    if type(step) is not int or step < 0:
+        raise CheckpointError(f"{path}: names no step; restore the file from a copy, or move {run} aside and train again")
+    return step
+
+
 def open_checkpoint(path: Path) -> Checkpoint:
     """Verify every file of a checkpoint against its manifest and parse its state; raise CheckpointError otherwise."""
     if not _is_plain_dir(path):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from oelm.data.prepare import Progress, is_made_with, prepare
 from oelm.data.tokens import TokenSet
 from oelm.errors import StoppedError
-from oelm.files import read_json
+from oelm.train.binding import data_fingerprint
 from oelm.train.classify import ClassifierTask, open_classifier_task
 from oelm.train.config import FinetuneConfig, RunConfig
 from oelm.train.device import Compute
@@ -23,9 +22,9 @@ def open_task(
     """Prepare a run's data, and return its config with what only the data can tell, and its task."""
     progress = seen_progress(stop, watch)
     if isinstance(config, FinetuneConfig):
-        return open_classifier_task(config, compute, run=run, known=_known(run), progress=progress)
-    data = config.data
-    tokens = prepare(data.source, tokenizer=data.tokenizer, max_tokens=data.max_tokens, known=_known(run), progress=progress)
+        return open_classifier_task(config, compute, run=run, known=data_fingerprint(run), progress=progress)
+    data, known = config.data, data_fingerprint(run)
+    tokens = prepare(data.source, tokenizer=data.tokenizer, max_tokens=data.max_tokens, known=known, progress=progress)
     config = resolve(config, tokens)
     return config, LanguageModelTask(tokens, config, compute)
 
@@ -38,13 +37,6 @@ def resolve(config: RunConfig, tokens: TokenSet) -> RunConfig:
     if not model.vocab_size:
         model = model.model_copy(update={"vocab_size": tokens.meta.vocab_size})
     return config.model_copy(update={"data": data, "model": model})
-
-
-def _known(run: Path) -> str:
-    """Return the fingerprint of the data that a run began with, if it began."""
-    path = run / "manifest.json"
-    # os.path, which takes a name that no file can have for one that is not there; who claims the folder tells the user.
-    return str(read_json(path).get("data", {}).get("fingerprint", "")) if os.path.isfile(path) else ""
 
 
 def seen_progress(stop: StopFlag, watch: Watch) -> Progress:

@@ -90,6 +90,7 @@ class StepTimes(Strict):
     p99: Seconds | None = None
 
 
+RESTORE = "restore the record from a copy, or repeat the run"
 TIMING, METRICS = "timing_stats.json", "metrics.jsonl"
 Split = Literal["val", "test"]
 # A run's answers on each split, one row an example or a document.
@@ -321,6 +322,30 @@ def figure_problems(record: RunRecord) -> list[str]:
         if not _agrees(getattr(figures, name), value)
     ]
     return problems + tested_problems(figures) + _gaps(record) + _sums(record)
+
+
+def read_judged(run: Path, *, steps: object) -> tuple[Figures, list[EvaluationRow]]:
+    """Read a finished run's figures and evaluations; DataError where one is missing, damaged, or at odds with another file."""
+    figures = read_as(Figures, run / TIMING)
+    if (figures.best_ppl is None) == (figures.best_accuracy is None):
+        raise DataError(f"{run / TIMING}: must have one of best_ppl and best_accuracy")
+    if "total" not in figures.wall_s:
+        raise DataError(f"{run / TIMING}: wall_s has no total")
+    evaluations = _read_evaluations(run / METRICS)
+    if problems := judged_problems(run, figures, evaluations, steps=steps):
+        raise DataError(f"{run}/{problems[0]}; {RESTORE}")
+    return figures, evaluations
+
+
+def _read_evaluations(path: Path) -> list[EvaluationRow]:
+    try:
+        rows = [row for row in read_metrics(path, only='"val_loss"') if "val_loss" in row]
+    except OSError as problem:
+        raise DataError(f"{path}: cannot be read ({problem})") from None
+    evaluations = read_rows(EvaluationRow, path, rows)
+    if max((row.step for row in evaluations), default=0) < 1:
+        raise DataError(f"{path}: holds no evaluation")
+    return evaluations
 
 
 def judged_problems(run: Path, figures: Figures, evaluations: list[EvaluationRow], *, steps: object) -> list[str]:

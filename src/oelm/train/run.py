@@ -16,7 +16,8 @@ import torch
 from oelm.errors import STOPPED, DataError, OelmError, OutOfMemoryError, RunDirError
 from oelm.files import read_json, sha256_file, write_bytes, write_json
 from oelm.method.audit import audit
-from oelm.train.checkpoint import MODEL, open_checkpoint
+from oelm.train.binding import data_fingerprint
+from oelm.train.checkpoint import MODEL, open_checkpoint, saved_step
 from oelm.train.config import FinetuneConfig, InitFrom, RunConfig, TrainConfig
 from oelm.train.device import choose_compute, look
 from oelm.train.dist import ALONE, World
@@ -25,6 +26,7 @@ from oelm.train.kinds import open_task
 from oelm.train.load import find_checkpoint
 from oelm.train.loop import run_loop
 from oelm.train.preflight import Estimate, check_fits, gibibytes, is_out_of_memory, what_to_lower
+from oelm.train.records import RESTORE, TIMING, read_judged
 from oelm.train.rundir import GuestRunDir, RunDir
 from oelm.train.schedule import shortened_warmup
 from oelm.train.session import Session, build_session, resume
@@ -104,7 +106,8 @@ def _train(
         if options.exact_step is not None:
             raise RunDirError(f"{out} is finished, so there is nothing to resume from step {options.exact_step}")
         _check_data_unchanged(out, task)
-        return Result("found done", resolved.steps, out, read_json(out / "timing_stats.json"))
+        _check_record(out, resolved)
+        return Result("found done", resolved.steps, out, read_json(out / TIMING))
     folder.set_status("running", Progress(step=0, steps=resolved.steps), message="starting")
     with _failure_noted(folder, resolved), world.guarded():
         needs = task.estimate(compute.device)
@@ -136,17 +139,28 @@ def _finished(session: Session) -> dict[str, Any] | None:
             figures = finish(session)
     if not world.tell(figures is not None):
         return None
-    return figures or read_json(session.folder.path / "timing_stats.json")
+    return figures or read_json(session.folder.path / TIMING)
 
 
 def _check_data_unchanged(run: Path, task: Task) -> None:
     """Raise DataError when a finished run was made from other text than is there now: its figures are not this text's."""
-    then, now = read_json(run / "manifest.json").get("data", {}).get("fingerprint", ""), task.data.fingerprint
+    then, now = data_fingerprint(run), task.data.fingerprint
     if then != now:
         raise DataError(
             f"{run} was trained on other data (fingerprint {then[:12]}..., now {now[:12]}...): "
             "bring back the old text, or give --out a new folder"
         )
+
+
+def _check_record(run: Path, config: TrainConfig) -> None:
+    """Compute a finished run's figures once more; raise DataError where its record was edited or damaged since."""
+    try:
+        read_judged(run, steps=config.steps)
+    except DataError as problem:
+        raise DataError(
+            f"{str(problem).removesuffix(f'; {RESTORE}')}. The run is finished, but its record is not what it wrote: restore "
+            f"the file from a copy, or move {run} aside and repeat the same command"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -172,8 +186,12 @@ def _failure_noted(folder: RunDir, config: TrainConfig) -> Iterator[None]:
 
 def _last_progress(folder: RunDir, config: TrainConfig) -> Progress:
     """Return how far a run is that ended by an exception: at its newest checkpoint."""
-    latest, said = folder.path / "latest.json", read_status(folder.path)
-    step = int(read_json(latest)["step"]) if latest.is_file() else 0
+    said = read_status(folder.path)
+    try:
+        step = saved_step(folder.path)
+    except OelmError:
+        # The error that ended the run is told, not that of a pointer that is damaged besides.
+        step = said.step if said is not None else 0
     known = said.model_dump(include={"loss", "best", "metric", "step_s", "device"}) if said is not None else {}
     return Progress(step=step, steps=config.steps, **known)
 

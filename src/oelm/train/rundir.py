@@ -19,10 +19,10 @@ from filelock import FileLock
 from pydantic import ValidationError
 
 from oelm.errors import CheckpointError, ConfigError, OelmError, RunDirError, RunDirLostError
-from oelm.files import STAGING_PREFIX, dump_json, read_json, room_checked, sweep_staging, write_json
+from oelm.files import STAGING_PREFIX, dump_json, room_checked, sweep_staging, write_json
 from oelm.locks import take
 from oelm.strict import Strict
-from oelm.train.binding import run_id
+from oelm.train.binding import read_manifest, run_id
 from oelm.train.checkpoint import Checkpoints
 from oelm.train.config import Config, TrainConfig, differences, read_any_config
 from oelm.train.logfile import LogFile
@@ -231,8 +231,7 @@ class RunDir:
         path = self.path / "manifest.json"
         facts = {"python": platform.python_version(), **facts}
         earlier: list[Any] = []
-        if path.exists():
-            old = read_json(path)
+        if old := read_manifest(self.path):
             sittings = old.pop("earlier", [])
             old.pop("run", None)
             earlier = sittings if dump_json(old) == dump_json(facts) else [*sittings, old]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 import oelm
 from oelm.cli.app import app
 from oelm.errors import ArchiveError
+from oelm.experiments.archive import make_archive
 from oelm.experiments.collect import find_runs
 from oelm.experiments.inventory import SWEEP
 from oelm.experiments.keep import METRICS, Kept, keep_records
@@ -83,6 +85,17 @@ def test_a_report_reads_the_records_as_it_reads_the_runs(outputs: Path, tmp_path
     assert {key: value for key, value in ours[0].items() if key != "path"} == {
         key: value for key, value in theirs[0].items() if key != "path"
     }
+
+
+def test_a_run_with_an_edited_figure_is_named(outputs: Path, tmp_path: Path) -> None:
+    root = tmp_path / "outputs"
+    shutil.copytree(outputs / PLACE, root / PLACE)
+    stats = root / PLACE / "timing_stats.json"
+    stats.write_text(json.dumps(json.loads(stats.read_text()) | {"best_ppl": 1.5}))
+    told = keep_records(root, tmp_path / "kept", runs=find_runs(root, [])).remarks
+    archived = make_archive(root, tmp_path / "a.tar.gz", runs=find_runs(root, []), weights=False).remarks
+    for (remark,) in (told, archived):
+        assert remark.startswith(f"{PLACE}: its record does not add up") and "best_ppl is 1.5" in remark
 
 
 def test_keeping_again_changes_nothing(outputs: Path, tmp_path: Path) -> None:

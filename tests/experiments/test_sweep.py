@@ -188,6 +188,30 @@ def test_a_finished_run_without_figures_is_told_by_its_file(content: str, tmp_pa
         conclude_sweep(made)
 
 
+def test_a_score_that_the_run_s_evaluations_do_not_give_is_refused(tmp_path: Path) -> None:
+    made = swept(tmp_path, {"base": 2e-3, "arm": 2e-3})
+    score = json.loads((made.runs[3].path / "timing_stats.json").read_text())["best_val_loss"]
+    metrics = made.runs[3].path / "metrics.jsonl"
+    metrics.write_text(
+        json.dumps({"step": 5, "val_loss": score + 1}) + "\n" + json.dumps({"step": 8, "val_loss": score}) + "\n"
+    )
+    conclude_sweep(made)
+    metrics.write_text(json.dumps({"step": 5, "val_loss": score + 1}) + "\n")
+    with pytest.raises(
+        DataError, match=rf"seed-\d+/timing_stats\.json: its best gives the score {score}, metrics\.jsonl gives"
+    ):
+        conclude_sweep(made)
+
+
+def test_a_best_that_has_not_the_least_score_is_refused(tmp_path: Path) -> None:
+    conclude_sweep(swept(tmp_path, {"base": 2e-3, "arm": 2e-3}))
+    path = tmp_path / "arm" / "smoke" / SWEEP
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"best": (record["best"] + 1) % len(record["points"])}))
+    with pytest.raises(ConfigError, match=r"sweep\.json: damaged .*best is point \d+ with the score .*repeat the sweep"):
+        read_sweep("arm", "smoke", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("grid", "values", "at"),
     [

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from oelm.errors import ArchiveError, ConfigError
+from oelm.errors import ArchiveError, ConfigError, DataError
 from oelm.experiments.inventory import (
     CHECKPOINT_FILES,
     POINTERS,
@@ -26,6 +26,7 @@ from oelm.experiments.inventory import (
 )
 from oelm.experiments.portable import Machine, portable_chunks
 from oelm.files import MAX_JSON_BYTES, read_json
+from oelm.train.records import Figures, read_as, read_judged
 from oelm.train.status import STATUS, read_status
 
 CONFIG, STATS = "config.json", "timing_stats.json"
@@ -102,8 +103,25 @@ def look_at_run(path: str, run: Path, machine: Machine, remarks: list[str], *, w
     if CONFIG not in held:
         remarks.append(f"{path}: left out whole, for without {CONFIG} it is no run")
         return None
+    if status == "done":
+        remarks += odds_of(path, run)
     figures = final_figures(read_json(run / STATS, error=ArchiveError)) if status == "done" and STATS in held else {}
     return RunEntry(path=path, seed=int(path.rsplit("-", 1)[1]), status=status, figures=figures, files=tuple(files))
+
+
+def odds_of(path: str, run: Path) -> list[str]:
+    """Return a remark where the figures of a finished run are not what its metrics and answers give."""
+    try:
+        read_as(Figures, run / STATS)
+        config = read_json(run / CONFIG)
+    except DataError:
+        # A record without them is told by who needs them; here is nothing to compare.
+        return []
+    try:
+        read_judged(run, steps=config.get("steps") if isinstance(config, dict) else None)
+    except DataError as problem:
+        return [f"{path}: its record does not add up, and a report refuses it: {problem}"]
+    return []
 
 
 def _status(run: Path) -> ArchivedStatus | Literal["running"]:

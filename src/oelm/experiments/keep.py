@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from oelm.errors import ArchiveError
-from oelm.experiments.collect import CONFIG, STATS, is_plain, run_place
+from oelm.experiments.collect import CONFIG, STATS, is_plain, odds_of, run_place
 from oelm.experiments.inventory import SWEEP
 from oelm.experiments.portable import Machine, portable_chunks, this_machine
 from oelm.experiments.sweep import SweepPoint, SweepRecord
@@ -46,6 +46,7 @@ def keep_records(root: Path, target: Path, *, runs: Sequence[Path]) -> Kept:
         status = read_status(root / place)
         if status is not None and status.status == "done":
             finished.append(place)
+            remarks += odds_of(place, root / place)
         else:
             remarks.append(f"{place}: left out, for it is not done ({status.status if status else 'no status'})")
     # Before the first run is written: a sweep that is refused leaves everything as it was.

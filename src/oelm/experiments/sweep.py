@@ -22,6 +22,8 @@ from oelm.experiments.registry import Experiment
 from oelm.files import read_json, write_json
 from oelm.strict import Strict
 from oelm.train.config import RunConfig, parse_override
+from oelm.train.metrics import read_metrics
+from oelm.train.records import METRICS, TIMING
 from oelm.train.status import now_text, read_status
 
 # Not among the seeds of any comparison: what was chosen by the luck of a seed must not be judged on that seed.
@@ -72,6 +74,10 @@ class SweepRecord(Strict):
     def _best_is_there(self) -> Self:
         if self.best is not None and not 0 <= self.best < len(self.points):
             raise ValueError(f"best is {self.best}, of {len(self.points)} points")
+        scores = [point.score for point in self.points if point.score is not None]
+        chosen = None if self.best is None else self.points[self.best].score
+        if self.best is not None and (chosen is None or chosen != min(scores)):
+            raise ValueError(f"best is point {self.best} with the score {chosen}, the least is {min(scores, default=None)}")
         return self
 
     @property
@@ -255,14 +261,28 @@ def _score(runs: Sequence[PlannedRun]) -> float | None:
         status = read_status(run.path)
         if status is None or status.status != "done":
             return None
-        path = run.path / "timing_stats.json"
+        path = run.path / TIMING
         figures = read_json(path)
         try:
             is_ppl = isinstance(run.config, RunConfig)
-            scores.append(float(figures["best_val_loss"]) if is_ppl else 1.0 - float(figures["best_accuracy"]))
+            score = float(figures["best_val_loss"]) if is_ppl else 1.0 - float(figures["best_accuracy"])
         except (KeyError, TypeError, ValueError) as problem:
             raise DataError(f"{path}: damaged, though the run is done ({problem!r}); `oelm clean` it and repeat") from None
+        _check_score(run, score, is_ppl=is_ppl)
+        scores.append(score)
     return statistics.fmean(scores)
+
+
+def _check_score(run: PlannedRun, score: float, *, is_ppl: bool) -> None:
+    """Raise DataError where a run's best figure is not what its own evaluations give."""
+    name = "val_loss" if is_ppl else "val_accuracy"
+    rows = read_metrics(run.path / METRICS, only='"val_loss"')
+    found = [float(row[name]) if is_ppl else 1.0 - float(row[name]) for row in rows if isinstance(row.get(name), int | float)]
+    if found and not math.isclose(min(found), score, rel_tol=1e-9, abs_tol=1e-12):
+        raise DataError(
+            f"{run.path / TIMING}: its best gives the score {score}, {METRICS} gives {min(found)}; restore the record from a "
+            "copy, or `oelm clean` the run and repeat"
+        )
 
 
 def edges(grid: Grid, values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -291,6 +291,25 @@ def test_gaps_against_a_baseline_get_a_verdict_when_every_seed_beats_the_5_gram(
     assert found["tinystories"].endswith(verdict)
 
 
+@pytest.mark.parametrize("edited", ["GPT-01", "GPT-02"])
+def test_runs_of_one_text_that_disagree_on_counting_leave_no_verdict(study: Path, edited: str) -> None:
+    for experiment in ("GPT-01", "GPT-02"):
+        write_arm(
+            study, experiment, BASE, five_gram=2 * max(BASE), method="baseline" if experiment == "GPT-01" else "oelm_freeze"
+        )
+    name = study / edited / "laptop" / "default" / "seed-1" / "timing_stats.json"
+
+    def found() -> str:
+        return next(row for row in rows(english(study), "classes") if row["method"] == "oelm_lowrank")["tinystories"]
+
+    assert found().endswith("PASS")
+    stats = read_json(name)
+    stats["ngram"]["val"][4] *= 3
+    write_json(name, stats, durable=False)
+    assert found().endswith("UNFIT BASELINE: none")
+    assert any("disagree on what counting gives" in text for text in texts(english(study), "verdicts", "warning"))
+
+
 @pytest.mark.parametrize(("bigram", "verdict"), [(40.0, "PASS"), (30.0, "UNFIT BASELINE: none"), (None, "PASS")])
 def test_records_of_before_the_5_gram_are_judged_by_the_bigram(study: Path, bigram: float | None, verdict: str) -> None:
     write_arm(study, "GPT-01", BASE, bigram=bigram)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oelm.decimals import fixed
@@ -11,12 +13,14 @@ from oelm.report.document import Cell, Section, Table, Text
 from oelm.report.findings import Findings, label, split_text
 from oelm.report.verdict import Reason
 from oelm.report.words import Words
-from oelm.train.records import Split
+from oelm.train.records import PREDICTIONS, Split
 
 # The rule for records made before the 5-gram was measured: a share of a bigram model's perplexity.
 MOST_OF_BIGRAM = 0.6
 # More than evaluations on the same text jitter by.
 MOST_ABOVE_MINIMUM = 0.01
+# By fingerprint, split and the name of the model of counting: its perplexity, as each run says.
+Counted = dict[tuple[str, Split, str], list[float]]
 _COLUMNS = ("arm", "budget", "on", "ppl", "counter", "counter_ppl", "ratio", "orders", "above")
 
 
@@ -32,6 +36,8 @@ class Standing:
     ngram: tuple[float, ...]
     bigram: float | None
     above: float
+    # Two perplexities of one model of counting on one text, by runs that disagree on it.
+    disputed: tuple[float, float] | None = None
 
     @property
     def counter(self) -> float | None:
@@ -65,10 +71,35 @@ class Standing:
 
 def standings(findings: Findings) -> list[Standing]:
     """Return how every language model that arms are compared with stands."""
-    return [_standing(baseline) for baseline, _ in findings.families() if baseline.metric == "ppl"]
+    counted = _counted(findings.arms)
+    return [_standing(baseline, counted) for baseline, _ in findings.families() if baseline.metric == "ppl"]
 
 
-def _standing(arm: Arm) -> Standing:
+def _counted(arms: Sequence[Arm]) -> Counted:
+    """Return what all runs say that counting gives, by the data's fingerprint, the split and the model's order."""
+    found: Counted = {}
+    for run in (run for arm in arms for run in arm.runs):
+        if run.figures is None or run.manifest is None:
+            continue
+        data = run.manifest.data.fingerprint
+        for split in PREDICTIONS:
+            for order, value in enumerate(run.figures.ngram.get(split, ()), start=1):
+                found.setdefault((data, split, f"{order}-gram"), []).append(value)
+            if (bigram := run.figures.bigram_on(split)) is not None:
+                found.setdefault((data, split, "bigram"), []).append(bigram)
+    return found
+
+
+def _disputed(arm: Arm, split: Split, counted: Counted) -> tuple[float, float] | None:
+    """Return two figures of one model of counting on the arm's text that differ by more than another machine's rounding."""
+    texts = {run.manifest.data.fingerprint for run in arm.runs if run.manifest is not None}
+    for (data, on, _), values in counted.items():
+        if data in texts and on == split and not math.isclose(min(values), max(values), rel_tol=1e-6):
+            return min(values), max(values)
+    return None
+
+
+def _standing(arm: Arm, counted: Counted) -> Standing:
     split = common_split(arm)
     figures = [run.figures for run in arm.runs if run.figures is not None]
     # Runs of an arm have the same text, so that one which measured it speaks for those that did not.
@@ -76,7 +107,7 @@ def _standing(arm: Arm) -> Standing:
     bigrams = [value for found in figures if (value := found.bigram_on(split)) is not None]
     bigram = statistics.geometric_mean(bigrams) if bigrams else None
     above = statistics.fmean(_above_minimum(run) for run in arm.runs)
-    return Standing(arm, split, ngrams[0] if ngrams else (), bigram, above)
+    return Standing(arm, split, ngrams[0] if ngrams else (), bigram, above, _disputed(arm, split, counted))
 
 
 def _above_minimum(run: Run) -> float:
@@ -88,7 +119,9 @@ def unfit_baselines(findings: Findings) -> dict[ArmKey, Reason]:
     """Return, for every baseline that is no real one or learnt for too long, why: gaps against it decide nothing."""
     found: dict[ArmKey, Reason] = {}
     for standing in standings(findings):
-        if standing.is_weak and standing.is_by_old_rule and standing.ratio is not None:
+        if standing.disputed is not None:
+            found[standing.arm.key] = Reason("disputed_counter", dict(zip(("least", "most"), standing.disputed, strict=True)))
+        elif standing.is_weak and standing.is_by_old_rule and standing.ratio is not None:
             found[standing.arm.key] = Reason("weak_baseline", {"ratio": standing.ratio, "most": MOST_OF_BIGRAM})
         elif standing.is_weak and standing.worst is not None:
             found[standing.arm.key] = Reason("outcounted_baseline", {"ratio": standing.worst})
@@ -142,7 +175,10 @@ def baseline_remarks(findings: Findings, words: Words) -> list[str]:
     remarks = _old_rule(found, words)
     for standing in found:
         name = {"arm": label(standing.arm), "budget": standing.arm.budget}
-        if standing.is_weak and standing.is_by_old_rule and standing.ratio is not None:
+        if standing.disputed is not None:
+            least, most = standing.disputed
+            remarks.append(words("remark.disputed", **name, least=fixed(least, 2), most=fixed(most, 2)))
+        elif standing.is_weak and standing.is_by_old_rule and standing.ratio is not None:
             remarks.append(words("remark.weak", **name, ratio=fixed(standing.ratio, 2), most=MOST_OF_BIGRAM))
         elif standing.is_weak and standing.worst is not None:
             remarks.append(words("remark.outcounted", **name, ratio=fixed(standing.worst, 3)))

@@ -51,6 +51,7 @@ ReasonCode = Literal[
     "seeds_refused",
     "one_seed",
     "confounded",
+    "disputed_counter",
     "weak_baseline",
     "outcounted_baseline",
     "overfitted_baseline",

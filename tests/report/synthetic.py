@@ -311,6 +311,8 @@ def audit_of(method: str) -> dict[str, Any]:
         role: _role(_LAYERS * one, frozen=len(frozen_layers) * one if part in parts else 0)
         for role, part in (("query", "q"), ("key", "k"))
     }
+    on_top = [role for role, none in (("gain", "none"), ("correction", 0)) if chosen[role] != none and chosen["freeze"]]
+    by_role |= {role: _role(_LAYERS, frozen=0) for role in on_top}
     free = {"embedding": _VOCAB * _DIM + 64 * _DIM, "value_output": 2 * _LAYERS * one, "feed_forward": 2 * _LAYERS * _DIM * _FF}
     by_role |= {role: _role(count, frozen=0) for role, count in free.items()}
     trainable, frozen = (sum(counts[name] for counts in by_role.values()) for name in ("trainable", "frozen"))

@@ -51,7 +51,8 @@ def write_class(
     for run in written:
         audit = read_json(run / "audit.json")
         learns = LEARNING[like]
-        audit["by_role"] = {"query": {"trainable": learns, "frozen": 0}, "feed_forward": {"trainable": 5, "frozen": 0}}
+        where = "correction" if method["correction"] else "query"
+        audit["by_role"] = {where: {"trainable": learns, "frozen": 0}, "feed_forward": {"trainable": 5, "frozen": 0}}
         write_json(run / "audit.json", audit, durable=False)
     return written
 
@@ -193,7 +194,7 @@ def test_sizes_stand_in_rows_of_their_own_with_their_own_counts(study: Path) -> 
     for experiment in ("GPT-01", "GPT-02-lowrank"):
         for run in write_class(study, experiment, variant="model-dim-64"):
             audit = read_json(run / "audit.json")
-            audit["by_role"]["query"]["trainable"] //= 4
+            audit["by_role"]["query" if experiment == "GPT-01" else "correction"]["trainable"] //= 4
             write_json(run / "audit.json", audit, durable=False)
     found = [row for row in rows(english(study), "classes") if row["method"] == "oelm_lowrank"]
     assert [(row["learns in Q/K"], row["share"]) for row in found] == [("4,096", "12.5%"), ("16,384", "12.5%")]
@@ -337,7 +338,7 @@ def test_one_seed_has_no_interval_to_draw(tmp_path: Path) -> None:
 def test_what_learns_over_an_eighth_is_no_little(study: Path, learns: int, named: str) -> None:
     for path in study.glob("GPT-02-lowrank/*/*/*/audit.json"):
         audit = read_json(path)
-        audit["by_role"]["query"]["trainable"] = learns
+        audit["by_role"]["correction"]["trainable"] = learns
         write_json(path, audit, durable=False)
     found = {row["method"]: row["class"] for row in rows(english(study), "classes")}
     assert found["oelm_lowrank"] == named

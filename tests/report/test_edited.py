@@ -91,6 +91,33 @@ def test_a_fail_stays_one_however_many_figures_are_edited(tmp_path: Path) -> Non
         assert f"seed-{seed}/timing_stats.json" in told(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"gain": "head"}, "0 parameters of a gain learn; config.json has method.gain = 'head'"),
+        ({"correction": 0.1}, "0 parameters of a correction learn; config.json has method.correction = 0.1"),
+    ],
+)
+def test_a_method_edited_to_learn_on_top_is_refused_by_the_audit(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    for run in write_failing(tmp_path):
+        config = json.loads((run / "config.json").read_text())
+        edit(run / "config.json", method=config["method"] | changes)
+    assert not any(row.judgement.is_look for row in report(tmp_path).judged) and problem in told(tmp_path)
+
+
+def test_a_correction_that_the_config_hides_is_refused(tmp_path: Path) -> None:
+    runs = write_failing(tmp_path)
+    audit = json.loads((runs[0] / "audit.json").read_text())
+    more = {"correction": {"trainable": 7, "frozen": 0}}
+    edit(
+        runs[0] / "audit.json",
+        total=audit["total"] + 7,
+        trainable=audit["trainable"] + 7,
+        by_role=audit["by_role"] | more,
+    )
+    assert "7 parameters of a correction learn" in told(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["best_accuracy", "final_accuracy"])
 def test_one_edited_accuracy_is_refused(tmp_path: Path, name: str) -> None:
     write_arm(tmp_path, "SST-2-01", ACCURATE)

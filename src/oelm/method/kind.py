@@ -73,6 +73,19 @@ def starts_otherwise(method: Mapping[str, Any], projections: Sequence[Projection
     return next((each for each in projections if each.is_frozen != any(each is one for one in chosen)), None)
 
 
+def tops_otherwise(method: Mapping[str, Any], by_role: Mapping[str, Mapping[str, int]]) -> str | None:
+    """Return the role, gain or correction, that learns in an audit though the method has none, or does not though it has."""
+    is_freezing = bool(method.get("freeze"))
+    wanted = {"gain": method.get("gain", "none") != "none", "correction": bool(method.get("correction"))}
+    return next(
+        (role for role, is_wanted in wanted.items() if (is_freezing and is_wanted) != (_learning(by_role, role) > 0)), None
+    )
+
+
+def _learning(by_role: Mapping[str, Mapping[str, int]], role: str) -> int:
+    return by_role.get(role, {}).get("trainable", 0)
+
+
 def _chosen(method: Mapping[str, Any], projections: Sequence[Projection]) -> list[Projection]:
     """Return what the method freezes at some time."""
     # A pattern is one stack's.

@@ -20,7 +20,7 @@ from oelm.experiments.budget import BUDGETS
 from oelm.experiments.fair import is_tuned_alone
 from oelm.experiments.monitor import RunView, scan
 from oelm.files import read_json
-from oelm.method.kind import starts_otherwise
+from oelm.method.kind import starts_otherwise, tops_otherwise
 from oelm.report.computed import COMPUTED_WITH, computed_with, known_differences, sittings_with
 from oelm.train.metrics import read_jsonl
 from oelm.train.records import (
@@ -293,6 +293,12 @@ def _read_audit(path: Path, method: object) -> AuditRecord:
     if isinstance(method, dict) and (other := starts_otherwise(method, audit.projections)) is not None:
         found, wanted = ("is frozen", "learns") if other.is_frozen else ("learns", "is frozen")
         raise DataError(f"{path}: {other.name} {found} at the start; by the method of config.json it {wanted} then")
+    if isinstance(method, dict) and (role := tops_otherwise(method, audit.by_role)) is not None:
+        count = audit.by_role.get(role, {}).get("trainable", 0)
+        raise DataError(
+            f"{path}: {count:,} parameters of a {role} learn; config.json has method.{role} = {method.get(role, 'none')!r}, "
+            "which is another model; restore the record from a copy, or repeat the run"
+        )
     return audit
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,23 @@ def test_a_file_deleted_between_a_rewind_and_the_first_row_is_written_again(tmp_
     metrics.write(**ROWS[6])
     metrics.close()
     assert read_metrics(path) == ROWS
+
+
+@pytest.mark.parametrize("size", [0, 10])
+@pytest.mark.parametrize("is_sync", [True, False])
+def test_a_file_that_is_cut_under_the_writer_stops_the_run_before_it_saves(tmp_path: Path, size: int, is_sync: bool) -> None:
+    metrics = Metrics(tmp_path / "metrics.jsonl")
+    metrics.rewind(step=0, evaluated=[])
+    for step in (1, 2):
+        metrics.write(step=step, loss=1.0)
+    os.truncate(metrics.path, size)
+    with pytest.raises(DataError, match=rf"metrics\.jsonl: has {size} bytes, and the run wrote \d+.*Restore the file"):
+        if is_sync:
+            metrics.sync()
+        else:
+            metrics.write(step=3, loss=1.0)
+    assert metrics.path.stat().st_size == size
+    metrics.close()
 
 
 def test_a_file_that_another_took_the_place_of_is_left_alone(tmp_path: Path) -> None:

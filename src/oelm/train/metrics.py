@@ -108,6 +108,7 @@ class Metrics:
     def __init__(self, path: Path, *, guard: Guard | None = None) -> None:
         self.path, self._guard = path, guard
         self._file: FileIO | None = None
+        self._size = 0
 
     def rewind(self, *, step: int, evaluated: Sequence[int]) -> None:
         """Drop what was written after the state that training continues from, so that no row is repeated.
@@ -138,7 +139,14 @@ class Metrics:
     def write(self, **row: Any) -> None:
         line = (dump_json(row, indent=None) + "\n").encode()
         with room_checked(self.path, guard=self._guard):
-            write_all(self._in_place(), line)
+            file = self._in_place()
+            try:
+                write_all(file, line)
+                self._size += len(line)
+            except OSError:
+                # A part of the row may be there: that was us.
+                self._size = os.fstat(file.fileno()).st_size
+                raise
 
     def sync(self) -> None:
         """Make every row durable; a checkpoint is published only after this."""
@@ -156,19 +164,21 @@ class Metrics:
     def _open(self) -> FileIO:
         # Unbuffered, so that a row that found no room is not tried again when the file is closed.
         self._file = self.path.open("a+b", buffering=0)
+        self._size = os.fstat(self._file.fileno()).st_size
         return self._file
 
     def _in_place(self) -> FileIO:
         """Return the open file once it is sure that its path still leads to it.
 
         Rows written to a file that was deleted would vanish with this process: the file is written again from the one that
-        is open. Raises DataError, and touches nothing, where another file is in its place, and what the guard raises where
-        the folder is another.
+        is open. Raises DataError, and touches nothing, where another file is in its place or somebody cut or lengthened it,
+        and what the guard raises where the folder is another.
         """
         if self._file is None:
             return self._open()
         try:
-            if os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path)):
+            if os.path.samestat(ours := os.fstat(self._file.fileno()), os.stat(self.path)):
+                self._check_size(ours.st_size)
                 return self._file
         except FileNotFoundError:
             return self._written_again(self._file)
@@ -178,6 +188,14 @@ class Metrics:
             f"{self.path}: another file took its place while the run was writing to it; leave the files of a run alone "
             "until it has ended, and repeat the same command"
         )
+
+    def _check_size(self, size: int) -> None:
+        if size != self._size:
+            raise DataError(
+                f"{self.path}: has {size:,} bytes, and the run wrote {self._size:,}: somebody changed it while the run was "
+                "writing to it, so the run stopped before its next checkpoint. Restore the file from a copy and repeat the "
+                "same command; leave the files of a run alone until it has ended"
+            )
 
     def _written_again(self, file: FileIO) -> FileIO:
         file.seek(0)

@@ -81,3 +81,10 @@ def test_output_that_holds_is_written_as_ever(tmp_path: Path) -> None:
     with stdout((tmp_path / "printed").open("w", encoding="utf-8")), stoppable() as stop:
         out.print("a [line] \u00fc")
     assert stop.reason is None and (tmp_path / "printed").read_text(encoding="utf-8") == "a [line] \u00fc\n"
+
+
+def test_what_the_output_cannot_encode_is_written_as_an_escape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "out.txt").open("w", encoding="ascii") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        out.print("na\u00efve \u4e2d, then plain", soft_wrap=True)
+    assert (tmp_path / "out.txt").read_text() == "na\\xefve \\u4e2d, then plain\n"

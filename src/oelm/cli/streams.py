@@ -37,7 +37,7 @@ class Stream(io.TextIOBase):
             self._listener = None
 
     def write(self, text: str) -> int:
-        self._try(lambda file: file.write(text))
+        self._try(lambda file: file.write(_encodable(text, file)))
         return len(text)
 
     def flush(self) -> None:
@@ -79,6 +79,16 @@ class Stream(io.TextIOBase):
                 raise
             elif self._name == "stdout":
                 raise OelmError(text) from problem
+
+
+def _encodable(text: str, file: Any) -> str:
+    """Return text as a stream can write it: what its encoding lacks is written as an escape, such as \\u2026."""
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding, getattr(file, "errors", None) or "strict")
+    except UnicodeEncodeError:
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+    return text
 
 
 def _why(file: Any, problem: OSError) -> str:

@@ -144,3 +144,8 @@ def test_doctor_answers_without_the_matrix_test() -> None:
 def test_bad_input_gets_one_clear_paragraph(arguments: tuple[str, ...], code: int, words: str, run: Path) -> None:
     output = oelm(*(str(run) if word == "RUN" else word for word in arguments), code=code)
     assert words in output
+
+
+def test_a_prompt_that_is_no_unicode_is_refused_with_its_place() -> None:
+    result = CliRunner().invoke(app, ["generate", "nowhere", "--prompt", "ab\udcff"])
+    assert result.exit_code == 2 and "--prompt: is not valid Unicode (character 3 is" in result.stderr

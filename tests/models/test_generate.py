@@ -110,3 +110,9 @@ def test_frequencies_follow_the_softmax() -> None:
     expected = (logits / 2.0).softmax(-1)
     # Five standard deviations of a binomial share of 4000 draws are below 0.04.
     assert torch.allclose(torch.bincount(draws) / 4000, expected, atol=0.04)
+
+
+@pytest.mark.parametrize("temperature", [1e-320, 1e-308, 1e-5])
+def test_a_tiny_temperature_takes_the_likeliest(temperature: float) -> None:
+    logits = torch.tensor([-3e4, 2.0, 3e4, 1.0])
+    assert choose(logits, Sampling(temperature=temperature), torch.Generator().manual_seed(0)) == 2

@@ -39,6 +39,13 @@ def generate(
         first = problem.errors()[0]
         raise ConfigError(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']} (given: {first['input']})") from None
 
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as problem:
+        raise ConfigError(
+            f"--prompt: is not valid Unicode (character {problem.start + 1} is {prompt[problem.start]!r}); give it in UTF-8"
+        ) from None
+
     def show(text: str) -> None:
         # What a model writes is data: it must not drive a terminal.
         sys.stdout.write(printable(text) if sys.stdout.isatty() else text)

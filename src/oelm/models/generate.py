@@ -16,6 +16,8 @@ from oelm.models.gpt import GPT, Cache
 from oelm.seeds import stream_seed
 from oelm.strict import Strict
 
+_COLDEST = 1e-3
+
 
 class Sampling(Strict):
     """How the next token is chosen. Temperature 0 takes the likeliest; top_k 0 and top_p 1 leave all in."""
@@ -87,7 +89,8 @@ def _next_logits(model: GPT, unread: list[int], cache: Cache) -> Tensor:
 
 def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """Return the next token: the likeliest, or one drawn from what temperature, top_k and top_p leave."""
-    if sampling.temperature == 0:
+    # Below, logits over the temperature may overflow; the likeliest has all but nothing of the probability anyway.
+    if sampling.temperature < _COLDEST:
         return int(logits_V.argmax())
     # In float64: a float32 sum over 50k probabilities moves the cut of top_p.
     logits_V = logits_V.double() / sampling.temperature

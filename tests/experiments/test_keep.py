@@ -98,6 +98,18 @@ def test_a_run_with_an_edited_figure_is_named(outputs: Path, tmp_path: Path) -> 
         assert remark.startswith(f"{PLACE}: its record does not add up") and "best_ppl is 1.5" in remark
 
 
+@pytest.mark.parametrize("left", ["status.json", METRICS])
+def test_a_run_whose_config_is_gone_is_named(outputs: Path, tmp_path: Path, left: str) -> None:
+    root, gone = tmp_path / "outputs", "GPT-02/smoke/default/seed-7"
+    shutil.copytree(outputs / PLACE, root / PLACE)
+    (root / gone).mkdir()
+    shutil.copy(outputs / PLACE / left, root / gone / left)
+    told = keep_records(root, tmp_path / "kept", runs=find_runs(root, [])).remarks
+    archived = make_archive(root, tmp_path / "a.tar.gz", runs=find_runs(root, []), weights=False).remarks
+    for (remark,) in (told, archived):
+        assert remark.startswith(f"{gone}: left out, for its config.json is gone")
+
+
 def test_keeping_again_changes_nothing(outputs: Path, tmp_path: Path) -> None:
     run = kept(outputs, tmp_path)
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in run.iterdir()}

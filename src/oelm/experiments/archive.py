@@ -16,7 +16,7 @@ from filelock import FileLock
 from pydantic import ValidationError
 
 from oelm.errors import ArchiveError
-from oelm.experiments.collect import CONFIG, STATS, file_entry, is_plain, look_at_run, look_at_sweeps, run_place
+from oelm.experiments.collect import CONFIG, STATS, file_entry, is_plain, look_at_run, look_at_sweeps, run_place, without_config
 from oelm.experiments.inventory import (
     FORMAT,
     INVENTORY,
@@ -62,7 +62,7 @@ def make_archive(root: Path, target: Path, *, runs: Sequence[Path], weights: boo
     The bytes depend on the runs alone. A run that says it is running is left out with a remark; an unfinished one is in.
     """
     _refuse_existing(target)
-    machine, remarks = this_machine(), list[str]()
+    machine, remarks = this_machine(), without_config(root)
     places = [(path, root / path) for path in sorted({run_place(root, run) for run in runs})]
     if problem := case_problem(path for path, _ in places):
         raise ArchiveError(f"{root}: {problem}: rename one, or archive them apart")

@@ -26,7 +26,7 @@ from oelm.experiments.inventory import (
 )
 from oelm.experiments.portable import Machine, portable_chunks
 from oelm.files import MAX_JSON_BYTES, read_json
-from oelm.train.records import Figures, read_as, read_judged
+from oelm.train.records import METRICS, Figures, read_as, read_judged
 from oelm.train.status import STATUS, read_status
 
 CONFIG, STATS = "config.json", "timing_stats.json"
@@ -54,6 +54,17 @@ def find_runs(root: Path, names: Iterable[str]) -> list[Path]:
             raise ConfigError(f"{name!r} is no experiment and no run under {root}{hint}")
         found.update(runs)
     return sorted(found)
+
+
+def without_config(root: Path) -> list[str]:
+    """Return a remark on every folder in a run's place that a run wrote to and that has no config.json."""
+    written = {path.parent for name in (STATUS, METRICS) for path in root.glob(f"*/*/*/seed-*/{name}")}
+    places = sorted(path.relative_to(root) for path in written if not (path / CONFIG).exists())
+    return [
+        f"{place.as_posix()}: left out, for its {CONFIG} is gone, so it cannot be told what it is; restore it from a copy"
+        for place in places
+        if not place.parts[0].startswith(".")
+    ]
 
 
 def _absolute(path: Path) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from oelm.errors import ArchiveError
-from oelm.experiments.collect import CONFIG, STATS, is_plain, odds_of, run_place
+from oelm.experiments.collect import CONFIG, STATS, is_plain, odds_of, run_place, without_config
 from oelm.experiments.inventory import SWEEP
 from oelm.experiments.portable import Machine, portable_chunks, this_machine
 from oelm.experiments.sweep import SweepPoint, SweepRecord
@@ -41,7 +41,7 @@ def keep_records(root: Path, target: Path, *, runs: Sequence[Path]) -> Kept:
     ArchiveError otherwise.
     """
     machine = this_machine()
-    added, already, remarks, finished = list[str](), list[str](), list[str](), list[str]()
+    added, already, remarks, finished = list[str](), list[str](), without_config(root), list[str]()
     for place in sorted({run_place(root, run) for run in runs}):
         status = read_status(root / place)
         if status is not None and status.status == "done":

@@ -295,6 +295,16 @@ def slices() -> list[list[str]]:
     return rows
 
 
+def speed_ideas() -> list[list[str]]:
+    """What was tried to make a training step faster: medians of interleaved steps, as multiples of the baseline's speed."""
+    rows = [["idea", "laptop shape", "6 x 512", "kept"]]
+    for each in json.loads((PROBES / "speed-ideas.json").read_text(encoding="utf-8")):
+        before = each.get("before", {})
+        cells = [(f"{before[shape]:.3f}x, now " if before else "") + f"{each[shape]:.3f}x" for shape in ("laptop", "512")]
+        rows.append([each["idea"], *cells, each["kept"]])
+    return rows
+
+
 def by_seed(experiment: str) -> dict[int, float]:
     """Return the best perplexities of an experiment's runs of full length, by seed."""
     found = [path for place in (STUDY, SLICES) for path in place.glob(f"{experiment}/laptop/*/seed-*")]
@@ -329,6 +339,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "short-conv": short_conv,
     "starts": starts,
     "slices": slices,
+    "speed-ideas": speed_ideas,
 }
 
 

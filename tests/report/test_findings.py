@@ -100,7 +100,7 @@ SETTINGS: dict[str, tuple[Any, bool]] = {
     "model.num_layers": (3, True),
     "model.num_heads": (8, True),
     "model.qk_dim": (4, True),
-    "method.gain": ("head", False),
+    "method.std": (0.05, False),
 }
 
 

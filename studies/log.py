@@ -290,7 +290,8 @@ def slices() -> list[list[str]]:
             lr = rate("GPT-09-axes" if experiment == FIXED else experiment)
             ours = [found[seed] for seed in seeds]
             ratio, mean = mean_ratio(ours, [theirs[seed] for seed in seeds]), mean_ratio(ours, [1.0] * len(ours)).value
-            gap = f"{percent(ratio.value)} [{100 * ratio.low - 100:+.1f}, {100 * ratio.high - 100:+.1f}]"
+            interval = f" [{100 * ratio.low - 100:+.1f}, {100 * ratio.high - 100:+.1f}]" if len(seeds) > 1 else ", one seed"
+            gap = percent(ratio.value) + interval
             rows.append([name, lr, str(len(seeds)), f"{mean:.2f}", "" if experiment == baseline else gap])
     return rows
 

@@ -73,7 +73,7 @@ class Experiment(Strict):
     criterion: Criterion | None = None
     seeds: int = Field(default=5, ge=1, le=1000)
     settings: dict[str, Any] = {}
-    at: dict[Literal["paper", "laptop", "smoke"], dict[str, Any]] = {}
+    at: dict[Literal["paper", "workstation", "laptop", "smoke"], dict[str, Any]] = {}
     reported: Reported | None = None
     note: str = ""
     where: str
@@ -181,14 +181,37 @@ def build_catalog(sources: Iterable[YamlFile], *, own: Path | None = None) -> Ca
         for name, entry in source.data.items():
             _check_entry(source, name, entry, taken=taken)
             entries[name], taken[name.lower()] = (source, entry), name
+    merged = {name: _extended(name, entries, seen=()) for name in entries}
     experiments: dict[str, Experiment] = {}
     for name, (source, _) in entries.items():
-        merged = _extended(name, entries, seen=())
-        if own is not None and source.path == str(own):
-            merged = _with_whole_paths(merged, own.parent)
-        experiments[name] = _parse(source, name, merged)
+        for found, entry in _on_each_set(source, name, merged).items():
+            if own is not None and source.path == str(own):
+                entry = _with_whole_paths(entry, own.parent)
+            experiments[found] = _parse(source, found, entry)
     _check_references(experiments)
     return Catalog(experiments)
+
+
+def _on_each_set(source: YamlFile, name: str, merged: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return an entry by its id; one whose `data` is a list becomes an entry per data set, called `name.set`.
+
+    Its baseline is the one on the same set, and its groups, its name among them, also exist per set.
+    """
+    entry = merged[name]
+    if not isinstance(sets := entry.get("data"), list):
+        return {name: entry}
+    for each in sets:
+        if not isinstance(each, str) or not is_safe(f"{name}.{each}"):
+            raise ConfigError(f"{source.where(name, 'data')}: {name}: a list of data takes names of data sets, not {each!r}")
+    baseline, groups = entry.get("baseline"), [*entry.get("groups", []), name]
+    is_each = isinstance(baseline, str) and isinstance(merged.get(baseline, {}).get("data"), list)
+    return {
+        f"{name}.{each}": entry
+        | {"data": each, "title": f"{each}: {entry.get('title', '')}"}
+        | {"groups": groups + [f"{group}.{each}" for group in groups[:-1]]}
+        | ({"baseline": f"{baseline}.{each}"} if is_each else {})
+        for each in sets
+    }
 
 
 def check_name(name: str, *, where: str) -> None:

@@ -238,6 +238,8 @@ PRESETS: dict[str, Method] = {
     "oelm_axes": Method(init="axes", freeze=_FROZEN),
     "oelm_axes_lowrank": Method(init="axes", freeze=_FROZEN, correction=0.125),
     "oelm_axes_q": Method(init="axes", freeze=("q",)),
+    "oelm_axes_k": Method(init="axes", freeze=("k",)),
+    "oelm_axes_q_lowrank": Method(init="axes", freeze=("q",), correction=0.125),
     # Only some of it is frozen, or only for a while.
     "oelm_first_half": Method(init="orthogonal", freeze=_FROZEN, layers="first half"),
     "oelm_last_half": Method(init="orthogonal", freeze=_FROZEN, layers="last half"),

@@ -10,13 +10,19 @@ from dataclasses import dataclass
 from oelm.decimals import fixed
 from oelm.report.collect import Arm, ArmKey, Run, common_split
 from oelm.report.document import Cell, Section, Table, Text
-from oelm.report.findings import Findings, label, split_text
+from oelm.report.findings import Findings, Pair, is_uniform, label, split_text
+from oelm.report.stats import Interval, paired_log_ratio
 from oelm.report.verdict import Reason
 from oelm.report.words import Words
 from oelm.train.records import PREDICTIONS, Split
 
 # The rule for records made before the 5-gram was measured: a share of a bigram model's perplexity.
 MOST_OF_BIGRAM = 0.6
+# What a baseline must beat: so much of a 5-gram's perplexity, on every seed.
+MOST_OF_FIVE_GRAM = 0.95
+# What attention must be worth: the lower end of the perplexity without Q and K over the baseline's. Below, all of it is worth
+# little more than the tolerance of the study's target.
+LEAST_WORTH = 1.10
 # More than evaluations on the same text jitter by.
 MOST_ABOVE_MINIMUM = 0.01
 # By fingerprint, split and the name of the model of counting: its perplexity, as each run says.
@@ -62,7 +68,7 @@ class Standing:
     def is_weak(self) -> bool:
         if self.is_by_old_rule:
             return self.ratio is not None and self.ratio > MOST_OF_BIGRAM
-        return self.worst is not None and self.worst >= 1
+        return self.worst is not None and self.worst > MOST_OF_FIVE_GRAM
 
     @property
     def is_overfitted(self) -> bool:
@@ -124,10 +130,31 @@ def unfit_baselines(findings: Findings) -> dict[ArmKey, Reason]:
         elif standing.is_weak and standing.is_by_old_rule and standing.ratio is not None:
             found[standing.arm.key] = Reason("weak_baseline", {"ratio": standing.ratio, "most": MOST_OF_BIGRAM})
         elif standing.is_weak and standing.worst is not None:
-            found[standing.arm.key] = Reason("outcounted_baseline", {"ratio": standing.worst})
+            found[standing.arm.key] = Reason("outcounted_baseline", {"ratio": standing.worst, "most": MOST_OF_FIVE_GRAM})
         elif standing.is_overfitted:
             found[standing.arm.key] = Reason("overfitted_baseline", {"above": 100 * standing.above})
+    for key, worth in worths(findings).items():
+        if worth.low < LEAST_WORTH:
+            values = {"worth": 100 * (worth.value - 1), "least_worth": 100 * (worth.low - 1), "wanted": 100 * (LEAST_WORTH - 1)}
+            found.setdefault(key, Reason("little_attention", values))
     return found
+
+
+def floors(findings: Findings) -> dict[ArmKey, Arm]:
+    """Return, by its baseline, the arm whose attention has no Q and K."""
+    return {pair.baseline.key: pair.arm for pair in findings.pairs if is_uniform(pair.arm) and not pair.confounded}
+
+
+def worth_of(pair: Pair, floor: Arm) -> Interval | None:
+    """Return what attention is worth in a pair's family: the perplexity without Q and K over the baseline's."""
+    return paired_log_ratio(floor.on(pair.split), pair.baseline.on(pair.split))
+
+
+def worths(findings: Findings) -> dict[ArmKey, Interval]:
+    """Return, by baseline, what attention is worth, where it was measured with two seeds or more."""
+    measured = floors(findings)
+    found = {pair.baseline.key: worth_of(pair, pair.arm) for pair in findings.pairs if pair.arm in measured.values()}
+    return {key: worth for key, worth in found.items() if worth is not None}
 
 
 def baselines_section(findings: Findings, words: Words) -> Section | None:
@@ -181,7 +208,7 @@ def baseline_remarks(findings: Findings, words: Words) -> list[str]:
         elif standing.is_weak and standing.is_by_old_rule and standing.ratio is not None:
             remarks.append(words("remark.weak", **name, ratio=fixed(standing.ratio, 2), most=MOST_OF_BIGRAM))
         elif standing.is_weak and standing.worst is not None:
-            remarks.append(words("remark.outcounted", **name, ratio=fixed(standing.worst, 3)))
+            remarks.append(words("remark.outcounted", **name, ratio=fixed(standing.worst, 3), most=MOST_OF_FIVE_GRAM))
         if standing.is_overfitted:
             remarks.append(words("remark.overfitted", **name, above=100 * standing.above))
     return remarks

@@ -17,6 +17,7 @@ from oelm.report.draws import draws_section
 from oelm.report.earlier import reported_section
 from oelm.report.findings import Findings, find, swept_remarks
 from oelm.report.ladder import across_section, ladder_section
+from oelm.report.kept import kept_section
 from oelm.report.learning import learning_section, reach_section
 from oelm.report.repeat import repeat_section
 from oelm.report.sizes import sizes_section
@@ -38,6 +39,7 @@ class Report:
         words, findings = Words(lang), self.findings
         budgets = words.listed(sorted({arm.budget for arm in findings.arms})) or "-"
         sections = (
+            kept_section(findings, self.judged, words),
             _warned(verdict_section(findings, self.judged, words), swept_remarks(findings, words)),
             classes_section(findings, self.judged, words),
             baselines_section(findings, words),

@@ -29,7 +29,7 @@ class Line(NamedTuple):
 
 
 # Of every line, its comparisons by data set.
-_Found = dict[Line, dict[str, Judged]]
+Found = dict[Line, dict[str, Judged]]
 
 
 def classes_section(findings: Findings, judged: Sequence[Judged], words: Words) -> Section | None:
@@ -37,7 +37,7 @@ def classes_section(findings: Findings, judged: Sequence[Judged], words: Words) 
     rows = [row for row in judged if _belongs(row.pair)]
     if not any(class_of(row.pair) != "control" for row in rows):
         return None
-    found = _by_line(findings, rows, words)
+    found = lines_of(findings, rows, words)
     blocks: list[Block] = [Text(words("classes.text")), _table(found, words), *_together(rows, words), *_forest(found, words)]
     blocks += [*_beside_controls(found, words), *_beside_plain(found, words)]
     return Section("classes", words("classes.title"), tuple(blocks))
@@ -53,10 +53,10 @@ def _belongs(pair: Pair) -> bool:
     return pair.arm.metric == "ppl" and pair.arm.budget != "smoke" and not pair.confounded
 
 
-def _by_line(findings: Findings, rows: Sequence[Judged], words: Words) -> _Found:
+def lines_of(findings: Findings, rows: Sequence[Judged], words: Words) -> Found:
     """Return the comparisons of each class, method and size, in the classes' order."""
     names = _names([row.pair for row in rows])
-    found: _Found = {}
+    found: Found = {}
     for row in rows:
         arm, baseline = row.pair.arm, row.pair.baseline
         counts = (learning_in_qk(arm) or 0, learning_in_qk(baseline) or 0)
@@ -69,7 +69,7 @@ def _by_line(findings: Findings, rows: Sequence[Judged], words: Words) -> _Found
     return {line: found[line] for line in sorted(found)}
 
 
-def _sets(found: _Found) -> list[str]:
+def sets_of(found: Found) -> list[str]:
     """Return the columns in the order of their baselines, whatever stands in the first row."""
     places: dict[str, ArmKey] = {}
     for by_set in found.values():
@@ -78,34 +78,34 @@ def _sets(found: _Found) -> list[str]:
     return sorted(places, key=places.__getitem__)
 
 
-def _title(line: Line, found: _Found, words: Words) -> str:
+def title_of(line: Line, found: Found, words: Words) -> str:
     """Return a line's name with its class, and with its size where the method stands in several."""
     sizes = {other.whole for other in found if other[:2] == line[:2]}
     size = f", {line.learns:,}" if len(sizes) > 1 else ""
     return f"{line.name}{size} ({words(f'classes.{CLASSES[line.place]}')})"
 
 
-def _forest(found: _Found, words: Words) -> list[Block]:
+def _forest(found: Found, words: Words) -> list[Block]:
     points = []
     for line, by_set in found.items():
         for name, row in by_set.items():
             gap, text = decided_by(row, words)
             if gap is not None:
                 verdict = words(f"verdict.{row.judgement.verdict}")
-                place = {"name": _title(line, found, words), "arm": name, "text": text, "verdict": verdict}
+                place = {"name": title_of(line, found, words), "arm": name, "text": text, "verdict": verdict}
                 points.append({**place, "value": gap.value, "low": gap.low, "high": gap.high})
     if not points:
         return []
     bound = BOUNDS["ppl"]
-    spec = forest_by_set(points, _sets(found), target=target_of("ppl", bound, words), title=words("forest.ppl"))
+    spec = forest_by_set(points, sets_of(found), target=target_of("ppl", bound, words), title=words("forest.ppl"))
     alt = words("forest.alt", arms=words.listed(dict.fromkeys(point["name"] for point in points)))
     return [Chart("classes", words("forest.caption.ppl", bound=bound), spec, alt)]
 
 
-def _beside_controls(found: _Found, words: Words) -> list[Block]:
+def _beside_controls(found: Found, words: Words) -> list[Block]:
     """Return arms on which a little learns against the controls of as few parameters: what the frames are worth."""
     controls = {line: by_set for line, by_set in found.items() if CLASSES[line.place] == "control"}
-    sets, rows = _sets(controls), []
+    sets, rows = sets_of(controls), []
     for line, by_set in found.items():
         if CLASSES[line.place] not in ("little", "much"):
             continue
@@ -119,12 +119,12 @@ def _beside_controls(found: _Found, words: Words) -> list[Block]:
         columns = tuple(words(f"classes.{name}") for name in ("method", "learns", "control", "learns"))
         numeric = frozenset({1, 3, *range(4, 4 + len(sets))})
         blocks.append(Table("controls", words("classes.controls"), (*columns, *sets), tuple(rows), numeric))
-    if alone := [f"{_title(line, found, words)}: {words.listed(sets)}" for line, sets in _alone(found, controls).items()]:
+    if alone := [f"{title_of(line, found, words)}: {words.listed(sets)}" for line, sets in _alone(found, controls).items()]:
         blocks.append(Text(words("classes.alone", arms="; ".join(alone)), "note"))
     return blocks
 
 
-def _beside_plain(found: _Found, words: Words) -> list[Block]:
+def _beside_plain(found: Found, words: Words) -> list[Block]:
     """Return what stands behind a short convolution, baselines among them, against the baselines that have none."""
     judged = [(line, name, row.pair) for line, by_set in found.items() for name, row in by_set.items()]
     plain = {name: pair.baseline for _, name, pair in judged if not has_short_conv(pair.baseline)}
@@ -136,7 +136,7 @@ def _beside_plain(found: _Found, words: Words) -> list[Block]:
     arms: dict[tuple[str, int], dict[str, Arm]] = {}
     for title, name, arm in told:
         arms.setdefault((title, _trainable(arm)), {})[name] = arm
-    sets = [name for name in _sets(found) if any(name in by_set for by_set in arms.values())]
+    sets = [name for name in sets_of(found) if any(name in by_set for by_set in arms.values())]
     rows = []
     for (title, trainable), by_set in arms.items():
         cells = (_against(by_set.get(name), plain[name], words) for name in sets)
@@ -157,7 +157,7 @@ def _is_beside(control: Line, line: Line) -> bool:
     return control.whole == line.whole and line.learns / 2 <= control.learns <= line.learns
 
 
-def _alone(found: _Found, controls: _Found) -> dict[Line, list[str]]:
+def _alone(found: Found, controls: Found) -> dict[Line, list[str]]:
     """Return the arms on which a little learns, with the data sets on which no control of as few parameters stands beside."""
     alone: dict[Line, list[str]] = {}
     for line, by_set in found.items():
@@ -186,8 +186,8 @@ def _against(ours: Arm | None, theirs: Arm, words: Words) -> Cell:
     return Cell(told, gap.value if gap is not None else None)
 
 
-def _table(found: _Found, words: Words) -> Table:
-    sets = _sets(found)
+def _table(found: Found, words: Words) -> Table:
+    sets = sets_of(found)
     body = tuple(_row(line, by_set, sets, words) for line, by_set in found.items())
     columns = (*(words(f"classes.{name}") for name in ("class", "method", "learns", "share")), *sets)
     gaps = range(4, len(columns))

@@ -11,6 +11,7 @@ from oelm.errors import ConfigError
 from oelm.experiments.fair import TUNED, confounding, tuned_alike
 from oelm.experiments.inventory import SWEEP
 from oelm.experiments.registry import Catalog, Experiment, dotted
+from oelm.method.kind import method_kind
 from oelm.report.collect import Arm, ArmKey, Run, common_split, difference_text, differing_settings
 from oelm.report.computed import known_differences
 from oelm.report.words import Words
@@ -253,3 +254,10 @@ def has_short_conv(arm: Arm) -> bool:
     """Whether a short convolution stands before the first layer of the arm's model."""
     config = arm.runs[0].config
     return config is not None and bool(config.get("model", {}).get("short_conv", 0))
+
+
+def is_uniform(arm: Arm) -> bool:
+    """Whether an arm's attention has no Q and K: both are frozen at zero in every layer, so all visible tokens weigh the same."""
+    method = (arm.runs[0].config or {}).get("method", {})
+    is_zero = method.get("init") == "gaussian" and method.get("std") == 0
+    return is_zero and method_kind(method) == "pure"

@@ -53,11 +53,8 @@ class Target(NamedTuple):
     name: str
     told: str
     none: str
-
-    @property
-    def nothing(self) -> float:
-        """Where no difference is: of ratios at one, of differences at zero."""
-        return 1.0 if self.bound > 0.5 else 0.0
+    # Of ratios one, of differences zero.
+    nothing: float = 1.0
 
 
 def forest(rows: Rows, verdicts: Mapping[str, str], *, target: Target, title: str) -> dict[str, Any]:
@@ -101,8 +98,11 @@ def _verdict_look(rows: Rows, verdicts: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def forest_by_set(rows: Rows, sets: Sequence[str], *, target: Target, title: str) -> dict[str, Any]:
-    """Return, for each name, a point with its interval on every data set. Rows have name, arm (the set), value, low, high."""
+def forest_by_set(rows: Rows, sets: Sequence[str], *, target: Target, title: str, faint: str = "") -> dict[str, Any]:
+    """Return, for each name, a point with its interval on every data set. Rows have name, arm (the set), value, low, high.
+
+    `faint` names a field of the rows: where that is false, the row is drawn faintly.
+    """
     order = list(dict.fromkeys(row["name"] for row in rows))
     shared: dict[str, Any] = {
         "y": {"field": "name", "type": "nominal", "sort": order, "title": None, "axis": {"labelLimit": 320, "grid": True}},
@@ -111,6 +111,8 @@ def forest_by_set(rows: Rows, sets: Sequence[str], *, target: Target, title: str
         "color": _colour(sets, columns=4),
         "tooltip": [{"field": name, "type": "nominal", "title": " "} for name in ("name", "arm", "text", "verdict")],
     }
+    if faint:
+        shared["opacity"] = {"condition": {"test": f"datum.{faint}", "value": 1}, "value": 0.3}
     ticks = _ticks(rows, target)
     interval = {
         "mark": {"type": "rule", "strokeWidth": 2},

@@ -68,6 +68,40 @@ def pooled_log_ratio(
     return _on_ratios(_student(_mean(own), error, freedom=freedom, level=level))
 
 
+def share_kept(
+    ours: Mapping[int, float], theirs: Mapping[int, float], floor: Mapping[int, float], *, level: float = LEVEL
+) -> Interval | None:
+    """Return which share of attention's worth an arm keeps: 1 - log(PPL / baseline's) / log(floor's / baseline's).
+
+    `floor` is the PPL without Q and K by seed. The interval is Fieller's, for a quotient of two means over the same seeds.
+    None for fewer than two common seeds, and where the quotient is unbounded: the floor may be no worse than the baseline.
+    """
+    costs, worths = _log_ratios(ours, theirs), _log_ratios(floor, theirs)
+    seeds = common_seeds(costs, worths)
+    if len(seeds) < 2:
+        return None
+    lost = _fieller([costs[seed] for seed in seeds], [worths[seed] for seed in seeds], level=level)
+    return lost and Interval(1 - lost.value, 1 - lost.high, 1 - lost.low, lost.level, lost.freedom)
+
+
+def _fieller(above: Sequence[float], below: Sequence[float], *, level: float) -> Interval | None:
+    """Return the quotient of two means of paired values with Fieller's interval (1954); None where it is unbounded."""
+    count, freedom = len(above), len(above) - 1
+    quantile = -float(stdtrit(freedom, (1 - level) / 2))
+    (own, shared), (_, error) = np.cov(above, below) / count
+    mean = _mean(below)
+    # How many of its own errors the divisor is from zero, squared and inverted.
+    doubt = quantile**2 * error / mean**2 if mean else math.inf
+    if doubt >= 1:
+        return None
+    value = _mean(above) / mean
+    slope = shared / error if error else 0.0
+    spread = own - 2 * value * shared + value**2 * error - doubt * (own - slope * shared)
+    middle = (value - doubt * slope) / (1 - doubt)
+    half = quantile * math.sqrt(max(0.0, spread)) / (abs(mean) * (1 - doubt))
+    return Interval(value, middle - half, middle + half, level, freedom)
+
+
 def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float], *, level: float = LEVEL) -> Interval | None:
     """Return the mean difference of accuracies (shares), paired by seed, with a t interval.
 

@@ -54,6 +54,7 @@ ReasonCode = Literal[
     "disputed_counter",
     "weak_baseline",
     "outcounted_baseline",
+    "little_attention",
     "overfitted_baseline",
     "no_criterion",
     "no_baseline",

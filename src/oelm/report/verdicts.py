@@ -328,7 +328,7 @@ def target_of(metric: str, bound: float, words: Words) -> Target:
     """Return the line in a picture that arms of a metric are held against, with its words."""
     told = _told(metric, bound)
     name, whole = words(f"forest.target.{metric}", bound=told), words(f"forest.bound.{metric}", bound=told)
-    return Target(bound, name, whole, words("forest.none"))
+    return Target(bound, name, whole, words("forest.none"), nothing=1.0 if metric == "ppl" else 0.0)
 
 
 def _told(metric: str, bound: float) -> float:

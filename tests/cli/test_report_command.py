@@ -87,7 +87,7 @@ def test_an_unknown_language_is_refused_with_those_there_are(root: Path) -> None
 
 def test_an_unknown_budget_is_refused_with_the_nearest(root: Path) -> None:
     shown = oelm("report", "--budget", "labtop", code=2).output
-    assert "no budget called 'labtop' (did you mean 'laptop'?); there are: paper, laptop, smoke" in shown
+    assert "no budget called 'labtop' (did you mean 'laptop'?); there are: paper, workstation, laptop, smoke" in shown
 
 
 def test_a_budget_without_runs_is_an_empty_report(root: Path) -> None:

@@ -14,8 +14,8 @@ def test_every_budget_is_a_config(budget: str) -> None:
     assert parse_config(budget_settings(budget), where=budget).steps > 0
 
 
-def test_the_budgets_are_the_three_of_the_design() -> None:
-    assert BUDGETS == ("paper", "laptop", "smoke")
+def test_the_budgets_are_the_four_of_the_design() -> None:
+    assert BUDGETS == ("paper", "workstation", "laptop", "smoke")
 
 
 def test_budgets_shrink_in_work_from_paper_to_smoke() -> None:
@@ -59,6 +59,6 @@ def test_changing_the_settings_changes_no_budget() -> None:
 
 def test_an_unknown_budget_is_refused_with_the_nearest_and_all() -> None:
     with pytest.raises(
-        ConfigError, match=r"^unknown budget 'lapto' \(did you mean 'laptop'\?\); there are: paper, laptop, smoke$"
+        ConfigError, match=r"^unknown budget 'lapto' \(did you mean 'laptop'\?\); there are: paper, workstation, laptop, smoke$"
     ):
         budget_settings("lapto")

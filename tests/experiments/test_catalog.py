@@ -50,6 +50,9 @@ THINNER = {f"{name}ner": arm for name, arm in THIN.items()}
 CONV = {"GPT-02": "GPT-01", "GPT-05": "GPT-04", "GPT-07": "GPT-06", "GPT-09": "GPT-08"}
 # Controls that train everything: what they have less of than their baseline.
 SHAPE = {"GPT-01-lean": "model.ff_dim"} | dict.fromkeys([*THIN, *THINNER], "model.qk_dim")
+# The data sets of the study's own arms, each of which is on all of them.
+SETS = ("tinystories", "wikitext2", "wikipedia", "openwebtext", "stdlib", "site-packages")
+SHAPE |= {f"{arm}.{name}": "model.qk_dim" for arm in ("thin", "conv-thin") for name in SETS}
 ON_EVERY_CORPUS = {"scaled": "pure"} | dict.fromkeys(("matrix", "lowrank", "lowrank-first"), "little")
 ON_EVERY_CORPUS |= dict.fromkeys(("last-half", "odd", "first-free"), "partial")
 # Each variant, by what follows the frozen arm's name, and the class of its verdicts.
@@ -244,7 +247,9 @@ def test_the_arms_that_make_fair_pairs_at_paper_change_the_lr_there_and_nothing_
 
 def test_every_arm_has_a_criterion_of_the_study_s_and_five_seeds_planned(catalog: Catalog) -> None:
     for experiment in catalog:
-        assert experiment.seeds == 5 and (experiment.criterion is not None) == (experiment.baseline is not None)
+        # The floor of the study's families measures what attention is worth, and has no target.
+        has_target = experiment.baseline is not None and experiment.id.split(".")[0] not in ("uniform", "conv-uniform")
+        assert experiment.seeds == 5 and (experiment.criterion is not None) == has_target
         if experiment.criterion is not None:
             bound = experiment.criterion.ppl_ratio_at_most, experiment.criterion.accuracy_loss_at_most
             assert bound == ((1.05, None) if experiment.kind == "language_model" else (None, 0.05))
@@ -254,7 +259,9 @@ def test_every_baseline_and_control_of_shape_trains_everything_and_every_other_a
     frozen = {"GPT-02-q-only": ("q",), "GPT-02-k-only": ("k",)}
     for experiment in catalog:
         is_free = experiment.baseline is None or experiment.id in SHAPE
-        rest = ("q",) if experiment.id.endswith("-axes-q") else ("q", "k")
+        arm = experiment.id.split(".")[0]
+        rest = ("q",) if arm.endswith(("-axes-q", "slices-q", "slices-q-lowrank")) else ("q", "k")
+        rest = ("k",) if arm == "slices-k" else rest
         expected = () if is_free else frozen.get(experiment.id, rest)
         assert made(catalog, experiment.id, "smoke").method.freeze == expected, experiment.id
 
@@ -328,14 +335,31 @@ def test_a_variant_differs_from_the_frozen_arm_of_its_corpus_in_the_method_and_a
 
 def test_the_groups_are_those_of_the_docs_and_hold_what_they_say(catalog: Catalog) -> None:
     groups = catalog.groups()
-    assert set(groups) == {"gpt", "bert", "study", "ablation", "variants", "encoder-decoder", "all"}
-    assert groups["all"] == list(catalog.experiments) and len(groups["all"]) == 103
+    assert set(groups) >= {"gpt", "bert", "study", "ablation", "variants", "encoder-decoder", "all", "arms"}
+    assert groups["all"] == list(catalog.experiments) and len(groups["all"]) == 103 + len(groups["arms"])
     assert {*groups["variants"]} <= {*groups["gpt"]} and len(groups["variants"]) == 75
     assert not {*groups["variants"]} & {*groups["study"], *groups["ablation"]}
-    assert {*groups["gpt"], *groups["bert"], *groups["encoder-decoder"]} == {*groups["all"]} >= {*groups["ablation"]}
+    grouped = {*groups["gpt"], *groups["bert"], *groups["encoder-decoder"], *groups["arms"]}
+    assert grouped == {*groups["all"]} >= {*groups["ablation"]}
     assert not {*groups["study"]} & {*groups["ablation"]}
     assert {catalog.get(name).kind for name in groups["gpt"]} == {"language_model"}
     assert {catalog.get(name).kind for name in groups["bert"] + groups["encoder-decoder"]} == {"classifier"}
+
+
+def test_every_arm_of_the_study_is_on_every_data_set_beside_its_baseline_there(catalog: Catalog) -> None:
+    groups = catalog.groups()
+    arms = {name for name in groups if {f"{name}.{each}" for each in SETS} == {*groups[name]}}
+    assert {"learn", "uniform", "thin", "lowrank", "slices-q", "conv-learn", "conv-uniform", "conv-slices-q"} <= arms
+    for each in SETS:
+        assert {*groups[f"arms.{each}"]} == {f"{arm}.{each}" for arm in arms}
+    for name in groups["arms"]:
+        experiment = catalog.get(name)
+        arm, _, data = name.partition(".")
+        family = "conv-learn" if arm.startswith("conv-") else "learn"
+        assert experiment.data == data and experiment.baseline == (None if arm == family else f"{family}.{data}")
+        assert experiment.title.startswith(f"{data}: ")
+        is_behind = made(catalog, name, "workstation").model.model_dump()["short_conv"] == 3
+        assert is_behind == arm.startswith("conv-")
 
 
 @pytest.mark.parametrize("name", ["T5-01", "T5-02", "BART-01", "BART-02"])

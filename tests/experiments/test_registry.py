@@ -154,7 +154,7 @@ def test_a_key_that_is_ours_or_names_code_is_unknown(key: str) -> None:
         ({"seeds": True}, "seeds: Input should be a valid integer"),
         ({"groups": "mine"}, "groups: "),
         ({"method": 5}, "method: must be the name of a preset, or a mapping"),
-        ({"at": {"lapto": {}}}, "at.lapto: unknown budget 'lapto'; there are: paper, laptop, smoke"),
+        ({"at": {"lapto": {}}}, "at.lapto: unknown budget 'lapto'; there are: paper, workstation, laptop, smoke"),
         ({"at": {"laptop": 5}}, "at.laptop: "),
         ({"settings": [1]}, "settings: "),
         ({"reported": {"source": "x", "figures": {"ppl": "4"}}}, "reported.figures.ppl: Input should be a valid number"),
@@ -342,3 +342,38 @@ def test_an_unknown_id_is_refused_with_the_groups_and_what_is_near(name: str) ->
 def test_a_group_where_one_experiment_is_meant_is_told_to_be_one() -> None:
     with pytest.raises(ConfigError, match="^'encoder-decoder' is a group; name one of its experiments: T5-01, T5-02, BART-01"):
         load_catalog().get("encoder-decoder")
+
+
+SEVERAL = """
+plain: {kind: language_model, data: [stdlib, wikitext2], groups: [pair]}
+frozen: {extends: plain, method: oelm_freeze, baseline: plain, title: frozen}
+"""
+
+
+def test_a_list_of_data_sets_makes_an_experiment_on_each_with_its_baseline_there() -> None:
+    catalog = catalog_of(SEVERAL)
+    assert list(catalog.experiments) == ["plain.stdlib", "plain.wikitext2", "frozen.stdlib", "frozen.wikitext2"]
+    found = catalog.get("frozen.wikitext2")
+    assert (found.data, found.baseline, found.title) == ("wikitext2", "plain.wikitext2", "wikitext2: frozen")
+
+
+def test_groups_of_a_list_exist_on_all_sets_and_on_each_and_the_name_is_one() -> None:
+    groups = catalog_of(SEVERAL).groups()
+    assert groups["pair.stdlib"] == ["plain.stdlib", "frozen.stdlib"]
+    assert groups["frozen"] == ["frozen.stdlib", "frozen.wikitext2"]
+    assert len(groups["pair"]) == 4
+
+
+def test_an_arm_on_several_sets_may_have_one_baseline_on_one() -> None:
+    own = "mine: {kind: language_model, data: stdlib}\n"
+    both = "both: {kind: language_model, data: [stdlib, wikitext2], baseline: mine}\n"
+    assert {found.baseline for found in catalog_of(own + both) if found.id != "mine"} == {"mine"}
+
+
+@pytest.mark.parametrize("data", ["[stdlib, 5]", "[stdlib, ../x]", "[stdlib, a/b.txt]", "['']"])
+def test_a_list_of_data_takes_names_alone(data: str) -> None:
+    refused(f"x: {{kind: language_model, data: {data}}}\n", r"x: a list of data takes names of data sets, not ")
+
+
+def test_an_empty_list_of_data_is_refused() -> None:
+    refused("x: {kind: language_model, data: []}\n", r"x: `data` is an empty list")

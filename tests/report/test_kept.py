@@ -103,7 +103,7 @@ def test_where_attention_is_worth_little_the_point_is_faint_and_there_is_no_verd
     write_family(tmp_path, frozen=1.01, uniform=uniform)
     document = english(tmp_path)
     assert {point["is_worth"] for point in values(document, "kept")} == {is_worth}
-    verdict = next(row["verdict"] for row in rows(document, "verdicts") if row["arm"].startswith("GPT-02 /"))
+    verdict = next(row["verdict"] for row in rows(document, "verdicts") if row["arm / baseline"].startswith("GPT-02 /"))
     assert verdict == ("PASS" if is_worth else "UNFIT BASELINE: none")
     told = [text for text in texts(document, "verdicts") if "Attention is worth too little here" in text]
     assert bool(told) is not is_worth

@@ -69,7 +69,7 @@ def test_no_difference_and_the_target_are_labelled_and_named(interval: tuple[flo
 
 
 def test_a_target_in_points_is_labelled_and_named_too() -> None:
-    points_lost = Target(-0.05, "target -5 points", "the target: 5 points below", "baseline")
+    points_lost = Target(-0.05, "target -5 points", "the target: 5 points below", "baseline", nothing=0.0)
     assert {"0.00", "\u22120.05", "baseline", "target -5 points"} <= set(texts(of_intervals((-0.02, 0.01), target=points_lost)))
 
 

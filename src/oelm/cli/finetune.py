@@ -23,7 +23,7 @@ def finetune(
     ] = None,
     folder: Annotated[Path | None, typer.Option("--from", help="Take local copies of a named task from this folder.")] = None,
     method: Annotated[str | None, typer.Option(help="A preset: baseline (default), oelm_freeze_pretrained, ...")] = None,
-    budget: Annotated[str | None, typer.Option(help="Size of it all: paper, laptop (default) or smoke.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Size: paper, workstation, laptop (default) or smoke.")] = None,
     epochs: Annotated[float | None, typer.Option(help="How often to see every training example.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.")] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from oelm.experiments.sweep import SweepRecord
 
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="Experiments or groups of `oelm list`.")]
-Budget = Annotated[str, typer.Option(help="Size of it all: paper, laptop or smoke.")]
+Budget = Annotated[str, typer.Option(help="Size: paper, workstation, laptop or smoke.")]
 Seeds = Annotated[
     str | None, typer.Option(help="How many (5: 0 to 4), a range (5-9) or a list; default: as the catalog plans.")
 ]

@@ -22,7 +22,7 @@ _OLD_NAMES = {"baseline": "baseline", "oelm_v2": "oelm_freeze", "oelm_random": "
 @reported
 def train(
     method: Annotated[str | None, typer.Option(help="A preset: baseline (default), oelm_freeze, gaussian_matched, ...")] = None,
-    budget: Annotated[str | None, typer.Option(help="Size of it all: paper, laptop (default) or smoke.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Size: paper, workstation, laptop (default) or smoke.")] = None,
     data: Annotated[
         str | None,
         typer.Option("--data", "--dataset", help="A name of `oelm data list` (default stdlib), text, or a token set."),

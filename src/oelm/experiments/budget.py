@@ -104,6 +104,15 @@ _CLASSIFIER_BUDGETS: dict[str, dict[str, Any]] = {
         "batch_size": 16,
         "micro_batch_size": 16,
     },
+    "workstation": {
+        "model": {"vocab_size": 4096, "model_dim": 128, "num_layers": 4, "num_heads": 4, "ff_dim": 512},
+        "examples": {"task": "stdlib", "max_length": 128},
+        "optim": {"lr": 5e-4},
+        "schedule": {"warmup_steps": 100},
+        "epochs": 3,
+        "batch_size": 16,
+        "micro_batch_size": 16,
+    },
     "laptop": {
         "model": {"vocab_size": 4096, "model_dim": 128, "num_layers": 4, "num_heads": 4, "ff_dim": 512},
         "examples": {"task": "stdlib", "max_length": 128, "max_train": 4000},

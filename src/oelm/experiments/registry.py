@@ -200,6 +200,8 @@ def _on_each_set(source: YamlFile, name: str, merged: Mapping[str, dict[str, Any
     entry = merged[name]
     if not isinstance(sets := entry.get("data"), list):
         return {name: entry}
+    if not sets:
+        raise ConfigError(f"{source.where(name, 'data')}: {name}: `data` is an empty list; name at least one data set")
     for each in sets:
         if not isinstance(each, str) or not is_safe(f"{name}.{each}"):
             raise ConfigError(f"{source.where(name, 'data')}: {name}: a list of data takes names of data sets, not {each!r}")

@@ -58,6 +58,7 @@ def test_records_hold_neither_weights_nor_tokenizer_nor_text(outputs: Path, tmp_
     run = kept(outputs, tmp_path)
     files = {path.relative_to(run).as_posix() for path in run.rglob("*")}
     expected = {"config.json", "manifest.json", "audit.json", "status.json", "timing_stats.json", "attention.json", METRICS}
+    expected |= {PREDICTIONS["val"]}
     assert files == expected
 
 
@@ -263,11 +264,12 @@ def test_a_classifiers_answers_are_kept_on_both_splits(tmp_path: Path) -> None:
     assert rows(english(target), "verdicts") == rows(english(root), "verdicts")
 
 
-def test_a_language_models_documents_are_not_kept(tmp_path: Path) -> None:
+def test_a_language_models_documents_are_kept_on_both_splits(tmp_path: Path) -> None:
     run = write_run(tmp_path / "outputs", "GPT-02", 0, Fate(ppl=20.0, test=21.0), budget="smoke")
-    assert (run / PREDICTIONS["test"]).exists()
     keep_records(tmp_path / "outputs", tmp_path / "results", runs=[run])
-    assert not list((tmp_path / "results").rglob("*predictions.jsonl"))
+    kept = tmp_path / "results" / run.relative_to(tmp_path / "outputs")
+    for name in PREDICTIONS.values():
+        assert (kept / name).read_bytes() == (run / name).read_bytes()
 
 
 def test_the_command_says_what_it_wrote(outputs: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_the_share_is_one_minus_the_quotient_of_mean_log_gaps() -> None:
     st.lists(st.tuples(st.floats(0.01, 0.4), st.floats(0.3, 0.9)), min_size=3, max_size=8),
     st.sampled_from([0.8, 0.95]),
 )
-def test_fieller_holds_exactly_the_quotients_that_a_t_test_does_not_reject(pairs: list[tuple[float, float]], level: float) -> None:
+def test_fieller_holds_the_quotients_that_a_t_test_does_not_reject(pairs: list[tuple[float, float]], level: float) -> None:
     base = {seed: 10.0 for seed in range(len(pairs))}
     ours = {seed: 10 * math.exp(cost) for seed, (cost, _) in enumerate(pairs)}
     floor = {seed: 10 * math.exp(worth) for seed, (_, worth) in enumerate(pairs)}

@@ -24,7 +24,7 @@ def bench(
         list[str] | None,
         typer.Argument(help="A, the reference, then the others: names of methods, 'thin', or config.json files of runs."),
     ] = None,
-    budget: Annotated[str, typer.Option(help="The size for methods: paper (Medium-512), workstation, laptop or smoke.")] = "paper",
+    budget: Annotated[str, typer.Option(help="Size for methods: paper (Medium-512), workstation, laptop or smoke.")] = "paper",
     shape: Annotated[str | None, typer.Option(help="Instead of --budget, a published shape: laptop, 512 or medium.")] = None,
     rounds: Annotated[int, typer.Option(min=3, help="How often the arms take turns.")] = 10,
     generate: Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,10 +117,9 @@ def _holds(new: SweepPoint, kept: SweepPoint) -> bool:
 
 def _content(run: Path, machine: Machine) -> dict[str, bytes]:
     content = {name: b"".join(portable_chunks(run, name, machine)) for name in _KEPT if is_plain(run, name)}
-    # Of a classifier each example counts, for the interval over examples; of a language model it is its documents' losses.
-    if "examples" in json.loads(content[CONFIG]):
-        answers = [name for name in PREDICTIONS.values() if is_plain(run, name)]
-        content |= {name: b"".join(portable_chunks(run, name, machine)) for name in answers}
+    # For intervals over examples or documents.
+    answers = [name for name in PREDICTIONS.values() if is_plain(run, name)]
+    content |= {name: b"".join(portable_chunks(run, name, machine)) for name in answers}
     rows = read_metrics(run / METRICS)
     every = max(1, sum("loss" in row for row in rows) // _KEPT_STEPS)
     kept = [row for row in rows if "val_loss" in row or row["step"] % every == 0]

@@ -16,8 +16,8 @@ from oelm.report.document import Document, Section, Text
 from oelm.report.draws import draws_section
 from oelm.report.earlier import reported_section
 from oelm.report.findings import Findings, find, swept_remarks
-from oelm.report.ladder import across_section, ladder_section
 from oelm.report.kept import kept_section
+from oelm.report.ladder import across_section, ladder_section
 from oelm.report.learning import learning_section, reach_section
 from oelm.report.repeat import repeat_section
 from oelm.report.sizes import sizes_section

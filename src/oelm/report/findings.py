@@ -257,7 +257,7 @@ def has_short_conv(arm: Arm) -> bool:
 
 
 def is_uniform(arm: Arm) -> bool:
-    """Whether an arm's attention has no Q and K: both are frozen at zero in every layer, so all visible tokens weigh the same."""
+    """Whether an arm's attention has no Q and K: both are frozen at zero everywhere, so all visible tokens weigh the same."""
     method = (arm.runs[0].config or {}).get("method", {})
     is_zero = method.get("init") == "gaussian" and method.get("std") == 0
     return is_zero and method_kind(method) == "pure"

@@ -15,6 +15,7 @@ from oelm.report.stats import Interval, share_kept
 from oelm.report.verdicts import Judged
 from oelm.report.words import Words
 
+
 def kept_section(findings: Findings, judged: Sequence[Judged], words: Words) -> Section | None:
     """Return the share of attention's worth that every arm keeps, on every data set where that worth was measured."""
     by_baseline = floors(findings)
@@ -24,7 +25,8 @@ def kept_section(findings: Findings, judged: Sequence[Judged], words: Words) -> 
     if not any(shares.values()):
         return None
     worths = {row.pair.arm.key: worth_of(row.pair, by_baseline[row.pair.baseline.key]) for row in rows}
-    blocks: list[Block] = [Text(words("kept.text")), *_picture(found, shares, worths, words), _table(found, shares, worths, words)]
+    shown = (found, shares, worths, words)
+    blocks: list[Block] = [Text(words("kept.text")), *_picture(*shown), _table(*shown)]
     return Section("kept", words("kept.title"), tuple(blocks))
 
 
@@ -65,7 +67,8 @@ def _table(
         cells = []
         for name in sets:
             key = by_set[name].pair.arm.key if name in by_set else None
-            cells += [Cell(""), Cell("")] if key is None else [_share_cell(shares[key], worths[key], words), _worth_cell(worths[key])]
+            share, worth = (None, None) if key is None else (shares[key], worths[key])
+            cells += [Cell("") if key is None else _share_cell(share, worth, words), _worth_cell(worth)]
         body.append((Cell(title_of(line, found, words)), *cells))
     columns = [words("kept.method")]
     for name in sets:

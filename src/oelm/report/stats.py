@@ -20,6 +20,8 @@ except ImportError:
 LEVEL = 0.95
 # The largest logarithm of a double: beyond it an end of an interval is infinite.
 _MAX_LOG = math.log(1.7e308)
+# Of documents; the ends of an interval then move by about a fiftieth of its width.
+_RESAMPLES = 4000
 # Some fifty looks on, a level would round to certainty, which has no interval.
 _HIGHEST_LEVEL = math.nextafter(1.0, 0.0)
 
@@ -130,6 +132,22 @@ def example_difference(ours: npt.ArrayLike, theirs: npt.ArrayLike, *, level: flo
     differences = (right - reference).mean(axis=0)
     error = float(differences.std(ddof=1)) / math.sqrt(num_examples)
     return _student(float(differences.mean()), error, freedom=num_examples - 1, level=level)
+
+
+def document_log_ratio(ours: npt.ArrayLike, theirs: npt.ArrayLike, tokens: npt.ArrayLike) -> Interval | None:
+    """Return the PPL ratio with a bootstrap interval over documents: percentiles of resampled sets of whole documents.
+
+    `ours` and `theirs` hold, for each common seed, the nats of the same documents, which have so many `tokens`. It covers
+    documents drawn anew and judged by these very models, not other seeds. None for fewer than two documents or no seed.
+    """
+    sizes = np.asarray(tokens, dtype=float)
+    gains = np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float)
+    if gains.ndim != 2 or not len(gains) or len(sizes) < 2:
+        return None
+    mean = gains.mean(axis=0)
+    drawn = np.random.default_rng(0).multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), size=_RESAMPLES)
+    low, high = np.quantile((drawn @ mean) / (drawn @ sizes), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return _on_ratios(Interval(float(mean.sum() / sizes.sum()), float(low), float(high), LEVEL, len(sizes) - 1))
 
 
 def corrected_level(level: float, comparisons: int) -> float:

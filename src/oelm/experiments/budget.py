@@ -44,11 +44,11 @@ _BUDGETS: dict[str, dict[str, Any]] = {
         "data": {"source": "stdlib", "tokenizer": "bpe:512"},
         "optim": {"name": "muon", "lr": 4e-3},
         "schedule": {"warmup_steps": 100},
-        "steps": 1200,
-        "batch_size": 16,
-        "micro_batch_size": 16,
-        "eval_every": 400,
-        "save_every": 400,
+        "steps": 2400,
+        "batch_size": 8,
+        "micro_batch_size": 8,
+        "eval_every": 800,
+        "save_every": 800,
     },
     # Short windows and a small vocabulary: in so few steps a longer context is not learnt to be used (docs/log.md).
     "laptop": {

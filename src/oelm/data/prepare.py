@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
 from tokenizers import Tokenizer
 
 from oelm.data.corpora import Corpus, file_corpus, hub_corpus
@@ -36,7 +35,7 @@ from oelm.data.tokenizer import (
 from oelm.data.tokens import FORMAT, SPLITS, SplitMeta, TokenMeta, TokenSet, dtype_for, open_tokens, read_meta
 from oelm.errors import ConfigError, DataError, DiskFullError
 from oelm.files import cache_root, fsync_dir, room_checked, sha256_file, sweep_staging, write_json, write_text
-from oelm.locks import take
+from oelm.locks import lock_at, take
 
 # Called with what is being done, how many of how many bytes of text are through, and how many tokens they gave.
 Progress = Callable[[str, int, int, int], None]
@@ -55,7 +54,7 @@ def no_progress(what: str, done: int, total: int, tokens: int) -> None:
 @contextlib.contextmanager
 def held_alone(target: Path, progress: Progress) -> Iterator[None]:
     """Hold the lock on a set while it is made; `progress` is told as long as another process has it, and may raise."""
-    lock = FileLock(target.parent / f".{target.name}.lock")
+    lock = lock_at(target.parent / f".{target.name}.lock")
     with room_checked(Path(lock.lock_file)):
         while not take(lock, timeout_s=_WAIT_S):
             progress("waiting for another process that prepares this", 0, 0, 0)

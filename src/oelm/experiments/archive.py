@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO
 
-from filelock import FileLock
 from pydantic import ValidationError
 
 from oelm.errors import ArchiveError
@@ -41,7 +40,7 @@ from oelm.files import (
     sweep_staging,
     write_bytes,
 )
-from oelm.locks import take
+from oelm.locks import lock_at, take
 
 MAX_ARCHIVE_BYTES = 64 * 2**30
 _IMPORT_LOCK = ".import.lock"
@@ -251,7 +250,7 @@ def _sole_importer(root: Path) -> Iterator[None]:
     """Hold the root against other imports, so that what a killed one left can be told from what one is writing."""
     with room_checked(root / _IMPORT_LOCK):
         root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(root / _IMPORT_LOCK)
+        lock = lock_at(root / _IMPORT_LOCK)
         if not take(lock):
             raise ArchiveError(f"{root}: another import is writing there; wait for it, then repeat")
     try:

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from oelm.errors import ConfigError, MissingExtraError
 from oelm.files import cache_root, room_checked
-from oelm.locks import take
+from oelm.locks import lock_at, take
 
 log = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ class GpuPool:
     def _reserve(self, card: GpuReading) -> Reservation | None:
         path = self._folder / (re.sub("[^A-Za-z0-9-]", "-", card.uuid) + ".lock")
         # A kernel lock ends with its process, however that ends. Any thread may release what another one took.
-        lock = FileLock(path, thread_local=False)
+        lock = lock_at(path, thread_local=False)
         with room_checked(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             return Reservation(card, lock) if take(lock) else None

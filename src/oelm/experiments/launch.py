@@ -17,7 +17,7 @@ from oelm.errors import STOPPED, OelmError
 from oelm.experiments.monitor import launch_lock_path
 from oelm.experiments.plan import PlannedRun
 from oelm.files import dump_json, room_checked, write_json
-from oelm.locks import take
+from oelm.locks import lock_at, take
 from oelm.train.status import Progress, StatusName, now_text, read_status, status_now, write_status
 
 CONSOLE = "console.log"
@@ -40,7 +40,7 @@ def launch_lock(run: PlannedRun, root: Path) -> FileLock:
     path = launch_lock_path(root, run.path)
     with room_checked(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path)
+    return lock_at(path)
 
 
 def taken(lock: FileLock) -> bool:
@@ -53,7 +53,7 @@ def is_busy(run: Path) -> bool:
     """Whether some process holds the run right now. Only a launcher that holds the launch lock may ask: it takes the lock."""
     if not run.is_dir():
         return False
-    lock = FileLock(run / ".lock")
+    lock = lock_at(run / ".lock")
     if not taken(lock):
         return True
     lock.release()

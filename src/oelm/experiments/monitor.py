@@ -19,7 +19,6 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from oelm.errors import ConfigError, RunDirError
-from oelm.locks import is_marker
 from oelm.names import NAME
 from oelm.train.status import HEARTBEAT_S, STATUS, Metric, Status
 
@@ -144,10 +143,8 @@ def silent_s(status: Status | None, *, now: float) -> float:
 def is_held(run: str | Path, status: Status | None, locks: Locks | None, *, same_host: bool) -> bool | None:
     """Say whether a process of this machine holds a run, without touching the lock; None where that cannot be known."""
     lock = os.path.join(run, LOCK)
-    if locks is not None and locks.holder(lock, expected=None if status is None else status.pid) is not None:
-        return True
-    if locks is not None and not is_marker(lock):
-        return False
+    if locks is not None:
+        return locks.holder(lock, expected=None if status is None else status.pid) is not None
     # A dead process holds nothing; a living one of that number may be another.
     return False if status is not None and same_host and not _is_alive(status.pid) else None
 

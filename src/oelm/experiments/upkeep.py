@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from oelm.errors import OelmError, RunDirError
 from oelm.experiments.inventory import CHECKPOINT_FILES, POINTERS, RECORDS
 from oelm.experiments.monitor import ALIVE, LOCK, RunView, is_here, launch_lock_path, look, read_locks, silent_s
 from oelm.files import read_json, write_json
-from oelm.locks import is_marker, take
+from oelm.locks import held, lock_at, take
 from oelm.train.status import HOLDER, STATUS, read_status
 
 STOPPED_WHILE_QUEUED = "asked to stop while queued"
@@ -98,7 +98,7 @@ def _holder(view: RunView) -> int | None:
     """Return the process that holds a run's lock."""
     status, locks = read_status(view.path), read_locks()
     expected = None if status is None else status.pid
-    if locks is not None and not is_marker(view.path / LOCK):
+    if locks is not None:
         return locks.holder(view.path / LOCK, expected=expected)
     # Where the system does not list the lock there is no other way to know than to try.
     return expected if _is_locked(view.path / LOCK) else None
@@ -107,7 +107,7 @@ def _holder(view: RunView) -> int | None:
 def _is_being_launched(view: RunView) -> bool:
     """Whether a launcher has begun with a run, which is some time before the run itself holds its folder."""
     lock, locks = _launch_lock(view), read_locks()
-    return _is_locked(lock) if locks is None or is_marker(lock) else locks.holder(lock, expected=None) is not None
+    return _is_locked(lock) if locks is None else locks.holder(lock, expected=None) is not None
 
 
 def _launch_lock(view: RunView) -> Path:
@@ -117,10 +117,10 @@ def _launch_lock(view: RunView) -> Path:
 def _is_locked(lock: Path) -> bool:
     if not lock.is_file():
         return False
-    held = FileLock(lock)
-    if not take(held):
+    probe = lock_at(lock)
+    if not take(probe):
         return True
-    held.release()
+    probe.release()
     return False
 
 
@@ -203,7 +203,7 @@ def remove(root: Path, view: RunView, *, weights: bool) -> Removal | Refusal:
     if isinstance(refusal := plan_removal(root, view, weights=weights), Refusal):
         return refusal
     try:
-        with _launches_held(view), FileLock(view.path / LOCK, timeout=0):
+        with _launches_held(view), held(view.path / LOCK, timeout_s=0):
             # Only now can nobody begin to write in it; what was written since it was looked at would be lost unseen.
             if read_status(view.path) != view.status:
                 return Refusal(view, "it went on meanwhile; look again and repeat the command")
@@ -221,7 +221,7 @@ def remove(root: Path, view: RunView, *, weights: bool) -> Removal | Refusal:
 
 def _launches_held(view: RunView) -> contextlib.AbstractContextManager[object]:
     lock = _launch_lock(view)
-    return FileLock(lock, timeout=0) if lock.is_file() and not lock.is_symlink() else contextlib.nullcontext()
+    return held(lock, timeout_s=0) if lock.is_file() and not lock.is_symlink() else contextlib.nullcontext()
 
 
 def _objection(root: Path, view: RunView, *, weights: bool) -> str:

@@ -15,12 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from filelock import FileLock
 from pydantic import ValidationError
 
 from oelm.errors import CheckpointError, ConfigError, OelmError, RunDirError, RunDirLostError
 from oelm.files import STAGING_PREFIX, dump_json, room_checked, sweep_staging, write_json
-from oelm.locks import take
+from oelm.locks import lock_at, take
 from oelm.strict import Strict
 from oelm.train.binding import read_manifest, run_id
 from oelm.train.checkpoint import Checkpoints
@@ -52,7 +51,7 @@ class RunDir:
         self.path = path
         self._started = now_text()
         self._last_heartbeat = -HEARTBEAT_S
-        self._lock = FileLock(path / ".lock")
+        self._lock = lock_at(path / ".lock")
         self._handler: logging.Handler | None = None
         self._is_named = False
         self._held_fd: int | None = None

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oelm.errors import FrozenMovedError
-from oelm.method.apply import adopt_record, freeze, thaw
+from oelm.errors import FrozenMovedError, MethodError
+from oelm.method.apply import adopt_record, cast, fold, freeze, hold, thaw
 from oelm.method.audit import assert_unmoved
 from oelm.method.record import digest, record_of
 from oelm.models.gpt import GPT, build_gpt
@@ -100,3 +100,36 @@ def test_adopting_digests_into_a_model_that_freezes_nothing_is_refused(frozen_gp
 def test_adopting_nothing_into_a_frozen_model_is_refused(frozen_gpt: GPT) -> None:
     with pytest.raises(FrozenMovedError, match="not what this method freezes"):
         adopt_record(frozen_gpt, {})
+
+
+CALLS: dict[str, Callable[[nn.Module], object]] = {
+    "freeze": lambda part: freeze(part, "oelm_freeze", seed=9),
+    "thaw": thaw,
+    "hold": lambda part: hold(part, []),
+    "fold": fold,
+    "cast": lambda part: cast(part, torch.float64),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("method", ["oelm_freeze", "oelm_axes"])
+def test_a_part_of_a_frozen_model_is_refused_and_the_whole_stays_proven(call: str, method: str) -> None:
+    model = nn.Sequential(fresh_gpt())
+    freeze(model, method)
+    before = copy.deepcopy(model.state_dict())
+    told = rf"this GPT is a part of .* call oelm.{'thaw' if call == 'freeze' else call} on the model that was frozen"
+    for part in (model[0], copy.deepcopy(model[0])):
+        with pytest.raises(MethodError, match=told):
+            CALLS[call](part)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert_unmoved(model)
+
+
+@pytest.mark.parametrize("keep_split", [True, False])
+def test_a_part_is_free_once_the_whole_is_thawed(keep_split: bool) -> None:
+    model = nn.Sequential(fresh_gpt())
+    freeze(model, "oelm_freeze")
+    thaw(model, keep_split=keep_split)
+    freeze(model[0], "oelm_freeze", seed=9)
+    assert_unmoved(model)
+    assert thaw(model)

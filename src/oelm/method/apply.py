@@ -35,6 +35,7 @@ from oelm.method.refuse import (
     refuse_hooks,
     refuse_inference,
     refuse_parallel,
+    refuse_part,
     refuse_shared,
     refuse_tied,
 )
@@ -61,6 +62,7 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
     refuse_inference("freeze")
     method = resolve_method(method)
     refuse_parallel(model, "freeze")
+    refuse_part(model, "freeze")
     sites = attention_sites(model)
     if record_of(model) is not None:
         raise MethodError("this model was frozen before; call oelm.thaw(model) first, or start from a fresh model")
@@ -106,6 +108,7 @@ def hold(model: nn.Module, names: Iterable[str]) -> None:
     changed, when a name is none of the model's.
     """
     refuse_parallel(model, "hold")
+    refuse_part(model, "hold")
     refuse_inference("hold")
     names = _names(names)
     record = record_of(model)
@@ -360,6 +363,7 @@ def thaw(model: nn.Module, *, keep_split: bool = False) -> tuple[str, ...]:
     optimizer can be given Q and K and keeps what it knows of V. Saving is the same either way.
     """
     refuse_parallel(model, "thaw")
+    refuse_part(model, "thaw")
     refuse_inference("thaw")
     record = record_of(model)
     if record is not None:
@@ -406,6 +410,7 @@ def fold(model: nn.Module, *, keep_slices: bool = False) -> None:
     them, which is faster. The folded weights are new ones: what was recorded of the frozen ones is recorded anew.
     """
     refuse_parallel(model, "fold")
+    refuse_part(model, "fold")
     refuse_inference("fold")
     check_frozen(model)
     if _fold(model, keep_slices=keep_slices):
@@ -436,6 +441,7 @@ def cast(model: nn.Module, dtype: torch.dtype) -> None:
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise MethodError(f"cast takes a floating-point dtype, e.g. torch.bfloat16, not {dtype!r}")
+    refuse_part(model, "cast")
     check_frozen(model)
     record, held = record_of(model), freezable(model)
     for name in record.digests if record else ():

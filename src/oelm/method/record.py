@@ -16,6 +16,8 @@ from oelm.method.sharded import whole
 _ATTRIBUTE = "_oelm_frozen"
 _ORIGINALS = "_oelm_originals"
 _METHOD = "_oelm_method"
+# On the module that owns a frozen parameter, so that a part of the frozen model knows that it is one.
+_OWNS = "_oelm_owns_frozen"
 # On the meta device parameters have shapes but no bytes: they can be frozen and counted, but nothing proven of them.
 NO_DIGEST = ""
 
@@ -80,10 +82,20 @@ def record_of(model: nn.Module) -> FrozenRecord | None:
 
 
 def set_record(model: nn.Module, record: FrozenRecord | None) -> None:
-    for module in model.modules():
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for module in modules.values():
         vars(module).pop(_ATTRIBUTE, None)
+        vars(module).pop(_OWNS, None)
     # Past nn.Module.__setattr__: this is a plain attribute, no parameter, buffer or submodule.
     object.__setattr__(model, _ATTRIBUTE, record)
+    for owner in {name.rpartition(".")[0] for name in record.digests} & modules.keys() if record is not None else ():
+        object.__setattr__(modules[owner], _OWNS, True)
+
+
+def is_frozen_from_outside(model: nn.Module) -> bool:
+    """Whether this is a part of a model that was frozen as a whole: that one has the record, and this one cannot see it."""
+    require_model(model)
+    return record_of(model) is None and any(_OWNS in vars(module) for module in model.modules())
 
 
 def set_method(model: nn.Module, method: Method | None) -> None:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from oelm.errors import MethodError
 from oelm.method.architectures import class_path, own_parameter
 from oelm.method.method import Method
-from oelm.method.record import require_model
+from oelm.method.record import is_frozen_from_outside, require_model
 from oelm.method.sharded import is_fully_sharded
 from oelm.method.sites import Projection, Site
 
@@ -47,6 +47,16 @@ def refuse_parallel(model: nn.Module, verb: str) -> None:
             f"{verb} the model before DistributedDataParallel wraps it: oelm.{verb}(model.module), then wrap it anew"
         )
     refuse_sharded(model, verb)
+
+
+def refuse_part(model: nn.Module, verb: str) -> None:
+    """Raise MethodError where a part of a frozen model was given: the record of the whole model would not follow."""
+    if is_frozen_from_outside(model):
+        raise MethodError(
+            f"this {type(model).__name__} is a part of a model that oelm.freeze froze, or a copy of such a part: call "
+            f"oelm.{'thaw' if verb == 'freeze' else verb} on the model that was frozen. If that is gone, load the weights into "
+            "a fresh model"
+        )
 
 
 def refuse_sharded(model: nn.Module, verb: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import oelm
@@ -83,6 +84,13 @@ class Snapshots(transformers.TrainerCallback):  # type: ignore[misc,name-defined
         """Return whether the parameters with such names moved in a step, counted from 1."""
         before, after = self.after[step - 1], self.after[step]
         return {not torch.equal(before[name], after[name]) for name in before if any(word in name for word in words)}
+
+
+class FirstIsBest(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
+    """Makes every evaluation worse than the one before, whatever the model."""
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        given["metrics"]["eval_loss"] = float(state.global_step)
 
 
 class Moves(transformers.TrainerCallback):  # type: ignore[misc,name-defined]
@@ -239,6 +247,82 @@ def test_a_trainer_resumed_before_a_thaw_follows_the_method_bit_for_bit(tmp_path
         trainer(model, tmp_path, OelmCallback()).train(resume_from_checkpoint=resume)
         models.append(digests(model))
     assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("step", [2, 4, 6])
+@pytest.mark.parametrize("what", ["layer by layer", "at once", "frozen later", "thaw_at"])
+def test_a_trainer_resumes_bit_for_bit_before_and_after_a_thaw(what: str, step: int, tmp_path: Path) -> None:
+    models, states = [], []
+    for resume in (None, str(tmp_path / f"checkpoint-{step}")):
+        model = tiny_bert()
+        oelm.freeze(model, THAWED.get(what, "oelm_freeze"))
+        made = trainer(model, tmp_path, OelmCallback(thaw_at=0.5 if what == "thaw_at" else None), save_steps=2)
+        made.train(resume_from_checkpoint=resume)
+        models.append(digests(model))
+        named = {parameter: name for name, parameter in model.named_parameters()}
+        states.append({named[p]: (int(s["step"]), digest(s["exp_avg"])) for p, s in made.optimizer.state.items()})
+    assert models[0] == models[1] and states[0] == states[1]
+
+
+def test_one_trainer_resumes_its_own_checkpoints_of_either_side_of_a_thaw(tmp_path: Path) -> None:
+    model = tiny_bert()
+    oelm.freeze(model, THAWED["at once"])
+    made = trainer(model, tmp_path, OelmCallback(), save_steps=2)
+    made.train()
+    whole = digests(model)
+    for step in (6, 2):
+        made.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert digests(model) == whole
+
+
+def test_a_resumed_trainer_still_proves_what_has_not_thawed_yet(tmp_path: Path) -> None:
+    for resume in (None, str(tmp_path / "checkpoint-4")):
+        model = tiny_bert()
+        # Of two layers the last thaws before step 3, the first before step 7.
+        oelm.freeze(model, THAWED["layer by layer"])
+        if resume is None:
+            trainer(model, tmp_path, OelmCallback()).train()
+            continue
+        path = Path(resume) / "model.safetensors"
+        weights = load_file(path)
+        weights["bert.encoder.layer.0.attention.self.key.weight"][0, 0] += 1
+        save_file(weights, path, metadata={"format": "pt"})
+        with pytest.raises(FrozenMovedError, match="layer.0.attention.self.key.weight has moved"):
+            trainer(model, tmp_path, OelmCallback()).train(resume_from_checkpoint=resume)
+
+
+def test_weights_that_thaw_in_a_model_that_was_thawed_by_hand_do_not_take_anothers_state(tmp_path: Path) -> None:
+    for resume in (None, str(tmp_path / "checkpoint-8")):
+        model = tiny_bert()
+        oelm.freeze(model, THAWED["at once"])
+        if resume is not None:
+            oelm.thaw(model)
+        callbacks = [OelmCallback()] if resume is None else []
+        made = trainer(model, tmp_path, *callbacks)
+        if resume is None:
+            made.train()
+        else:
+            with pytest.raises(ValueError, match="doesn't match the size of optimizer's group"):
+                made.train(resume_from_checkpoint=resume)
+
+
+@pytest.mark.parametrize("is_moved", [False, True], ids=["unmoved", "moved"])
+def test_the_best_checkpoint_may_be_of_before_the_freeze(is_moved: bool, tmp_path: Path) -> None:
+    model, snapshots = tiny_bert(), Snapshots()
+    method = oelm.Method(init="native", freeze=("q", "k"), freeze_at=0.5)
+    oelm.freeze(model, method)
+    settings = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "metric_for_best_model": "loss"}
+    moves = [Moves(STEPS)] if is_moved else []
+    made = trainer(model, tmp_path, *moves, OelmCallback(), snapshots, load_best_model_at_end=True, **settings)
+    made.add_callback(FirstIsBest())
+    if is_moved:
+        with pytest.raises(FrozenMovedError, match="key.weight has moved"):
+            made.train()
+        return
+    made.train()
+    assert made.state.best_global_step == 2 < min(oelm.plan_of(model, method, steps=STEPS).moments)
+    assert all(torch.equal(parameter, snapshots.after[2][name]) for name, parameter in model.named_parameters())
+    assert record_of(model) is None and all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_two_times_of_thawing_are_refused(tmp_path: Path) -> None:

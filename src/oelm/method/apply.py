@@ -140,6 +140,14 @@ def _names(names: object) -> frozenset[str]:
     return frozenset(given)
 
 
+def forget(model: nn.Module, names: Collection[str]) -> None:
+    """Let these learn and drop their digests without a proof: their weights were replaced by a checkpoint's."""
+    if (record := record_of(model)) is not None and (known := record.digests.keys() & set(names)):
+        _release(model, known)
+        rest = {name: value for name, value in record.digests.items() if name not in known}
+        set_record(model, FrozenRecord(rest) if rest else None)
+
+
 def _release(model: nn.Module, names: Collection[str]) -> None:
     """Let these learn from where they are; what picked coordinates is a dense layer from here on."""
     _make_dense(model, names, learns=True)

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
+import torch
 from torch import nn
 
 from oelm.errors import MethodError, MissingExtraError
-from oelm.method.apply import hold, thaw
+from oelm.method.apply import forget, hold, thaw
 from oelm.method.audit import assert_unmoved, audit, check_frozen
 from oelm.method.plan import Plan, plan_of
 from oelm.method.record import methods_of, record_of
@@ -20,14 +21,17 @@ except ImportError:
     raise MissingExtraError("transformers", "hf") from None
 
 log = logging.getLogger(__name__)
+# In a saved optimizer: the state of a parameter that joined it during training, by the parameter's name.
+_JOINED = "oelm:"
 
 
 class OelmCallback(TrainerCallback):
     """Reports at the start what is frozen, proves by digest at every save that it has not moved, and follows the method.
 
     A method that thaws or freezes in the course of training (`Method.thaw`, `Method.freeze_at`) does so at the same steps as
-    in our loop. `thaw_at` instead is the fraction of the training after which all of Q and K learn. Raises MethodError at the
-    start when nothing is frozen, now or later: a Trainer that silently trains everything is what this is here against.
+    in our loop. `thaw_at` instead is the fraction of the training after which all of Q and K learn. To resume, before or after
+    such a moment, freeze a fresh model by the same call. Raises MethodError at the start when nothing is frozen, now or later:
+    a Trainer that silently trains everything is what this is here against.
     """
 
     def __init__(self, *, thaw_at: float | None = None) -> None:
@@ -36,6 +40,7 @@ class OelmCallback(TrainerCallback):
             raise MethodError(f"thaw_at {thaw_at!r}: a fraction of the training, between 0 and 1")
         self.thaw_at = thaw_at
         self._plans: list[tuple[nn.Module, Plan]] = []
+        self._joined = _Joined()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         model: nn.Module = given["model"]
@@ -52,8 +57,22 @@ class OelmCallback(TrainerCallback):
             raise MethodError(
                 f"{what}: with several processes, gradients of thawed weights would not be summed; use one process"
             )
+        self._resume(model, state, given["optimizer"])
         check_frozen(model)
         log.info("%s", audit(model))
+
+    def _resume(self, model: nn.Module, state: Any, optimizer: Any) -> None:
+        """Let learn what learnt in the last step before the checkpoint: its weights are loaded, no longer those of `freeze`."""
+        # At the start nothing has thawed yet.
+        last = max(0, state.global_step - 1)
+        for owner, plan in self._plans:
+            thawed = plan.frozen_at(0) - plan.frozen_at(last)
+            forget(owner, thawed)
+            self._joined.add(model, owner, thawed, optimizer)
+        if self.thaw_at is not None and last >= self.thaw_at * state.max_steps and (record := record_of(model)) is not None:
+            forget(model, record.digests)
+            self._joined.add(model, model, record.digests, optimizer)
+        self._joined.drop_others(optimizer)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         model: nn.Module = given["model"]
@@ -63,29 +82,95 @@ class OelmCallback(TrainerCallback):
             if frozen != before:
                 # Fused weights stay apart: joined again, they would be new tensors that the optimizer does not know.
                 hold(owner, frozen)
-                _add(owner, before - frozen, given["optimizer"])
+                self._joined.add(model, owner, before - frozen, given["optimizer"])
                 log.info("step %d: thawed %d tensors, froze %d", state.global_step, len(before - frozen), len(frozen - before))
         if self.thaw_at is None or state.global_step < self.thaw_at * state.max_steps or record_of(model) is None:
             return
         assert_unmoved(model)
         names = thaw(model, keep_split=True)
-        _add(model, names, given["optimizer"])
+        self._joined.add(model, model, names, given["optimizer"])
         log.info("step %d: thawed %d tensors", state.global_step, len(names))
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         check_frozen(given["model"])
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        # After the last step the best checkpoint is loaded over what is to be proven.
+        if args.load_best_model_at_end and state.global_step >= state.max_steps:
+            check_frozen(given["model"])
+
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            for owner, plan in self._plans:
+                record = record_of(owner)
+                # Loaded from before it was frozen.
+                forget(owner, set(record.digests if record is not None else ()) - plan.frozen_at(state.best_global_step))
         check_frozen(given["model"])
 
 
-def _add(model: nn.Module, names: Collection[str], optimizer: Any) -> None:
-    """Give an optimizer the parameters that are to learn from here on."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    # Into groups that are there already: a new one would not follow the Trainer's schedule. Its first decays, its last not.
-    groups = optimizer.param_groups
-    known = {id(parameter) for group in groups for parameter in group["params"]}
-    for name in sorted(names):
-        if id(parameters[name]) not in known:
-            groups[-1 if name.endswith("bias") else 0]["params"].append(parameters[name])
-            known.add(id(parameters[name]))
+class _Joined:
+    """The parameters that joined an optimizer during training, and how it is saved and loaded with them.
+
+    A Trainer that resumes builds its optimizer from what learns at the start, and torch loads its state by position. So
+    those that joined are saved by name, apart from the rest, which then fits whenever the checkpoint was made.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[nn.Parameter, str] = {}
+        self._known: set[int] = set()
+
+    def add(self, model: nn.Module, owner: nn.Module, names: Collection[str], optimizer: Any) -> None:
+        """Give an optimizer the parameters that are to learn from here on, with the state that was loaded for them."""
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        if names and id(optimizer) not in self._known:
+            self._known.add(id(optimizer))
+            optimizer.register_state_dict_post_hook(self._save_apart)
+            optimizer.register_load_state_dict_pre_hook(self._leave)
+        full_names = {parameter: name for name, parameter in model.named_parameters()}
+        parameters = dict(owner.named_parameters(remove_duplicate=False))
+        # Into groups that are there already: a new one would not follow the Trainer's schedule. Its first decays, its last not.
+        groups = optimizer.param_groups
+        known = {parameter for group in groups for parameter in group["params"]}
+        for name in sorted(names):
+            parameter, group = parameters[name], groups[-1 if name.endswith("bias") else 0]
+            if parameter not in known:
+                group["params"].append(parameter)
+                known.add(parameter)
+                self._names[parameter] = full_names[parameter]
+                if loaded := optimizer.state.pop(_JOINED + full_names[parameter], None):
+                    optimizer.state[parameter] = {key: _placed(key, value, parameter, group) for key, value in loaded.items()}
+
+    def drop_others(self, optimizer: Any) -> None:
+        """Forget loaded states that nothing took."""
+        for key in [key for key in optimizer.state if isinstance(key, str) and key.startswith(_JOINED)]:
+            del optimizer.state[key]
+
+    def _save_apart(self, optimizer: Any, saved: dict[str, Any]) -> dict[str, Any]:
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        rest = [number for number, parameter in enumerate(held) if parameter not in self._names]
+        places: dict[Any, Any] = {number: place for place, number in enumerate(rest)}
+        groups = [
+            {**group, "params": [places[number] for number in group["params"] if number in places]}
+            for group in saved["param_groups"]
+        ]
+        places |= {n: _JOINED + self._names[parameter] for n, parameter in enumerate(held) if parameter in self._names}
+        return {
+            **saved,
+            "param_groups": groups,
+            "state": {places.get(key, key): value for key, value in saved["state"].items()},
+        }
+
+    def _leave(self, optimizer: Any, loaded: dict[str, Any]) -> None:
+        """Take out those that joined, before a state is loaded which may be of an earlier step."""
+        for group in optimizer.param_groups:
+            group["params"] = [parameter for parameter in group["params"] if parameter not in self._names]
+        self._names.clear()
+
+
+def _placed(key: str, value: Any, parameter: nn.Parameter, group: dict[str, Any]) -> Any:
+    """Return a loaded number or tensor where torch itself puts it when it loads a state."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if key == "step":
+        return value.to(parameter.device) if group.get("fused") or group.get("capturable") else value
+    return value.to(parameter.device, parameter.dtype if value.is_floating_point() else value.dtype)

@@ -97,9 +97,9 @@ def test_folder_and_config_arrive_byte_for_byte(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     # The folder's name comes first in the argument, so that a dash of its own stands where an option's would.
-    found = given(placed(planned, Path(name) / "seed-0"), options=("--tensorboard",))
+    found = given(placed(planned, Path(name) / "seed-0"), options=("--track=wandb",))
     words = [bytes.fromhex(word) for word in found["arguments"]]
-    assert words[-4:] == [b"work", b"--tensorboard", b"--", os.fsencode(f"{name}/seed-0")]
+    assert words[-4:] == [b"work", b"--track=wandb", b"--", os.fsencode(f"{name}/seed-0")]
     assert json.loads(bytes.fromhex(found["input"])) == planned.config.as_dict()
     assert not (tmp_path / "pwned").exists()
 

@@ -21,6 +21,8 @@ _EXTRAS = {
     "report": ("scipy", "altair", "vl_convert", "jinja2"),
     "gpu": ("pynvml",),
     "track": ("tensorboard",),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
 }
 _PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SIZE = 1024

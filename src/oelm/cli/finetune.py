@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oelm.cli.many import quiet_unless_first, train_one
+from oelm.cli.many import Track, quiet_unless_first, train_one
 from oelm.cli.shell import out, reported, shown_warnings, stoppable
 from oelm.errors import ConfigError
 
@@ -41,13 +41,15 @@ def finetune(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to resume in a setting that changes the bits.")] = False,
     no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Skip the check of memory and disk.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write the curves for TensorBoard, too.")] = False,
+    track: Track = None,
 ) -> None:
     """Train a classifier, or continue or find finished the run that the same command started."""
     quiet_unless_first()
     with stoppable() as stop, shown_warnings():
         from oelm.train.run import Options
+        from oelm.train.track import tracker_named
 
+        tracker = tracker_named(track)
         if config is not None and (budget is not None or model is not None):
             raise ConfigError("--config already says model and size; leave out --budget and --model")
         if epochs is not None and steps is not None:
@@ -71,7 +73,7 @@ def finetune(
         path = out_dir or Path("outputs") / "finetune" / size / run_config.variant / f"seed-{run_config.seed}"
         out.print(f"run directory: {path}", soft_wrap=True)
         options = Options(strict=strict, preflight=not no_preflight)
-        train_one(run_config, path, _accuracies, stop=stop, options=options, tensorboard=tensorboard)
+        train_one(run_config, path, _accuracies, stop=stop, options=options, track=tracker)
 
 
 def _method(name: str | None) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from oelm.train.dist import World
     from oelm.train.run import Options
     from oelm.train.stop import StopFlag
+    from oelm.train.track import TrackerName
 
+Track = Annotated[
+    str | None,
+    typer.Option(metavar="TRACKER", help="Mirror the numbers as they are written: tensorboard, wandb or trackio."),
+]
 _OF_TORCHRUN = ("nproc", "nnodes", "rdzv_endpoint", "rdzv_id", "max_restarts")
 
 
@@ -36,12 +41,12 @@ class How:
     stop: StopFlag
     retry: bool = False
     preflight: bool = True
-    tensorboard: bool = False
+    track: TrackerName | None = None
 
     @property
     def options(self) -> tuple[str, ...]:
         """What a run's own process is to be told."""
-        return (("--tensorboard",) if self.tensorboard else ()) + (() if self.preflight else ("--no-preflight",))
+        return (() if self.track is None else (f"--track={self.track}",)) + (() if self.preflight else ("--no-preflight",))
 
 
 def refuse_worker(command: str) -> None:
@@ -87,14 +92,14 @@ def train_one(
     *,
     stop: StopFlag,
     options: Options,
-    tensorboard: bool,
+    track: TrackerName | None,
 ) -> None:
     """Train one run, on all processes that torchrun started, and say how it ended."""
     from oelm.train.run import train
-    from oelm.train.tensorboard import with_tensorboard
+    from oelm.train.track import tracked
 
     with world_of(config) as world:
-        with TerminalWatch() as terminal, with_tensorboard(terminal, path, wanted=tensorboard and world.is_writer) as watch:
+        with TerminalWatch() as terminal, tracked(terminal, path, track if world.is_writer else None) as watch:
             result = train(config, path, stop=stop, watch=watch, options=options, world=world)
         print_result(result, headline)
 
@@ -154,8 +159,8 @@ def work_together(study: Study, runs: Sequence[PlannedRun], how: How) -> NoRetur
     from oelm.experiments.together import Together
     from oelm.train.run import Options
 
-    if how.tensorboard:
-        raise ConfigError("--tensorboard is for runs on one process each; leave it out, metrics.jsonl holds the same numbers")
+    if how.track is not None:
+        raise ConfigError("--track is for runs on one process each; leave it out, metrics.jsonl holds the same numbers")
     with world_of(runs[0].config) as world, TerminalWatch() as terminal, QueueView(len(runs), 1, {}) as view:
         unready: dict[Path, str] = {}
         with world.writer_first():

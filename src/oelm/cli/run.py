@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oelm.cli.cluster import Account, ArrayLimit, Gres, Partition, Slurm, Time, Wish, submit_study
-from oelm.cli.many import How, code_of, quiet_unless_first, ranks_of, refuse_worker, run_by_ranks, work_together
+from oelm.cli.many import How, Track, code_of, quiet_unless_first, ranks_of, refuse_worker, run_by_ranks, work_together
 from oelm.cli.plan import print_plan, print_shortened
 from oelm.cli.queue import QueueView
 from oelm.cli.shell import TerminalWatch, counted, err, out, printable, reported, shown_warnings, stoppable
@@ -67,7 +67,7 @@ def run(
     retry: Retry = False,
     dry_run: DryRun = False,
     no_preflight: NoPreflight = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard's files.")] = False,
+    track: Track = None,
     nproc: Nproc = None,
     nnodes: Nnodes = 1,
     rdzv_endpoint: RdzvEndpoint = None,
@@ -84,9 +84,11 @@ def run(
     """Run experiments of the catalog with their baselines; repeat the command to continue, finished runs are skipped."""
     quiet_unless_first()
     with stoppable() as stop, shown_warnings():
+        from oelm.train.track import tracker_named
+
         study = _study(ids, budget, seeds, overrides, folder, model, root, tuned=tuned, baselines=not no_baseline)
         runs = study.plan(load(catalog))
-        how = How(stop, retry=retry, preflight=not no_preflight, tensorboard=tensorboard)
+        how = How(stop, retry=retry, preflight=not no_preflight, track=tracker_named(track))
         wish = Wish(partition, account, gres, time, array_limit)
         is_for_slurm = wish.is_for_slurm(slurm)
         if prepare_only and (dry_run or is_for_slurm):
@@ -337,7 +339,7 @@ def _print_standing(kept: Mapping[str, SweepRecord]) -> None:
 def work(
     path: Annotated[Path, typer.Argument(help="The run's folder; its config is read from standard input.")],
     no_preflight: NoPreflight = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard")] = False,
+    track: Track = None,
 ) -> None:
     """Bring one run to its end: what `oelm run` starts, once for each."""
     with stoppable() as stop, shown_warnings():
@@ -345,14 +347,14 @@ def work(
 
         from oelm.train.config import parse_any
         from oelm.train.run import Options, train
-        from oelm.train.tensorboard import with_tensorboard
+        from oelm.train.track import tracked, tracker_named
 
         try:
             data = json.loads(sys.stdin.buffer.read())
         except ValueError as problem:
             raise ConfigError(f"standard input: must be a run's config as JSON ({problem}); use `oelm run`") from None
         config = parse_any(data, where="standard input")
-        with TerminalWatch() as terminal, with_tensorboard(terminal, path, wanted=tensorboard) as watch:
+        with TerminalWatch() as terminal, tracked(terminal, path, tracker_named(track)) as watch:
             result = train(config, path, stop=stop, watch=watch, options=Options(preflight=not no_preflight))
     if result.status == "stopped":
         raise typer.Exit(STOPPED)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oelm.cli.many import quiet_unless_first, train_one
+from oelm.cli.many import Track, quiet_unless_first, train_one
 from oelm.cli.shell import out, reported, shown_warnings, stoppable
 from oelm.decimals import fixed
 from oelm.errors import ConfigError
@@ -46,7 +46,7 @@ def train(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to resume in a setting that changes the bits.")] = False,
     exact_step: Annotated[int | None, typer.Option(help="Resume from this step's checkpoint or not at all.")] = None,
     no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Skip the check of memory and disk.")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write the curves for TensorBoard, too.")] = False,
+    track: Track = None,
     model_type: Annotated[
         str | None, typer.Option("--model_type", help="The old script's flag: baseline, oelm_v2, oelm_random; budget paper.")
     ] = None,
@@ -56,7 +56,9 @@ def train(
     # Before anything heavy is loaded: a signal during start-up shall end as well as one during training.
     with stoppable() as stop, shown_warnings():
         from oelm.train.run import Options
+        from oelm.train.track import tracker_named
 
+        tracker = tracker_named(track)
         chosen: dict[str, Any] = {
             "method": _method_name(method, model_type),
             "data.source": _source(data, text),
@@ -73,7 +75,7 @@ def train(
         path = out_dir or Path("outputs") / "train" / size / run_config.variant / f"seed-{run_config.seed}"
         out.print(f"run directory: {path}", soft_wrap=True)
         options = Options(strict=strict, exact_step=exact_step, preflight=not no_preflight)
-        train_one(run_config, path, _perplexities, stop=stop, options=options, tensorboard=tensorboard)
+        train_one(run_config, path, _perplexities, stop=stop, options=options, track=tracker)
 
 
 def _perplexities(figures: dict[str, Any]) -> str:

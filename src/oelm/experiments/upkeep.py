@@ -259,7 +259,8 @@ def _survey(folder: Path, prefix: str) -> tuple[list[Path], list[Path], list[str
         if entry.is_dir(follow_symlinks=False) and _is_our_folder(name):
             below = _survey(path, f"{name}/")
             files, folders, kept = files + below[0], [*folders, *below[1], path], kept + below[2]
-        elif entry.is_file(follow_symlinks=False) and _is_our_file(name):
+        # W&B links to logs of its own elsewhere: the link goes, what it leads to stays.
+        elif (entry.is_file(follow_symlinks=False) or (entry.is_symlink() and _is_wandb(prefix[:-1]))) and _is_our_file(name):
             files.append(path)
         else:
             kept.append(name)
@@ -267,13 +268,20 @@ def _survey(folder: Path, prefix: str) -> tuple[list[Path], list[Path], list[str
 
 
 def _is_our_folder(name: str) -> bool:
-    return name in ("model", "checkpoints", "tensorboard") or _CHECKPOINT.fullmatch(name) is not None
+    return name in ("model", "checkpoints", "tensorboard") or _is_wandb(name) or _CHECKPOINT.fullmatch(name) is not None
+
+
+def _is_wandb(name: str) -> bool:
+    """Whether something is among what W&B writes into a run's folder."""
+    return name == "wandb" or name.startswith("wandb/")
 
 
 def _is_our_file(name: str) -> bool:
     """Whether a run writes a file of this name, seen from its folder."""
     folder, _, last = name.rpartition("/")
     if name in _OUR_FILES or (_STAGING.fullmatch(last) and (folder in ("", "checkpoints") or _CHECKPOINT.fullmatch(folder))):
+        return True
+    if _is_wandb(folder):
         return True
     if folder == "tensorboard":
         return last.startswith("events.out.tfevents.")

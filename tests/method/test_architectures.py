@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from oelm.errors import FrozenMovedError
+from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.apply import cast, freeze, restore, thaw
 from oelm.method.audit import assert_unmoved, audit
 from oelm.method.frames import orthonormality_error
@@ -30,6 +30,10 @@ FROM_TRANSFORMERS = [tiny for tiny in ARCHITECTURES if tiny.is_from_transformers
 SUBSETS = (("q",), ("k",), ("q", "k"))
 # Outputs are of order one; where a product is cut into parts, its sums may be added in another order: a few times 2^-23.
 ROUNDING = 1e-5
+# Why queries and keys of an architecture cannot change their basis inside a head.
+OBSTACLES = {"gpt_neox": "positions rotate", "llama": "share 2 key heads", "mistral": "share 2 key heads"} | dict.fromkeys(
+    ("qwen2", "qwen3"), "share 2 key heads"
+)
 
 every = pytest.mark.parametrize("tiny", ARCHITECTURES, ids=lambda tiny: tiny.name)
 # One of each kind: separate maps, the three layouts of a fused one, grouped queries, cross-attention, and ours.
@@ -118,6 +122,49 @@ def test_frames_are_orthonormal_by_the_heads_of_the_architecture(tiny: Tiny) -> 
         assert max(orthonormality_error(projection.weight_HKD()) for _, projection in site.projections()) <= 2.0**-22
         for _, projection in site.projections():
             assert projection.bias is None or not bool(projection.bias.any())
+
+
+@every
+@pytest.mark.parametrize("parts", SUBSETS, ids="+".join)
+def test_spectral_rows_are_orthogonal_and_change_no_output(tiny: Tiny, parts: tuple[Any, ...]) -> None:
+    model = tiny_model(tiny)
+    before, plain = reads(model, tiny), digests(model)
+    if tiny.name in OBSTACLES:
+        with pytest.raises(MethodError, match=OBSTACLES[tiny.name]):
+            freeze(model, Method(init="spectral", freeze=parts))
+        assert digests(model) == plain
+        return
+    freeze(model, Method(init="spectral", freeze=parts))
+    assert torch.allclose(reads(model, tiny), before, rtol=0, atol=ROUNDING)
+    for site in attention_sites(model):
+        norms = []
+        for _, projection in site.projections():
+            gram = projection.weight_HKD().double() @ projection.weight_HKD().double().mT
+            norms.append(gram.diagonal(dim1=-2, dim2=-1))
+            # Rows of norm 1 or so, each entry rounded to float32.
+            assert float((gram - torch.diag_embed(norms[-1])).abs().max()) <= 2.0**-21
+        assert torch.allclose(*norms, rtol=1e-5)
+
+
+@every
+@pytest.mark.parametrize("preset", ["polar", "qr_layer", "rotated", "spectral_flat"])
+def test_a_start_made_of_the_weights_keeps_each_heads_space(tiny: Tiny, preset: str) -> None:
+    model = tiny_model(tiny)
+    before = [
+        projection.weight_HKD().double().clone() for site in attention_sites(model) for _, projection in site.projections()
+    ]
+    if preset == "spectral_flat" and tiny.name in OBSTACLES:
+        with pytest.raises(MethodError, match=OBSTACLES[tiny.name]):
+            freeze(model, preset)
+        return
+    freeze(model, preset)
+    after = [projection.weight_HKD().double() for site in attention_sites(model) for _, projection in site.projections()]
+    for old, new in zip(before, after, strict=True):
+        norms = new.norm(dim=-1, keepdim=True)
+        assert torch.allclose(norms, norms.mean(1, keepdim=True), rtol=1e-5)
+        frames = new / norms
+        assert float((old - old @ frames.mT @ frames).abs().max()) <= ROUNDING
+        assert preset == "spectral_flat" or torch.allclose(new.norm(), old.norm(), rtol=1e-5)
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES, ids=lambda tiny: tiny.name)

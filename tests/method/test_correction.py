@@ -26,7 +26,7 @@ from oelm.train.config import OptimConfig
 from oelm.train.loss import mean_cross_entropy
 from oelm.train.optim import build_optimizer
 from tests.conftest import tiny_gpt_config
-from tests.method.tiny_models import ARCHITECTURES, PackedTorch, Tiny, outputs, tiny_inputs, tiny_model
+from tests.method.tiny_models import ARCHITECTURES, BY_NAME, PackedTorch, Tiny, outputs, tiny_inputs, tiny_model
 
 WINDOWS = torch.randint(61, (2, 17), generator=torch.Generator().manual_seed(1))
 SHARE = PRESETS["oelm_lowrank"].correction
@@ -103,6 +103,33 @@ def test_correction_is_the_largest_within_its_share_of_the_weight(heads: int, di
 def test_rank_of_known_shapes(rows: int, rank: int) -> None:
     # 512 x 512 / 8 / 1024 = 32; 128 x 512 / 8 / 640 = 12.8.
     assert correction_rank(projection_of(rows // 64, 64, 512), SHARE) == rank
+
+
+def test_a_correction_of_pretrained_weights_is_lora_on_queries_and_keys() -> None:
+    """The same function of the same number of parameters as that of peft at the same rank, where its alpha is the rank."""
+    peft = pytest.importorskip("peft")
+    model, tiny = tiny_model(BY_NAME["bert"]), BY_NAME["bert"]
+    freeze(model, "pretrained_lowrank", seed=3)
+    assert torch.equal(reads(model), reads(tiny_model(tiny)))
+    rank = correction_rank(attention_sites(model)[0].q, SHARE)
+    config = peft.LoraConfig(r=rank, lora_alpha=rank, lora_dropout=0.0, target_modules=["query", "key"])
+    wrapped = peft.get_peft_model(tiny_model(tiny), config)
+    theirs = {name: parameter for name, parameter in wrapped.named_parameters() if parameter.requires_grad}
+    ours = on_top(model)
+    assert sum(p.numel() for p in theirs.values()) == sum(p.numel() for p in ours.values()) == 2 * 2 * 2 * rank * 32
+    with torch.no_grad():
+        for name, parameter in ours.items():
+            parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(len(name)))
+            factor = {"correction_in": "lora_A", "correction_out": "lora_B"}[name.rpartition(".")[2]]
+            theirs[f"base_model.model.{name.rpartition('.')[0]}.{factor}.default.weight"].copy_(parameter)
+    assert not torch.allclose(reads(model), reads(tiny_model(tiny)), atol=0.1)
+    # W x + B (A x) there, (W + B A) x here: sums of 32 products of order one in another order.
+    assert torch.allclose(reads(model), reads(wrapped), rtol=0, atol=1e-5)
+
+
+def reads(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return outputs(model, tiny_inputs(BY_NAME["bert"]))
 
 
 @pytest.mark.parametrize("tiny", CORRECTED, ids=lambda tiny: tiny.name)

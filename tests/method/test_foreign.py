@@ -28,7 +28,15 @@ from tests.method.tiny_models import BY_NAME, PackedTorch, Tiny, tiny_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 QK: tuple[Part, ...] = ("q", "k")
-DRAWN: tuple[InitName, ...] = ("orthogonal", "orthogonal_global", "gaussian", "gaussian_matched", "orthonormalized")
+DRAWN: tuple[InitName, ...] = (
+    "orthogonal",
+    "orthogonal_global",
+    "gaussian",
+    "gaussian_matched",
+    "orthonormalized",
+    "polar",
+    "rotated",
+)
 
 
 def digests(model: nn.Module) -> dict[str, str]:

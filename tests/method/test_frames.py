@@ -12,9 +12,13 @@ from torch import Tensor
 
 from oelm.errors import MethodError
 from oelm.method.frames import (
+    balancing,
+    flattened,
     frame_generator,
     orthonormality_error,
     orthonormalize,
+    polar,
+    rotated,
     sample_frames,
     sample_gaussian,
     sample_global_frame,
@@ -146,7 +150,118 @@ def test_rows_that_depend_up_to_float32_rounding_are_refused() -> None:
         orthonormalize(torch.cat([rows, rows.sum(1, keepdim=True)], dim=1))
 
 
-@pytest.mark.parametrize("function", [orthonormalize, lambda w: sample_frames(*w.shape, generator=torch.Generator())])
+@quickly
+@given(shapes(), seeds)
+def test_polar_is_the_nearest_frame(shape: tuple[int, int, int], seed: int) -> None:
+    """U is nearest to W exactly where W U^T is symmetric and has no negative eigenvalue (Higham 1986)."""
+    rows = gaussian_rows(shape, seed)
+    frames = polar(rows)
+    stretch, size = rows @ frames.mT, float(rows.norm(dim=-1).max())
+    assert orthonormality_error(frames) <= FLOAT64_BOUND
+    assert float((stretch - stretch.mT).abs().max()) <= FLOAT64_BOUND * size
+    assert float(torch.linalg.eigvalsh(stretch).min()) >= -FLOAT64_BOUND * size
+    assert float((rows - rows @ frames.mT @ frames).abs().max()) <= FLOAT64_BOUND * size
+    others = (orthonormalize(rows), rotated(rows, generator=torch.Generator().manual_seed(seed)))
+    assert all((rows - frames).norm() <= (rows - other).norm() * (1 + FLOAT64_BOUND) for other in others)
+
+
+@quickly
+@given(shapes(), seeds)
+def test_polar_of_a_scaled_frame_is_the_frame(shape: tuple[int, int, int], seed: int) -> None:
+    frames = orthonormalize(gaussian_rows(shape, seed))
+    assert float((polar(3 * frames) - frames).abs().max()) <= FLOAT64_BOUND
+
+
+@quickly
+@given(shapes(), seeds)
+def test_rotated_keeps_the_space_alone(shape: tuple[int, int, int], seed: int) -> None:
+    rows = gaussian_rows(shape, seed)
+    frames, other = (rotated(rows, generator=frame_generator(seed + n, "0", "q")) for n in range(2))
+    assert orthonormality_error(frames) <= FLOAT64_BOUND
+    assert float((rows - rows @ frames.mT @ frames).abs().max()) <= FLOAT64_BOUND * float(rows.norm(dim=-1).max())
+    # Of a single row two draws may give the same sign.
+    assert shape[1] == 1 or not torch.allclose(frames, other)
+    assert torch.equal(frames, rotated(rows, generator=frame_generator(seed, "0", "q")))
+
+
+def test_rotated_frames_do_not_prefer_the_rows_they_come_from() -> None:
+    count, head_dim, model_dim = 4000, 3, 6
+    rows = gaussian_rows((1, head_dim, model_dim), 0).expand(count, -1, -1)
+    along = rotated(rows, generator=frame_generator(0, "0", "q")) @ orthonormalize(rows).mT
+    # Entries of a Haar rotation of K rows: mean 0, variance 1/K; six standard errors, as below.
+    assert float(along.mean(0).abs().max()) <= 6 * (1 / head_dim / count) ** 0.5
+
+
+@st.composite
+def pairs_of_any_rank(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    """Queries and keys of two widths, with rows that depend on each other or are more than the columns."""
+    heads, head_dim, seed = draw(st.integers(1, 3)), draw(st.integers(1, 8)), draw(seeds)
+    made = []
+    for part in range(2):
+        rank, width = draw(st.integers(0, head_dim)), draw(st.integers(1, 20))
+        into = gaussian_rows((heads, head_dim, rank), seed + part)
+        made.append(into @ gaussian_rows((heads, rank, width), seed + 2 + part))
+    return made[0], made[1]
+
+
+def off_diagonal(rows: Tensor) -> float:
+    gram = rows @ rows.mT
+    return float((gram - torch.diag_embed(gram.diagonal(dim1=-2, dim2=-1))).abs().max())
+
+
+@quickly
+@given(pairs_of_any_rank())
+def test_balancing_is_a_change_of_basis_that_makes_rows_orthogonal(pair: tuple[Tensor, Tensor]) -> None:
+    q, k = pair
+    to_q, to_k = balancing(q, k)
+    identity = torch.eye(q.shape[1], dtype=torch.float64)
+    # Relative to the change of basis: of random rows it is rarely, but at times, ill-conditioned.
+    size = float(to_q.abs().max() * to_k.abs().max()) + 1
+    assert float((to_q.mT @ to_k - identity).abs().max()) <= FLOAT64_BOUND * size * 10
+    rows, columns = to_q @ q, to_k @ k
+    form, scale = q.mT @ k, float(q.norm() * k.norm()) + 1
+    assert float((rows.mT @ columns - form).abs().max()) <= FLOAT64_BOUND * size * scale
+    # What counts as no direction is below K * 2^-23 of the largest, and is left as it was.
+    bound = q.shape[1] * 2.0**-23
+    assert off_diagonal(rows) <= bound * float(rows.square().sum() + 1)
+    assert off_diagonal(columns) <= bound * float(columns.square().sum() + 1)
+
+
+@quickly
+@given(shapes(), seeds)
+def test_balanced_rows_have_the_roots_of_the_spectrum_for_norms(shape: tuple[int, int, int], seed: int) -> None:
+    q, k = gaussian_rows(shape, seed), gaussian_rows((*shape[:2], shape[2] + 3), seed + 1)
+    to_q, to_k = balancing(q, k)
+    spectrum = torch.linalg.svdvals(q.mT @ k)[:, : shape[1]]
+    bound = 1e-6 * float(spectrum.max())
+    for rows in (to_q @ q, to_k @ k):
+        assert float((rows.square().sum(-1) - spectrum).abs().max()) <= bound
+
+
+@quickly
+@given(shapes(), seeds)
+def test_a_flattened_form_keeps_its_singular_vectors_and_its_size(shape: tuple[int, int, int], seed: int) -> None:
+    q, k = gaussian_rows(shape, seed), gaussian_rows(shape, seed + 1)
+    to_q, to_k = balancing(q, k)
+    form, flat = q.mT @ k, flattened(to_q @ q).mT @ flattened(to_k @ k)
+    spectrum = torch.linalg.svdvals(flat)[:, : shape[1]]
+    # The root mean square, so that the Frobenius norm, and with it the variance of logits of isotropic inputs, is kept.
+    assert torch.allclose(spectrum, spectrum.mean(-1, keepdim=True).expand_as(spectrum), rtol=1e-6)
+    assert torch.allclose(flat.square().sum((-2, -1)), form.square().sum((-2, -1)), rtol=1e-6)
+    # One set of singular vectors: then the product of one with the other's transpose is symmetric, on both sides.
+    for product in (form @ flat.mT, form.mT @ flat):
+        assert torch.allclose(product, product.mT, rtol=0, atol=1e-6 * float(form.square().sum()))
+
+
+def test_a_form_of_too_low_a_rank_has_no_flat_spectrum() -> None:
+    q, k = gaussian_rows((2, 3, 8), 0), gaussian_rows((2, 3, 8), 1)
+    k[1, 2] = k[1, 0]
+    to_q, to_k = balancing(q, k)
+    with pytest.raises(MethodError, match="no spectrum to flatten"):
+        flattened(to_k @ k)
+
+
+@pytest.mark.parametrize("function", [orthonormalize, polar, lambda w: sample_frames(*w.shape, generator=torch.Generator())])
 def test_more_rows_than_columns_are_refused(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(MethodError, match="5 rows cannot be orthonormal in 4 dimensions"):
         function(gaussian_rows((2, 5, 4), 0))

@@ -33,6 +33,11 @@ AS_DESIGNED: dict[str, dict[str, Any]] = {
     "oelm_global": {"init": "orthogonal_global", "std": 0.02, "freeze": QK},
     "gaussian_matched": {"init": "gaussian_matched", "std": 0.02, "freeze": QK},
     "pretrained_freeze": {"init": "native", "std": 0.02, "freeze": QK},
+    "rotated": {"init": "rotated", "freeze": QK, "scale": "layer"},
+    "qr_layer": {"init": "orthonormalized", "freeze": QK, "scale": "layer"},
+    "polar": {"init": "polar", "freeze": QK, "scale": "layer"},
+    "spectral_flat": {"init": "spectral_flat", "freeze": QK},
+    "pretrained_lowrank": {"init": "native", "freeze": QK, "correction": 0.125},
     "uniform": {"init": "gaussian", "std": 0.0, "freeze": QK},
     "oelm_scaled": FRAMES | {"scale": 2**0.5},
     "oelm_head_gain": FRAMES | {"gain": "head"},
@@ -56,7 +61,7 @@ AS_DESIGNED: dict[str, dict[str, Any]] = {
 }
 # The class of a preset's verdicts, where it is not that nothing of Q and K learns.
 NOT_PURE = {"baseline": "free"} | dict.fromkeys(
-    ("oelm_head_gain", "oelm_matrix", "oelm_lowrank", "oelm_lowrank_first", "oelm_axes_lowrank"), "little"
+    ("oelm_head_gain", "oelm_matrix", "oelm_lowrank", "oelm_lowrank_first", "oelm_axes_lowrank", "pretrained_lowrank"), "little"
 )
 NOT_PURE |= dict.fromkeys(
     [name for name in AS_DESIGNED if name.endswith(("half", "even", "odd", "only", "free", "axes_q"))], "partial"
@@ -86,7 +91,9 @@ methods = st.builds(
     scale=st.sampled_from(["unit", "layer"]) | st.floats(1e-6, 1e6),
     layer_lr_decay=st.floats(0.01, 10),
     warmup_steps=st.none() | st.integers(0, 10**6),
-    init=st.sampled_from(["native", "orthogonal", "orthogonal_global", "gaussian", "gaussian_matched", "orthonormalized"]),
+    init=st.sampled_from(
+        ["native", "orthogonal", "orthogonal_global", "gaussian", "gaussian_matched", "orthonormalized", "polar", "rotated"]
+    ),
     std=st.floats(0, 1e6),
     freeze=st.lists(st.sampled_from(["q", "k"])).map(tuple),
     layers=_layers,

@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations, prune
 
 import oelm
 from oelm.errors import FrozenMovedError, MethodError, OelmError, SiteError
+from oelm.method import architectures
 from oelm.method.record import digest, record_of
 from oelm.method.sharded import whole
 from oelm.method.sites import attention_sites
@@ -427,3 +428,95 @@ def test_a_model_of_several_processes_is_refused_inside_another_wrapper_too(verb
         with pytest.raises(MethodError, match="before DistributedDataParallel wraps it"):
             getattr(oelm, verb)(wrapped, *arguments.get(verb, []))
         assert look(model) == before
+
+
+SPECTRAL = oelm.Method(init="spectral", freeze=("q", "k"))
+
+
+def ungrouped(name: str) -> nn.Module:
+    import transformers
+
+    settings = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 37}
+    model: nn.Module = getattr(transformers, f"{name}Model")(
+        getattr(transformers, f"{name}Config")(**settings, num_key_value_heads=4)
+    )
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("Llama", "positions rotate"), ("Mistral", "positions rotate"), ("Qwen2", "positions rotate"), ("Qwen3", "normalised")],
+)
+def test_a_change_of_basis_is_refused_where_the_product_comes_later(name: str, reason: str) -> None:
+    refused(ungrouped(name), rf"basis inside each head of layers\.0\.self_attn, and .*{reason}", method=SPECTRAL)
+
+
+class Stranger(nn.Module):
+    """An attention that nobody but its registration describes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_q, self.to_k, self.to_v = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (layer(x).unflatten(-1, (2, 4)).transpose(-2, -3) for layer in (self.to_q, self.to_k, self.to_v))
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def test_a_change_of_basis_needs_to_know_how_a_strangers_logits_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architectures, "ADAPTERS", dict(architectures.ADAPTERS))
+    known: dict[str, Any] = {"q": "to_q", "k": "to_k", "num_heads": 2}
+    oelm.register_sites(Stranger)(lambda module: oelm.SitePaths(**known))
+    model, x = Stranger(), torch.randn(3, 5, 8)
+    before = model(x).detach()
+    refused(model, "it is not known what happens .* say logits='product'", method=SPECTRAL)
+    known["logits"] = "product"
+    oelm.freeze(model, SPECTRAL)
+    assert torch.allclose(model(x), before, rtol=0, atol=1e-5)
+    known["logits"] = "products"
+    with pytest.raises(SiteError, match="logits is 'products'; give one of: unknown, product, rotary, normed"):
+        attention_sites(model)
+
+
+def test_a_key_that_torch_learns_besides_is_in_the_old_basis() -> None:
+    refused(nn.MultiheadAttention(8, 2, add_bias_kv=True), "a key that is not projected", method=SPECTRAL)
+    oelm.freeze(nn.MultiheadAttention(8, 2, add_bias_kv=True), "polar")
+
+
+@pytest.mark.parametrize("init", ["spectral", "spectral_flat"])
+def test_a_form_takes_no_scale_from_the_layers(init: Any) -> None:
+    with pytest.raises(ValueError, match=f"init '{init}' takes the size of Q and K from their product"):
+        oelm.Method(init=init, freeze=("q", "k"), scale="layer")
+    with pytest.raises(MethodError, match=f"init '{init}' is for a whole site, Q and K together"):
+        oelm.Method(init=init).start(torch.ones(1, 2, 3), torch.Generator())
+
+
+def test_weights_that_have_no_form_are_refused() -> None:
+    model: Any = built("bert")
+    with torch.no_grad():
+        model.bert.encoder.layer[1].attention.self.key.weight[0, 0] = float("nan")
+    refused(model, "layer.1.attention.self: Q or K has numbers that are not finite", method=SPECTRAL)
+    with torch.no_grad():
+        model.bert.encoder.layer[1].attention.self.key.weight.zero_()
+    refused(model, "layer.1.attention.self.(query|key): .* no spectrum to flatten", method="spectral_flat")
+    before = outputs(model, tiny_inputs(KINDS["bert"]))
+    oelm.freeze(model, SPECTRAL)
+    assert torch.allclose(outputs(model, tiny_inputs(KINDS["bert"])), before, rtol=0, atol=1e-5)
+
+
+def test_queries_tied_to_their_keys_stay_one_tensor_in_another_basis() -> None:
+    model = build_gpt(tiny_gpt_config(), seed=0)
+    tie_to_keys(model)
+    tokens = torch.arange(12).view(2, 6)
+    before = model.logits(tokens)
+    oelm.freeze(model, SPECTRAL)
+    assert torch.allclose(model.logits(tokens), before, rtol=0, atol=1e-5)
+
+
+def test_what_was_in_another_basis_is_restored_biases_included() -> None:
+    model = built("bert")
+    before = look(model)["bytes"]
+    oelm.freeze(model, SPECTRAL, keep_original=True)
+    assert look(model)["bytes"] != before
+    oelm.restore(model)
+    assert look(model)["bytes"] == before

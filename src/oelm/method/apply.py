@@ -11,7 +11,7 @@ from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.architectures import OUR_ATTENTION, class_path
 from oelm.method.audit import assert_unmoved, check_frozen
 from oelm.method.axes import Selection, axis_rows, sample_axes
-from oelm.method.frames import frame_generator, on_cpu
+from oelm.method.frames import balancing, flattened, frame_generator, on_cpu
 from oelm.method.fused import SplitProjection, merge_modules, split_module
 from oelm.method.gain import add_correction, add_gain, can_learn_on, correction_rank, fold_learnt, has_learnt
 from oelm.method.kind import ALL_BUT
@@ -34,6 +34,7 @@ from oelm.method.refuse import (
     check_writable,
     refuse_hooks,
     refuse_inference,
+    refuse_mixing,
     refuse_parallel,
     refuse_part,
     refuse_shared,
@@ -42,6 +43,9 @@ from oelm.method.refuse import (
 from oelm.method.save import save_folded
 from oelm.method.sharded import whole
 from oelm.method.sites import Projection, Site, attention_sites, num_layers_by_stack
+
+# A weight, and a bias where it changes together with the weight.
+Start = tuple[Tensor, Tensor | None]
 
 
 @on_cpu()
@@ -82,7 +86,7 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
     for site in chosen:
         for part, projection in site.projections():
             if projection.name in starts:
-                _write(projection, starts[projection.name], keeps_bias=method.keeps_weights)
+                _write(projection, *starts[projection.name], keeps_bias=method.keeps_weights)
             if projection.name in slices and part in method.freeze:
                 _select(model, projection, slices[projection.name], scale=method.factor)
     # Found anew, as selections took the place of layers.
@@ -209,6 +213,7 @@ def _choose(sites: list[Site], method: Method, model: nn.Module) -> list[Site]:
     refuse_shared(model, chosen)
     refuse_tied(model, chosen, method)
     refuse_hooks(chosen, method)
+    refuse_mixing(chosen, method)
     _check_learning(sites, method, model)
     return chosen
 
@@ -254,13 +259,17 @@ def _check_owned(projection: Projection, model: nn.Module) -> None:
             raise MethodError(f"{' and '.join(owners)} share one fused weight: it cannot be split; untie them first")
 
 
-def _starts(sites: list[Site], method: Method, seed: int, slices: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the dense weights that projections start from; those that become selections need none."""
+def _starts(sites: list[Site], method: Method, seed: int, slices: dict[str, Tensor]) -> dict[str, Start]:
+    """Return what projections start from, by their names; those that become selections need no weight."""
+    if method.balances:
+        balanced = [_balanced(site, method) for site in sites if not site.q.weight.is_meta]
+        return {name: start for starts in balanced for name, start in starts.items()}
     return {
         projection.name: (
             axis_rows(slices[projection.name], projection.shape_HKD[2], scale=method.factor)
             if slices
-            else _start(projection, method, frame_generator(seed, site.key, part))
+            else _start(projection, method, frame_generator(seed, site.key, part)),
+            None,
         )
         for site in sites
         for part, projection in site.projections()
@@ -321,6 +330,26 @@ def _start(projection: Projection, method: Method, generator: torch.Generator) -
     return start_HKD.to(present_HKD.device)
 
 
+def _balanced(site: Site, method: Method) -> dict[str, Start]:
+    """Return both starts of a site in the basis in which queries and keys have orthogonal rows."""
+    starts: dict[str, Start] = {}
+    present = [projection.weight_HKD().double().cpu() for _, projection in site.projections()]
+    if not all(bool(weight_HKD.isfinite().all()) for weight_HKD in present):
+        raise MethodError(f"{site.name}: Q or K has numbers that are not finite; load the weights first")
+    for (_, projection), weight_HKD, mix_HKK in zip(site.projections(), present, balancing(*present), strict=True):
+        rows_HKD, bias_HK = mix_HKK @ weight_HKD, projection.bias_HK()
+        try:
+            rows_HKD = (flattened(rows_HKD) if method.init == "spectral_flat" else rows_HKD) * method.factor
+        except MethodError as problem:
+            raise MethodError(f"{projection.name}: {problem}") from None
+        if bias_HK is not None:
+            bias_HK = (mix_HKK @ bias_HK.double().cpu().unsqueeze(-1)).squeeze(-1)
+            _check_fits(bias_HK, projection.weight.dtype, f"the bias of {projection.name}")
+        _check_fits(rows_HKD, projection.weight.dtype, f"the start of {projection.name}")
+        starts[projection.name] = (rows_HKD, bias_HK)
+    return starts
+
+
 def _check_fits(numbers: Tensor, dtype: torch.dtype, what: str) -> None:
     """Raise MethodError where finite numbers become infinite in a dtype, or all of them zero."""
     cast_numbers = numbers.to(dtype)
@@ -333,10 +362,12 @@ def _check_fits(numbers: Tensor, dtype: torch.dtype, what: str) -> None:
         )
 
 
-def _write(projection: Projection, start_HKD: Tensor, *, keeps_bias: bool) -> None:
+def _write(projection: Projection, start_HKD: Tensor, start_bias_HK: Tensor | None, *, keeps_bias: bool) -> None:
     projection.write(start_HKD)
     bias_HK = projection.bias_HK()
-    if bias_HK is not None and not keeps_bias:
+    if bias_HK is not None and start_bias_HK is not None:
+        bias_HK.copy_(start_bias_HK)
+    elif bias_HK is not None and not keeps_bias:
         bias_HK.zero_()
 
 

@@ -15,6 +15,8 @@ from oelm.method.fused import Order
 
 OUR_ATTENTION = "oelm.models.gpt.Attention"
 FusedParts = Literal["qkv", "kv", "qk"]
+# What an attention does to queries and keys before it multiplies them.
+Logits = Literal["unknown", "product", "rotary", "normed"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,9 @@ class SitePaths:
     several projections, `fused` is its path, `parts` says which in which order, and `layout` how they lie: 'rows' as in
     nn.Linear, 'columns' where weights are (model_dim, heads * head_dim), 'per_head_rows' where each head's parts stand
     together. `num_kv_heads` 0 means as many as `num_heads`. `inner_lists` counts the numbered lists between a layer of
-    the model and its attention: their numbers are not the layer's.
+    the model and its attention: their numbers are not the layer's. `logits` is 'product' where a logit is the product of a
+    query and a key, times a number and plus what depends on neither; 'rotary' where positions rotate them first, 'normed'
+    where they are normalised.
     """
 
     q: str = ""
@@ -36,6 +40,7 @@ class SitePaths:
     parts: FusedParts = "qkv"
     layout: Order = "rows"
     inner_lists: int = 0
+    logits: Logits = "unknown"
 
     def __post_init__(self) -> None:
         are_numbers = all(type(number) is int for number in (self.num_heads, self.num_kv_heads, self.inner_lists))
@@ -49,11 +54,13 @@ class SitePaths:
                 f"SitePaths: {self.num_heads} query heads cannot share {self.num_kv_heads} key heads evenly; num_kv_heads must "
                 "divide num_heads"
             )
-        if self.layout not in get_args(Order) or self.parts not in get_args(FusedParts):
-            raise SiteError(
-                f"SitePaths: layout is {self.layout!r}, parts {self.parts!r}; layouts: {', '.join(get_args(Order))}; "
-                f"parts: {', '.join(get_args(FusedParts))}"
-            )
+        for field, value, known in (
+            ("layout", self.layout, get_args(Order)),
+            ("parts", self.parts, get_args(FusedParts)),
+            ("logits", self.logits, get_args(Logits)),
+        ):
+            if value not in known:
+                raise SiteError(f"SitePaths: {field} is {value!r}; give one of: {', '.join(known)}")
         for part, path in (("q", self.q), ("k", self.k)):
             if bool(path) == bool(self.fused and part in self.parts):
                 raise SiteError(
@@ -161,11 +168,11 @@ def _number(module: nn.Module, name: str) -> int:
     return value
 
 
-def _apart(q: str, k: str, *, head_dim: str, inner_lists: int = 0) -> Adapter:
+def _apart(q: str, k: str, *, head_dim: str, inner_lists: int = 0, logits: Logits = "product") -> Adapter:
     def adapter(module: nn.Module) -> SitePaths:
         size = _number(module, head_dim)
         heads = {path: _rows(module.get_submodule(path), path) // size for path in (q, k)}
-        return SitePaths(q=q, k=k, num_heads=heads[q], num_kv_heads=heads[k], inner_lists=inner_lists)
+        return SitePaths(q=q, k=k, num_heads=heads[q], num_kv_heads=heads[k], inner_lists=inner_lists, logits=logits)
 
     return adapter
 
@@ -175,23 +182,24 @@ def _rows(module: nn.Module, path: str) -> int:
 
 
 def _our_gpt(module: nn.Module) -> SitePaths:
-    return SitePaths(q="q", k="k", num_heads=_number(module, "num_heads"))
+    return SitePaths(q="q", k="k", num_heads=_number(module, "num_heads"), logits="product")
 
 
 def _gpt2(module: nn.Module) -> SitePaths:
     num_heads = _number(module, "num_heads")
     if module.is_cross_attention:
-        return SitePaths(q="q_attn", fused="c_attn", parts="kv", layout="columns", num_heads=num_heads)
-    return SitePaths(fused="c_attn", layout="columns", num_heads=num_heads)
+        return SitePaths(q="q_attn", fused="c_attn", parts="kv", layout="columns", num_heads=num_heads, logits="product")
+    return SitePaths(fused="c_attn", layout="columns", num_heads=num_heads, logits="product")
 
 
 def _gpt_neox(module: nn.Module) -> SitePaths:
     num_heads = _number(module.get_submodule("dense"), "in_features") // _number(module, "head_size")
-    return SitePaths(fused="query_key_value", layout="per_head_rows", num_heads=num_heads)
+    return SitePaths(fused="query_key_value", layout="per_head_rows", num_heads=num_heads, logits="rotary")
 
 
 _bert = _apart("query", "key", head_dim="attention_head_size")
-_llama = _apart("q_proj", "k_proj", head_dim="head_dim")
+_bart = _apart("q_proj", "k_proj", head_dim="head_dim")
+_llama = _apart("q_proj", "k_proj", head_dim="head_dim", logits="rotary")
 
 # Class paths under transformers.models; those whose attention has the same parts share an adapter.
 _TRANSFORMERS: tuple[tuple[str, Adapter, tuple[str, ...]], ...] = (
@@ -213,14 +221,14 @@ _TRANSFORMERS: tuple[tuple[str, Adapter, tuple[str, ...]], ...] = (
     ),
     ("GPT-2", _gpt2, ("gpt2.modeling_gpt2.GPT2Attention",)),
     ("GPT-NeoX/Pythia", _gpt_neox, ("gpt_neox.modeling_gpt_neox.GPTNeoXAttention",)),
-    ("OPT", _llama, ("opt.modeling_opt.OPTAttention",)),
+    ("OPT", _bart, ("opt.modeling_opt.OPTAttention",)),
     ("Llama", _llama, ("llama.modeling_llama.LlamaAttention",)),
     ("Mistral", _llama, ("mistral.modeling_mistral.MistralAttention",)),
     ("Qwen2", _llama, ("qwen2.modeling_qwen2.Qwen2Attention",)),
-    ("Qwen3", _llama, ("qwen3.modeling_qwen3.Qwen3Attention",)),
+    ("Qwen3", _apart("q_proj", "k_proj", head_dim="head_dim", logits="normed"), ("qwen3.modeling_qwen3.Qwen3Attention",)),
     ("T5", _apart("q", "k", head_dim="key_value_proj_dim", inner_lists=1), ("t5.modeling_t5.T5Attention",)),
-    ("BART", _llama, ("bart.modeling_bart.BartAttention",)),
-    ("ViT", _llama, ("vit.modeling_vit.ViTAttention",)),
+    ("BART", _bart, ("bart.modeling_bart.BartAttention",)),
+    ("ViT", _bart, ("vit.modeling_vit.ViTAttention",)),
 )
 
 ADAPTERS[OUR_ATTENTION] = Known(_our_gpt, "our GPT")

@@ -1,6 +1,6 @@
 """Row-orthonormal frames for query and key heads, their controls, and how orthonormal a weight is.
 
-H heads  K head_dim  D model_dim
+H heads  K head_dim  D model_dim  R rank
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from oelm.errors import MethodError
 from oelm.seeds import stream_seed
@@ -69,6 +70,80 @@ def orthonormalize(weight_HKD: Tensor) -> Tensor:
         raise MethodError("a head's rows depend on each other (or are zero or not finite): they span no frame to keep")
     # LAPACK's choice of sign is not uniform; a positive diagonal makes the factor unique and the draw Haar.
     return (q_HDK * diagonal_HK.sign().unsqueeze(-2)).mT.to(weight_HKD.dtype).contiguous()
+
+
+def polar(weight_HKD: Tensor) -> Tensor:
+    """Return, per head, the frame nearest to the rows by the sum of squares, up to the rows' size: U of W = P U.
+
+    Raises MethodError where `orthonormalize` does.
+    """
+    frame_HKD = orthonormalize(weight_HKD).double()
+    left_HKK, _, right_HKK = torch.linalg.svd(weight_HKD.double() @ frame_HKD.mT)
+    return (left_HKK @ right_HKK @ frame_HKD).to(weight_HKD.dtype)
+
+
+def rotated(weight_HKD: Tensor, *, generator: torch.Generator) -> Tensor:
+    """Return, per head, a Haar-random frame of the row space; raises MethodError where `orthonormalize` does."""
+    num_heads, head_dim, _ = weight_HKD.shape
+    mix_HKK = orthonormalize(_gauss(num_heads, head_dim, head_dim, generator))
+    return (mix_HKK @ orthonormalize(weight_HKD).double()).to(weight_HKD.dtype)
+
+
+def balancing(q_HKD: Tensor, k_HKD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return, per head, A^-T for the queries and A for the keys, after which the rows of each are orthogonal.
+
+    Any invertible A keeps the form Wq^T Wk, biases included. With this one the rows point along the form's singular vectors,
+    and their norms are the square roots of its singular values, the same in Q and K. Where rows depend on each other, some
+    become zero in one of the two. Q and K may have different numbers of columns. In float64.
+    """
+    found = [_balancing(_square(q_KD), _square(k_KD)) for q_KD, k_KD in zip(q_HKD.double(), k_HKD.double(), strict=True)]
+    return torch.stack([to_q for to_q, _ in found]), torch.stack([to_k for _, to_k in found])
+
+
+def _square(rows_KD: Tensor) -> Tensor:
+    """Return the rows in coordinates of their own, K of them: the products between them stay."""
+    r_CK = torch.linalg.qr(rows_KD.mT, mode="r").R
+    return F.pad(r_CK.mT, (0, len(rows_KD) - len(r_CK)))
+
+
+def _balancing(q_KK: Tensor, k_KK: Tensor) -> tuple[Tensor, Tensor]:
+    # A contragredient transformation of the two Gram matrices (Zhou, Doyle and Glover 1996, theorem 3.22).
+    # The keys become orthonormal rows and, beyond their rank, zeros.
+    left_KK, sizes_K, _ = torch.linalg.svd(k_KK)
+    rank = _rank(sizes_K)
+    sizes_K[rank:] = 1
+    to_q, to_k = left_KK.mT * sizes_K.unsqueeze(1), left_KK.mT / sizes_K.unsqueeze(1)
+    facing_RK, beyond_K = (to_q @ q_KK).split((rank, len(q_KK) - rank))
+    # A rotation keeps the keys orthonormal and makes the queries orthogonal.
+    turn_RR, form_R, across_KK = torch.linalg.svd(facing_RK)
+    used = _rank(form_R)
+    # Queries that face keys of zero may lose what they share with the others.
+    shared = F.pad(beyond_K @ across_KK[:used].mT / form_R[:used], (0, rank - used))
+    beyond_turn = torch.linalg.svd(beyond_K - beyond_K @ across_KK[:used].mT @ across_KK[:used])[0]
+    q_RK, k_K = turn_RR.mT @ to_q[:rank], to_k[rank:]
+    to_q = torch.cat([q_RK, beyond_turn.mT @ (to_q[rank:] - shared @ q_RK)])
+    to_k = torch.cat([turn_RR.mT @ to_k[:rank] + shared.mT @ k_K, beyond_turn.mT @ k_K])
+    root_K = torch.ones_like(sizes_K)
+    root_K[:used] = form_R[:used].sqrt()
+    return to_q / root_K.unsqueeze(1), to_k * root_K.unsqueeze(1)
+
+
+def _rank(sizes_R: Tensor) -> int:
+    # What is below the rounding of float32 weights is no direction of theirs, and dividing by it would blow up biases.
+    return int((sizes_R > sizes_R[:1] * len(sizes_R) * torch.finfo(torch.float32).eps).sum())
+
+
+def flattened(rows_HKD: Tensor) -> Tensor:
+    """Return balanced rows with the root mean square of the head's spectrum in place of each singular value.
+
+    Raises MethodError where a row is zero: it has no direction to keep.
+    """
+    norms_HK = rows_HKD.norm(dim=-1)
+    if any(_rank(spectrum_K.sort(descending=True).values) < len(spectrum_K) for spectrum_K in norms_HK.square()):
+        raise MethodError("a head's rows depend on each other (or are zero): they have no spectrum to flatten")
+    # A row's norm is the root of a singular value.
+    level_H = norms_HK.pow(4).mean(-1).pow(0.25)
+    return rows_HKD * (level_H.unsqueeze(-1) / norms_HK).unsqueeze(-1)
 
 
 def orthonormality_error(weight_HKD: Tensor) -> float:

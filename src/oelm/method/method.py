@@ -11,14 +11,26 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_valid
 from torch import Tensor
 
 from oelm.errors import MethodError
-from oelm.method.frames import orthonormalize, sample_frames, sample_gaussian, sample_global_frame
+from oelm.method.frames import orthonormalize, polar, rotated, sample_frames, sample_gaussian, sample_global_frame
 from oelm.method.kind import COUNTED_LAYERS, Kind, layers_problem, method_kind, selects_layer
 
 Part = Literal["q", "k"]
 Gain = Literal["none", "head", "matrix"]
 Layers = str | tuple[int, ...]
 Scale = Literal["unit", "layer"] | Annotated[float, Field(gt=0, allow_inf_nan=False)]
-InitName = Literal["native", "orthogonal", "orthogonal_global", "gaussian", "gaussian_matched", "orthonormalized", "axes"]
+InitName = Literal[
+    "native",
+    "orthogonal",
+    "orthogonal_global",
+    "gaussian",
+    "gaussian_matched",
+    "orthonormalized",
+    "polar",
+    "rotated",
+    "spectral",
+    "spectral_flat",
+    "axes",
+]
 # Given a projection's current weight (H, K, D) and its own generator, return the weight it shall start from.
 InitFunction = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -121,6 +133,15 @@ class Method(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _forms_have_a_size(self) -> Self:
+        if self.balances and self.scale == "layer":
+            raise ValueError(
+                f"init '{self.init}' takes the size of Q and K from their product, and scale 'layer' from each of the two; "
+                "leave scale out, or give a number"
+            )
+        return self
+
     @field_serializer("init")
     def _init_as_data(self, init: InitName | InitFunction) -> str:
         if callable(init):
@@ -133,7 +154,12 @@ class Method(BaseModel):
     @property
     def keeps_weights(self) -> bool:
         """Whether Q and K start from the weights that are there, so that their biases are kept too."""
-        return self.init in ("native", "orthonormalized")
+        return self.init in ("native", "orthonormalized", "polar", "rotated") or self.balances
+
+    @property
+    def balances(self) -> bool:
+        """Whether the start is made from Q and K of a site together, by a change of basis inside each head."""
+        return self.init in ("spectral", "spectral_flat")
 
     @property
     def changes_weights(self) -> bool:
@@ -197,8 +223,14 @@ class Method(BaseModel):
                 return sample_global_frame(num_heads, head_dim, model_dim, generator=generator)
             case "gaussian":
                 return sample_gaussian(num_heads, head_dim, model_dim, std=self.std, generator=generator)
-            case "axes":
-                raise MethodError("init 'axes' chooses coordinates for a whole site; oelm.freeze(model, method) applies it")
+            case "polar":
+                return polar(weight_HKD)
+            case "rotated":
+                return rotated(weight_HKD, generator=generator)
+            case "axes" | "spectral" | "spectral_flat":
+                raise MethodError(
+                    f"init '{self.init}' is for a whole site, Q and K together; oelm.freeze(model, method) applies it"
+                )
             case "gaussian_matched":
                 # The scale of orthonormal rows: unit norm, so entries of variance 1 / model_dim.
                 return sample_gaussian(num_heads, head_dim, model_dim, std=model_dim**-0.5, generator=generator)
@@ -225,6 +257,12 @@ PRESETS: dict[str, Method] = {
     "oelm_global": Method(init="orthogonal_global", freeze=_FROZEN),
     "gaussian_matched": Method(init="gaussian_matched", freeze=_FROZEN),
     "pretrained_freeze": Method(init="native", freeze=_FROZEN),
+    # Frames made from pretrained weights, by what they keep of them (docs/method.md), at the size of these weights.
+    "rotated": Method(init="rotated", freeze=_FROZEN, scale="layer"),
+    "qr_layer": Method(init="orthonormalized", freeze=_FROZEN, scale="layer"),
+    "polar": Method(init="polar", freeze=_FROZEN, scale="layer"),
+    "spectral_flat": Method(init="spectral_flat", freeze=_FROZEN),
+    "pretrained_lowrank": Method(init="native", freeze=_FROZEN, correction=0.125),
     # All logits zero, so every visible token gets the same weight: attention without Q and K, the floor.
     "uniform": Method(init="gaussian", std=0.0, freeze=_FROZEN),
     # Still nothing of Q and K learns, but logits are twice as large.

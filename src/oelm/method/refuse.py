@@ -164,6 +164,25 @@ def refuse_hooks(sites: Iterable[Site], method: Method) -> None:
                 )
 
 
+def refuse_mixing(sites: Iterable[Site], method: Method) -> None:
+    """Raise MethodError where a change of basis inside the heads, as the method makes it, would change the logits."""
+    reasons = {
+        "rotary": "positions rotate queries and keys before their product",
+        "normed": "queries and keys are normalised before their product",
+        "unknown": "it is not known what happens to queries and keys before their product (if nothing does, say "
+        "logits='product' in its SitePaths; torch's attention with bias_k has a key that is not projected)",
+    }
+    for site in sites:
+        reason = reasons.get(site.logits)
+        if site.q.num_heads != site.k.num_heads:
+            reason = f"{site.q.num_heads} query heads share {site.k.num_heads} key heads, which have one basis for all of them"
+        if method.balances and reason is not None:
+            raise MethodError(
+                f"init '{method.init}' changes the basis inside each head of {site.name or 'the attention'}, and {reason}: the "
+                "logits would change. Use init 'polar', or 'native' to keep the weights as they are"
+            )
+
+
 def _slots(projection: Projection) -> set[tuple[int, str]]:
     return {(id(projection.module), slot.parameter) for slot in (projection.weight_slot, projection.bias_slot)}
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from oelm.errors import SiteError
 from oelm.method.architectures import (
     Adapter,
+    Logits,
     SitePaths,
     class_path,
     find_adapter,
@@ -134,6 +135,7 @@ class Site:
     key: str
     q: Projection
     k: Projection
+    logits: Logits
 
     def projections(self) -> Iterator[tuple[str, Projection]]:
         yield "q", self.q
@@ -143,28 +145,31 @@ class Site:
 def attention_sites(model: nn.Module) -> list[Site]:
     """Return the sites of every attention in the model, as the model lists them; raise SiteError when we know none."""
     require_model(model)
-    found: list[tuple[str, int, Projection, Projection]] = []
+    found: list[tuple[str, SitePaths | None, Projection, Projection]] = []
     for name, module in model.named_modules():
         adapter = find_adapter(module)
         if adapter is not None:
             paths = _paths(name, adapter, module)
             q, k = (_in_submodule(name, module, paths, part) for part in ("q", "k"))
-            found.append((name, paths.inner_lists, q, k))
+            found.append((name, paths, q, k))
         elif isinstance(module, nn.MultiheadAttention):
             q, k = (_in_attention(name, module, part) for part in ("q", "k"))
-            found.append((name, 0, q, k))
+            found.append((name, None, q, k))
     if not found:
         raise no_attention_found(model)
-    blocks = _blocks([(name, inner_lists) for name, inner_lists, _, _ in found])
+    blocks = _blocks([(name, 0 if paths is None else paths.inner_lists) for name, paths, _, _ in found])
     stacks = _stack_names([parent for parent, _, _ in blocks])
     sites: list[Site] = []
-    for (name, _, q, k), (_, block, layer), stack in zip(found, blocks, stacks, strict=True):
+    for (name, described, q, k), (_, block, layer), stack in zip(found, blocks, stacks, strict=True):
         for projection in (q, k):
             _check_shape(projection)
         _check_head_dim(name, q, k)
         earlier = sum((site.stack, site.layer) == (stack, layer) for site in sites)
         key = _join(stack, f"{layer}.{earlier}" if earlier else str(layer))
-        sites.append(Site(name, block, stack, layer, key, q, k))
+        # torch's own attention multiplies; a key that it learns besides the projected ones is in the basis of the queries.
+        has_own_key = getattr(q.module, "bias_k", None) is not None
+        logits: Logits = described.logits if described is not None else "unknown" if has_own_key else "product"
+        sites.append(Site(name, block, stack, layer, key, q, k, logits))
     return sites
 
 

@@ -157,7 +157,13 @@ def draw_of(arm: Arm) -> int | None:
     assert config is not None
     method = config.get("method", {})
     # Weights that are kept, or made from those that were there, are not drawn.
-    is_drawn = method.get("freeze") and method.get("init") not in ("native", "orthonormalized")
+    is_drawn = method.get("freeze") and method.get("init") not in (
+        "native",
+        "orthonormalized",
+        "polar",
+        "spectral",
+        "spectral_flat",
+    )
     seed = method.get("seed") if is_drawn else None
     return seed if isinstance(seed, int) else None
 

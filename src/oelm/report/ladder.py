@@ -21,6 +21,9 @@ RUNGS: dict[str, tuple[str, ...]] = {
     "gaussian_matched": ("random", "scale"),
     "oelm_freeze": ("random", "scale", "rows"),
     "oelm_freeze_pretrained": ("scale", "rows", "space"),
+    "rotated": ("rows", "space", "size"),
+    "polar": ("rows", "space", "size", "frame"),
+    "spectral_flat": ("rows", "space", "size", "pairs"),
     "pretrained_freeze": ("weights",),
     "baseline": ("learning",),
 }

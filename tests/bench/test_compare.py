@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.flop_counter import FlopCounterMode
 
-from oelm.bench.compare import Comparison, Side, _work, bound, compare, stored_and_trainable, training_step, verdict
+from oelm.bench.compare import Comparison, Side, _work, bound, compare, counted, training_step, verdict
 from oelm.bench.machine import examine, matmul_speeds
 from oelm.bench.shapes import shape_config
 from oelm.errors import ConfigError
 from oelm.intervals import Ratio
+from oelm.method.apply import freeze
 from oelm.models.flops import step_work
-from oelm.train.config import RunConfig
+from oelm.models.gpt import build_gpt
+from oelm.train.config import RunConfig, parse_config
+from oelm.train.optim import build_optimizer, optimizer_tensors
 from tests.conftest import tiny_config
 
 
@@ -114,12 +118,28 @@ def test_memory_is_measured_of_each_arm_alone() -> None:
     assert (result.first.peak_bytes or 0) > 0 and (result.second.peak_bytes or 0) > 0 and len(told) == 3
 
 
+@pytest.mark.parametrize("method", ["baseline", "oelm_freeze", "oelm_axes_q_lowrank"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_optimizers_bytes_are_those_of_its_state_after_a_step(optimizer: str, method: str) -> None:
+    settings = shape_config("tiny", method).as_dict()
+    settings["optim"]["name"] = optimizer
+    config = parse_config(settings, where="here")
+    model = build_gpt(config.model, seed=0)
+    freeze(model, config.method)
+    built = build_optimizer(model, config.optim, device="cpu")
+    model.logits(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+    built.step()
+    tensors = optimizer_tensors(built, model).items()
+    # Every step counter is one number more, for AdamW alone.
+    assert counted(config).state_bytes == sum(tensor.nbytes for name, tensor in tensors if not name.startswith("step/"))
+
+
 def test_stored_and_trainable_parameters_are_the_models_own() -> None:
-    assert stored_and_trainable(shape_config("medium", "oelm_freeze")) == (44_896_768, 41_751_040)
+    assert counted(shape_config("medium", "oelm_freeze"))[:2] == (44_896_768, 41_751_040)
     # A selection is stored nowhere.
-    assert stored_and_trainable(shape_config("medium", "oelm_axes")) == (41_751_040, 41_751_040)
+    assert counted(shape_config("medium", "oelm_axes"))[:2] == (41_751_040, 41_751_040)
     # An eighth of Q's and K's rows learns: what remains of 2 x 512 x 512 weights in six layers.
-    whole, thin = (stored_and_trainable(shape_config("512", arm))[0] for arm in ("baseline", "thin"))
+    whole, thin = (counted(shape_config("512", arm))[0] for arm in ("baseline", "thin"))
     assert whole - thin == 6 * 2 * 512 * (512 - 64)
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
+from typing import NamedTuple
 
 import torch
 
@@ -22,7 +23,7 @@ from oelm.train.config import RunConfig
 from oelm.train.device import choose_compute, look, synchronize
 from oelm.train.dist import ALONE, World
 from oelm.train.loss import mean_cross_entropy
-from oelm.train.optim import build_optimizer
+from oelm.train.optim import build_optimizer, muon_parameters
 from oelm.train.preflight import estimate
 from oelm.train.step import train_step
 
@@ -84,7 +85,7 @@ def compare(
 
 
 def _side(letter: str, name: str, config: RunConfig, median_s: float, peak_bytes: int | None) -> Side:
-    stored, trainable = stored_and_trainable(config)
+    stored, trainable, state = counted(config)
     return Side(
         letter=letter,
         name=name,
@@ -92,20 +93,30 @@ def _side(letter: str, name: str, config: RunConfig, median_s: float, peak_bytes
         stored=stored,
         trainable=trainable,
         peak_bytes=peak_bytes,
-        optimizer_bytes=8 * trainable,
+        optimizer_bytes=state,
         checkpoint_bytes=estimate(config, device="cpu").checkpoint,
         # DDP sums every gradient once a step, in float32; what is frozen has none.
         all_reduced_bytes=4 * trainable,
     )
 
 
-def stored_and_trainable(config: RunConfig) -> tuple[int, int]:
-    """Return how many parameters a config's model keeps in its first step, and how many of them learn."""
+class Counted(NamedTuple):
+    """What a config's model keeps in its first step: parameters, those that learn, and bytes of the optimizer's state."""
+
+    stored: int
+    trainable: int
+    state_bytes: int
+
+
+def counted(config: RunConfig) -> Counted:
+    """Count what a config's model keeps. AdamW has two numbers for each that learns, Muon one."""
     with torch.device("meta"):
         model = GPT(config.model)
     freeze(model, config.method)
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    return sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)
+    matrices = muon_parameters(model, config.optim)
+    learning = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    state = sum(4 * size if name in matrices else 8 * size for name, size in learning.items())
+    return Counted(sum(parameter.numel() for parameter in model.parameters()), sum(learning.values()), state)
 
 
 def bound(first: RunConfig, second: RunConfig) -> float:

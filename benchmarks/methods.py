@@ -12,7 +12,7 @@ import torch
 from record import add_speed_options, build_record, chosen_shapes, finish, parse_speed_options
 
 from oelm.bench.ab import against, interleave
-from oelm.bench.compare import bound, counted, training_step
+from oelm.bench.compare import bound, model_size, training_step
 from oelm.bench.shapes import THIN, shape_config
 from oelm.bench.speed import ArmFigures, SpeedRecord, ratio_fields
 
@@ -27,7 +27,7 @@ def measure(shape: str, methods: Sequence[str], *, rounds: int) -> SpeedRecord:
     timed = against("baseline", interleave({name: training_step(config) for name, config in configs.items()}, rounds=rounds))
     arms = []
     for name, config in configs.items():
-        stored, trainable, _ = counted(config)
+        stored, trainable, _ = model_size(config)
         arms.append(
             ArmFigures(
                 name=name,

@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.flop_counter import FlopCounterMode
 
-from oelm.bench.compare import Comparison, Side, _work, bound, compare, counted, training_step, verdict
+from oelm.bench.compare import Comparison, Side, _work, bound, compare, model_size, training_step, verdict
 from oelm.bench.machine import examine, matmul_speeds
 from oelm.bench.shapes import shape_config
 from oelm.errors import ConfigError
@@ -131,15 +131,15 @@ def test_the_optimizers_bytes_are_those_of_its_state_after_a_step(optimizer: str
     built.step()
     tensors = optimizer_tensors(built, model).items()
     # Every step counter is one number more, for AdamW alone.
-    assert counted(config).state_bytes == sum(tensor.nbytes for name, tensor in tensors if not name.startswith("step/"))
+    assert model_size(config).state_bytes == sum(tensor.nbytes for name, tensor in tensors if not name.startswith("step/"))
 
 
 def test_stored_and_trainable_parameters_are_the_models_own() -> None:
-    assert counted(shape_config("medium", "oelm_freeze"))[:2] == (44_896_768, 41_751_040)
+    assert model_size(shape_config("medium", "oelm_freeze"))[:2] == (44_896_768, 41_751_040)
     # A selection is stored nowhere.
-    assert counted(shape_config("medium", "oelm_axes"))[:2] == (41_751_040, 41_751_040)
+    assert model_size(shape_config("medium", "oelm_axes"))[:2] == (41_751_040, 41_751_040)
     # An eighth of Q's and K's rows learns: what remains of 2 x 512 x 512 weights in six layers.
-    whole, thin = (counted(shape_config("512", arm))[0] for arm in ("baseline", "thin"))
+    whole, thin = (model_size(shape_config("512", arm))[0] for arm in ("baseline", "thin"))
     assert whole - thin == 6 * 2 * 512 * (512 - 64)
 
 

@@ -85,7 +85,7 @@ def compare(
 
 
 def _side(letter: str, name: str, config: RunConfig, median_s: float, peak_bytes: int | None) -> Side:
-    stored, trainable, state = counted(config)
+    stored, trainable, state = model_size(config)
     return Side(
         letter=letter,
         name=name,
@@ -100,7 +100,7 @@ def _side(letter: str, name: str, config: RunConfig, median_s: float, peak_bytes
     )
 
 
-class Counted(NamedTuple):
+class ModelSize(NamedTuple):
     """What a config's model keeps in its first step: parameters, those that learn, and bytes of the optimizer's state."""
 
     stored: int
@@ -108,7 +108,7 @@ class Counted(NamedTuple):
     state_bytes: int
 
 
-def counted(config: RunConfig) -> Counted:
+def model_size(config: RunConfig) -> ModelSize:
     """Count what a config's model keeps. AdamW has two numbers for each that learns, Muon one."""
     with torch.device("meta"):
         model = GPT(config.model)
@@ -116,7 +116,7 @@ def counted(config: RunConfig) -> Counted:
     matrices = muon_parameters(model, config.optim)
     learning = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad}
     state = sum(4 * size if name in matrices else 8 * size for name, size in learning.items())
-    return Counted(sum(parameter.numel() for parameter in model.parameters()), sum(learning.values()), state)
+    return ModelSize(sum(parameter.numel() for parameter in model.parameters()), sum(learning.values()), state)
 
 
 def bound(first: RunConfig, second: RunConfig) -> float:

@@ -306,6 +306,39 @@ def speed_ideas() -> list[list[str]]:
     return rows
 
 
+def recipes() -> list[list[str]]:
+    """The recipes that were tried for the baseline of `workstation`, best first."""
+    rows = []
+    for path in sorted((RESULTS / "recipes").glob("*/*/*/seed-*")):
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        found, lr = figures(path), config["optim"]["lr"]
+        five_gram = found["ngram"]["val"][4]
+        size, matrix_lr = f"{config['batch_size']} x {config['model']['seq_len']}", lr * config["optim"]["matrix_rate"]
+        told = [size, f"{config['steps']:,}", f"{found['tokens'] / 1e6:.2f}M", f"{lr:g}", f"{matrix_lr:g}"]
+        rows.append((found["best_ppl"], [*told, f"{found['best_ppl']:.2f}", f"{found['best_ppl'] / five_gram:.2f}"]))
+    head = ["tokens a step", "steps", "tokens", "rate", "Muon's rate", "PPL", "over the 5-gram's"]
+    return [head, *(row for _, row in sorted(rows))]
+
+
+def search() -> list[list[str]]:
+    """The arms of the search at `workstation`, each next to the baseline of its family at the same rate."""
+    found = {}
+    for path in sorted((RESULTS / "search").glob("*/workstation/*/seed-*")):
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        arm, _, data = path.parts[-4].partition(".")
+        family = "conv-learn" if arm.startswith("conv-") else "learn"
+        found[(data, family, config["optim"]["lr"], config["seed"], arm)] = path
+    rows = [["data", "arm", "rate", "seed", "stored", "PPL at 800", "1,600", "2,400", "against its baseline"]]
+    for (data, family, lr, seed, arm), path in sorted(found.items(), key=lambda each: (each[0][:4], each[0][4] != each[0][1])):
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        last, baseline = figures(path)["final_ppl"], found.get((data, family, lr, seed, family))
+        gap = "" if baseline is None or arm == family else percent(last / figures(baseline)["final_ppl"])
+        stored = json.loads((path / "audit.json").read_text(encoding="utf-8"))["total"]
+        steps = [f"{ppl_at(step, lines):.2f}" for step in (800, 1600, 2400)]
+        rows.append([data, arm, f"{lr:g}", str(seed), f"{stored:,}", *steps, gap])
+    return rows
+
+
 def by_seed(experiment: str) -> dict[int, float]:
     """Return the best perplexities of an experiment's runs of full length, by seed."""
     found = [path for place in (STUDY, SLICES) for path in place.glob(f"{experiment}/laptop/*/seed-*")]
@@ -340,6 +373,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "short-conv": short_conv,
     "starts": starts,
     "slices": slices,
+    "recipes": recipes,
+    "search": search,
     "speed-ideas": speed_ideas,
 }
 

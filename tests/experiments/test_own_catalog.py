@@ -96,6 +96,20 @@ def test_tables_and_models_of_a_user_s_file_are_seen_from_that_file(tmp_path: Pa
     assert mine.at["smoke"] == {"model.source": "org/x"}
 
 
+def test_the_list_has_a_line_an_arm_that_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(app, ["list"]).stdout.splitlines()
+    assert max(map(len, shown)) <= 80
+    assert sum(line.startswith("slices-q.") for line in shown) == 1 and any(line.startswith("slices-q.SET ") for line in shown)
+    assert any(line.startswith("GPT-01 ") and line.endswith("(reported: PPL 4.27)") for line in shown)
+    assert "SET: tinystories, wikitext2, wikipedia, openwebtext, stdlib, site-packages" in shown
+
+
+def test_an_arm_on_one_data_set_is_listed_by_its_own_name() -> None:
+    shown = CliRunner().invoke(app, ["list", "slices-q.stdlib"]).stdout
+    assert shown.startswith("slices-q.stdlib  stdlib: queries are slices, keys learn") and "SET" not in shown
+
+
 def test_titles_can_neither_drive_a_terminal_nor_change_on_their_way(tmp_path: Path) -> None:
     title = "\x1b[31m red :smile: [bold] \x9b31m"
     (tmp_path / "own.yaml").write_text(entry(title=title))

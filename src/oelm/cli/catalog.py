@@ -41,24 +41,32 @@ def list_experiments(
 
 
 def _print_list(chosen: list[Experiment], catalog: Catalog) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("id", "data", "baseline", "reported", "what"):
-        table.add_column(name, no_wrap=name != "what", overflow="fold")
+    groups, ids = catalog.groups(), {experiment.id for experiment in chosen}
+    rows, sets = dict[str, str](), dict[str, None]()
     for experiment in chosen:
-        baseline, what = experiment.baseline or "", printable(experiment.title)
-        table.add_row(experiment.id, printable(experiment.data), baseline, _reported(experiment), what)
-    out.print(table)
-    groups = ", ".join(f"{name} ({len(ids)})" for name, ids in catalog.groups().items())
-    out.print(f"groups: {groups}; `oelm show ID` for one of them, `oelm run ID --budget smoke` to try it", soft_wrap=True)
+        arm, _, data = experiment.id.partition(".")
+        if data and {*groups.get(arm, [""])} <= ids:
+            # One line for an arm on all of its data sets.
+            sets[data] = None
+            rows.setdefault(f"{arm}.SET", experiment.title.removeprefix(f"{data}: "))
+        else:
+            rows[experiment.id] = experiment.title + _reported(experiment)
+    width = max(map(len, rows), default=0)
+    for name, what in rows.items():
+        line = f"{name:{width}}  {printable(what)}"
+        out.print(line if len(line) <= out.width else f"{line[: out.width - 3]}...", soft_wrap=True)
+    if sets:
+        out.print(f"\nSET: {', '.join(sets)}")
+    named = [f"{name} ({len(members)})" for name, members in groups.items() if "." not in name and f"{name}." not in members[0]]
+    out.print(f"groups: {', '.join(named)}")
+    out.print("next: `oelm show ID` for one experiment, `oelm run ID --budget smoke` to try it")
 
 
 def _reported(experiment: Experiment) -> str:
     figures = experiment.reported.figures if experiment.reported else {}
     if "best_ppl" in figures:
-        return f"PPL {figures['best_ppl']:g}"
-    return f"{100 * figures['best_accuracy']:.2f}%" if "best_accuracy" in figures else ""
+        return f" (reported: PPL {figures['best_ppl']:g})"
+    return f" (reported: {100 * figures['best_accuracy']:.2f}%)" if "best_accuracy" in figures else ""
 
 
 @reported

@@ -311,8 +311,8 @@ def test_runs_of_one_text_that_disagree_on_counting_leave_no_verdict(study: Path
     assert any("disagree on what counting gives" in text for text in texts(english(study), "verdicts", "warning"))
 
 
-@pytest.mark.parametrize(("bigram", "verdict"), [(40.0, "PASS"), (30.0, "UNFIT BASELINE: none"), (None, "PASS")])
-def test_records_of_before_the_5_gram_are_judged_by_the_bigram(study: Path, bigram: float | None, verdict: str) -> None:
+@pytest.mark.parametrize(("bigram", "verdict"), [(40.0, "UNFIT BASELINE: none"), (None, "PASS")])
+def test_records_of_before_the_5_gram_have_no_verdict(study: Path, bigram: float | None, verdict: str) -> None:
     write_arm(study, "GPT-01", BASE, bigram=bigram)
     found = next(row for row in rows(english(study), "classes") if row["method"] == "oelm_lowrank")
     assert found["tinystories"].endswith(verdict)

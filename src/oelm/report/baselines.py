@@ -16,8 +16,6 @@ from oelm.report.verdict import Reason
 from oelm.report.words import Words
 from oelm.train.records import PREDICTIONS, Split
 
-# The rule for records made before the 5-gram was measured: a share of a bigram model's perplexity.
-MOST_OF_BIGRAM = 0.6
 # What a baseline must beat: so much of a 5-gram's perplexity, on every seed.
 MOST_OF_FIVE_GRAM = 0.95
 # What attention must be worth: the lower end of the perplexity without Q and K over the baseline's. Below, all of it is worth
@@ -51,7 +49,8 @@ class Standing:
         return self.ngram[4] if self.ngram else self.bigram
 
     @property
-    def is_by_old_rule(self) -> bool:
+    def is_uncounted(self) -> bool:
+        """Whether the record was made before the 5-gram was measured."""
         return not self.ngram and self.bigram is not None
 
     @property
@@ -66,8 +65,8 @@ class Standing:
 
     @property
     def is_weak(self) -> bool:
-        if self.is_by_old_rule:
-            return self.ratio is not None and self.ratio > MOST_OF_BIGRAM
+        if self.is_uncounted:
+            return True
         return self.worst is not None and self.worst > MOST_OF_FIVE_GRAM
 
     @property
@@ -127,8 +126,8 @@ def unfit_baselines(findings: Findings) -> dict[ArmKey, Reason]:
     for standing in standings(findings):
         if standing.disputed is not None:
             found[standing.arm.key] = Reason("disputed_counter", dict(zip(("least", "most"), standing.disputed, strict=True)))
-        elif standing.is_weak and standing.is_by_old_rule and standing.ratio is not None:
-            found[standing.arm.key] = Reason("weak_baseline", {"ratio": standing.ratio, "most": MOST_OF_BIGRAM})
+        elif standing.is_uncounted:
+            found[standing.arm.key] = Reason("uncounted_baseline", {})
         elif standing.is_weak and standing.worst is not None:
             found[standing.arm.key] = Reason("outcounted_baseline", {"ratio": standing.worst, "most": MOST_OF_FIVE_GRAM})
         elif standing.is_overfitted:
@@ -170,19 +169,19 @@ def baselines_section(findings: Findings, words: Words) -> Section | None:
     cells = tuple(tuple(row[name] for name in names) for row in rows)
     table = Table("baselines", words("baselines.caption"), tuple(headings[name] for name in names), cells, numeric)
     text = Text(words("baselines.text", above=100 * MOST_ABOVE_MINIMUM))
-    notes = [Text(said, "note") for said in _old_rule(found, words)]
+    notes = [Text(said, "note") for said in _uncounted(found, words)]
     return Section("baselines", words("baselines.title"), (text, *notes, table))
 
 
-def _old_rule(found: list[Standing], words: Words) -> list[str]:
-    arms = [f"{label(standing.arm)}, {standing.arm.budget}" for standing in found if standing.is_by_old_rule]
-    return [words("baselines.old_rule", arms="; ".join(arms), most=MOST_OF_BIGRAM)] if arms else []
+def _uncounted(found: list[Standing], words: Words) -> list[str]:
+    arms = [f"{label(standing.arm)}, {standing.arm.budget}" for standing in found if standing.is_uncounted]
+    return [words("baselines.uncounted", arms="; ".join(arms))] if arms else []
 
 
 def _row(standing: Standing, words: Words) -> dict[str, Cell]:
     arm, ratio, counter = standing.arm, standing.ratio, standing.counter
     mean = arm.mean(standing.split)
-    counted_by = words("baselines.bigram") if standing.is_by_old_rule else words("baselines.five_gram")
+    counted_by = words("baselines.bigram") if standing.is_uncounted else words("baselines.five_gram")
     return {
         "arm": Cell(label(arm)),
         "budget": Cell(arm.budget),
@@ -199,15 +198,13 @@ def _row(standing: Standing, words: Words) -> dict[str, Cell]:
 def baseline_remarks(findings: Findings, words: Words) -> list[str]:
     """Say which baselines are no real ones, or learnt for too long; smoke proves a path, and is never a result."""
     found = [standing for standing in standings(findings) if standing.arm.budget != "smoke"]
-    remarks = _old_rule(found, words)
+    remarks = _uncounted(found, words)
     for standing in found:
         name = {"arm": label(standing.arm), "budget": standing.arm.budget}
         if standing.disputed is not None:
             least, most = standing.disputed
             remarks.append(words("remark.disputed", **name, least=fixed(least, 2), most=fixed(most, 2)))
-        elif standing.is_weak and standing.is_by_old_rule and standing.ratio is not None:
-            remarks.append(words("remark.weak", **name, ratio=fixed(standing.ratio, 2), most=MOST_OF_BIGRAM))
-        elif standing.is_weak and standing.worst is not None:
+        elif standing.is_weak and not standing.is_uncounted and standing.worst is not None:
             remarks.append(words("remark.outcounted", **name, ratio=fixed(standing.worst, 3), most=MOST_OF_FIVE_GRAM))
         if standing.is_overfitted:
             remarks.append(words("remark.overfitted", **name, above=100 * standing.above))

@@ -52,7 +52,7 @@ ReasonCode = Literal[
     "one_seed",
     "confounded",
     "disputed_counter",
-    "weak_baseline",
+    "uncounted_baseline",
     "outcounted_baseline",
     "little_attention",
     "overfitted_baseline",

@@ -53,6 +53,9 @@ class TimingRecord(Strict):
     second_stored: int | None = None
     first_trainable: int | None = None
     second_trainable: int | None = None
+    # Of records of before, neither is known.
+    optimizer: str | None = None
+    threads: int | None = None
 
     @field_validator("shape", mode="before")
     @classmethod
@@ -72,7 +75,7 @@ def write_timing(root: Path, record: TimingRecord) -> Path:
     slug = f"{record.first} {record.second} {shape.num_layers}x{shape.model_dim} batch {shape.batch_size}x{shape.seq_len}"
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", slug).strip("-.")[:100]
     # Names that differ in a sign or far behind, and shapes that differ in anything else, have the same slug.
-    told = dump_json([record.first, record.second, shape.model_dump(mode="json")])
+    told = dump_json([record.first, record.second, shape.model_dump(mode="json"), record.optimizer, record.threads])
     digest = hashlib.sha256(told.encode()).hexdigest()
     path = root / FOLDER / f"{slug}-{digest[:8]}.json"
     write_json(path, record.model_dump(mode="json"))

@@ -53,7 +53,7 @@ def bench(
     timed = _timed_shape(sides[0][1])
     _print(comparisons, timed)
     for comparison in comparisons:
-        out.print(f"recorded in {_record(comparison, timed, root)}", soft_wrap=True)
+        out.print(f"recorded in {_record(comparison, timed, sides[0][1].optim.name, root)}", soft_wrap=True)
 
 
 def _config(name: str, budget: str, shape: str | None, overrides: list[str]) -> RunConfig:
@@ -82,7 +82,9 @@ def _timed_shape(config: RunConfig) -> TimedShape:
     return TimedShape(**config.model.model_dump(), batch_size=config.batch_size)
 
 
-def _record(comparison: Comparison, shape: TimedShape, root: Path) -> Path:
+def _record(comparison: Comparison, shape: TimedShape, optimizer: str, root: Path) -> Path:
+    import torch
+
     from oelm.bench.record import TimingRecord, write_timing
 
     first, second, ratio = comparison.first, comparison.second, comparison.ratio
@@ -103,6 +105,8 @@ def _record(comparison: Comparison, shape: TimedShape, root: Path) -> Path:
         second_stored=second.stored,
         first_trainable=first.trainable,
         second_trainable=second.trainable,
+        optimizer=optimizer,
+        threads=torch.get_num_threads(),
     )
     return write_timing(root, record)
 

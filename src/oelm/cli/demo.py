@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,15 +33,16 @@ def demo(
     runs: dict[str, list[Path]] = {arm: [] for arm in ARMS}
     with stoppable() as stop, shown_warnings(), TerminalWatch() as watch:
         results = run_demo(out_dir, seeds=range(seed, seed + seeds), steps=steps, stop=stop, watch=watch)
-        for number in range(1, len(ARMS) * seeds + 1):
-            arm = ARMS[(number - 1) % len(ARMS)]
-            out.print(f"\n{arm} ({number} of {len(ARMS) * seeds})", style="bold")
+        for number, arm in enumerate([*ARMS] * seeds, start=1):
+            out.print(f"\n{arm} ({number} of {len(ARMS) * seeds}): {ARMS[arm]}", style="bold")
             finished = next(results)
             runs[arm].append(finished.result.path)
             assert finished.result.figures is not None
             out.print(f"{arm}, seed {finished.seed}: PPL {fixed(finished.result.figures['best_ppl'], 2)}")
     note = "one seed: no verdict" if seeds == 1 else f"{seeds} seeds; 95% intervals, paired by seed"
-    _print_table(arm_rows(runs, baseline="baseline"), note)
+    rows = arm_rows(runs, baseline="baseline")
+    _print_table(rows, note)
+    _print_story(rows)
     try:
         first = {arm: paths[0] for arm, paths in runs.items()}
         subtitle = f"small GPTs on Python's standard library; seed {seed} alone: no verdict"
@@ -48,12 +51,27 @@ def demo(
         out.print(f"\nlearning curves: {svg} and {png.name}", soft_wrap=True)
     except MissingExtraError as problem:
         out.print(f"\nno picture: {problem}")
+    oelm = shlex.quote(str(Path(sys.argv[0]))) if Path(sys.argv[0]).name == "oelm" else "oelm"
     out.print(
         "\nNext:\n"
-        "  oelm demo --seeds 5                           intervals instead of one seed\n"
-        "  oelm train --method oelm_freeze --text PATH   the method on your own text\n"
-        "  oelm train --method uniform                   the floor: no Q and K at all\n"
-        "  oelm train --help                             everything else",
+        f"  {oelm} demo --seeds 3                            # intervals instead of one seed\n"
+        f"  {oelm} train --method oelm_axes_q --text PATH    # the method on your own text\n"
+        f"  {oelm} list                                      # every experiment of the study",
+        soft_wrap=True,
+    )
+
+
+def _print_story(rows: list[ArmRow]) -> None:
+    """Say what happened, and what the names mean."""
+    costs = {row.arm: 100 * (row.ratio.value - 1) for row in rows if row.ratio is not None}
+    base = next(row for row in rows if row.ratio is None)
+    smaller = {row.arm: base.trainable - row.trainable for row in rows}
+    out.print(
+        f"\nFreezing queries and keys (oelm_freeze) costs {fixed(costs['oelm_freeze'], 1, sign=True)}% perplexity; an eighth of "
+        f"their parameters, learning on top (oelm_lowrank), brings that to {fixed(costs['oelm_lowrank'], 1, sign=True)}%.\n"
+        "Taking the queries as slices of what the layer reads (oelm_axes_q) skips their product and its "
+        f"{smaller['oelm_axes_q']:,} parameters, and costs {fixed(costs['oelm_axes_q'], 1, sign=True)}%.",
+        soft_wrap=True,
     )
 
 

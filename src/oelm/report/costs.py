@@ -72,7 +72,7 @@ def _speed(findings: Findings, words: Words) -> list[Block]:
     rows = tuple(
         (
             Cell(f"{row.first} / {row.second}"),
-            Cell(shape_text(row.shape, words)),
+            Cell(_timed_text(row, words)),
             Cell(f"{row.value:.3f}x [{row.low:.3f}, {row.high:.3f}]", row.value),
             Cell(f"{row.bound:.3f}x", row.bound),
             Cell(_memory_text(row), row.second_peak_bytes),
@@ -82,6 +82,13 @@ def _speed(findings: Findings, words: Words) -> list[Block]:
     )
     columns = tuple(words(f"speed.{name}") for name in ("arms", "shape", "ratio", "bound", "memory", "rounds"))
     return [Table("speed", words("speed.caption"), columns, rows, frozenset({2, 3, 4, 5}))]
+
+
+def _timed_text(timing: TimingRecord, words: Words) -> str:
+    shape = shape_text(timing.shape, words)
+    if timing.optimizer is None:
+        return shape
+    return words("speed.trained", shape=shape, optimizer=timing.optimizer, threads=timing.threads)
 
 
 def _memory_text(timing: TimingRecord) -> str:

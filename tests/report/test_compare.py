@@ -7,6 +7,7 @@ import math
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from oelm.errors import ConfigError
@@ -51,7 +52,52 @@ def test_accuracies_are_compared_in_points(tmp_path: Path) -> None:
     first, second = (write_arm(tmp_path, name, figures, seeds=[0])[0] for name, figures in (("A", [0.9]), ("B", [0.85])))
     shown, remarks = texts(first, second)
     assert (shown[0][2], shown[1][2], shown[1][3]) == ("90.00%", "85.00%", "-5.00 points")
-    assert remarks == ["naming the largest class always comes to 50.00%"]
+    assert remarks[0] == "naming the largest class always comes to 50.00%" and len(remarks) == 2
+
+
+def test_accuracies_are_compared_over_examples_too_and_it_is_said_what_could_be_seen(tmp_path: Path) -> None:
+    first, second = (
+        write_arm(tmp_path, name, figures, seeds=range(3))[0].parent
+        for name, figures in (("A", [0.9, 0.91, 0.89]), ("B", [0.85, 0.87, 0.86]))
+    )
+    table, remarks = compare_runs([first, second])
+    assert table.columns[-1] == "over examples, final models"
+    assert [row[-1].text for row in table.rows][0] == ""
+    # The first answers are right, as many as the accuracy says; an example counts with its mean over the seeds.
+    ours, theirs = ([[n < right for n in range(100)] for right in shares] for shares in ((85, 87, 86), (90, 91, 89)))
+    differences = [float(value) for value in np.mean(np.array(ours, dtype=float) - np.array(theirs, dtype=float), axis=0)]
+    mean, error = statistics.fmean(differences), statistics.stdev(differences) / 10
+    low, high = mean - 1.98422 * error, mean + 1.98422 * error
+    assert table.rows[1][-1].text == f"{100 * mean:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+    (told,) = [remark for remark in remarks if "80% probability" in remark]
+    assert (
+        told.startswith(f"{second} and {first}: ") and "points over seeds, " in told and told.endswith("points over examples")
+    )
+
+
+def test_single_classifiers_of_two_seeds_are_paired_by_their_examples(tmp_path: Path) -> None:
+    first = write_arm(tmp_path, "A", [0.9], seeds=[0])[0]
+    second = write_arm(tmp_path, "B", [0.85], seeds=[4])[0]
+    shown, _ = texts(first, second)
+    assert shown[1][-1].startswith("-5.00 [-9.35, -0.65]")
+
+
+def test_on_test_the_answers_are_those_of_the_models_that_are_compared(tmp_path: Path) -> None:
+    first, second = (
+        write_arm(tmp_path, name, [0.9, 0.91], seeds=[0, 1], tests=tests)[0].parent
+        for name, tests in (("A", [0.8, 0.82]), ("B", [0.78, 0.79]))
+    )
+    table, _ = compare_runs([first, second])
+    assert table.columns[-1] == "over examples" and table.rows[1][-1].text.startswith("-2.50 [")
+
+
+def test_answers_that_are_gone_leave_the_interval_over_seeds(tmp_path: Path) -> None:
+    first, second = (write_arm(tmp_path, name, [0.9, 0.88], seeds=[0, 1])[0].parent for name in ("A", "B"))
+    path = second / "seed-1" / "predictions.jsonl"
+    path.write_text(path.read_text(encoding="utf-8").replace('"example": 0,', '"example": 1000,'), encoding="utf-8")
+    shown, remarks = texts(first, second)
+    # Two alike: no spread, so nothing is known of what could be seen.
+    assert shown[1][-1] == "" and not [remark for remark in remarks if "probability" in remark]
 
 
 def test_more_than_two_are_all_against_the_first(tmp_path: Path) -> None:

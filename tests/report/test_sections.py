@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from pathlib import Path
 
@@ -254,6 +255,12 @@ def test_classifiers_have_an_interval_over_examples(tmp_path: Path) -> None:
     low, high = (100 * (statistics.fmean(gaps) + end) for end in (-half, half))
     assert row["gap [interval]"] == f"{100 * statistics.fmean(gaps):+.2f} [{low:+.2f}, {high:+.2f}]"
     assert row["best"] == "88.00%"
+    (note,) = [text for text in texts(english(tmp_path), "verdicts") if text.startswith("SST-2-02, laptop")]
+    told = re.search(r"detect with 80% probability: ([0-9.]+) points over seeds, ([0-9.]+) points over examples\.", note)
+    assert told is not None
+    # The shifts at which a noncentral t of 1 and of 7 degrees exceeds 12.706 and 2.3646 with a probability of 0.8.
+    for points, shift, paired in ((told[1], 16.334, gaps), (told[2], 3.2698, differences)):
+        assert float(points) == pytest.approx(100 * shift * statistics.stdev(paired) / math.sqrt(len(paired)), abs=0.01)
 
 
 @pytest.mark.parametrize("cut", ["other-examples", "missing"])

@@ -17,6 +17,7 @@ from oelm.report.stats import (
     Interval,
     common_seeds,
     corrected_level,
+    detectable,
     document_log_ratio,
     example_difference,
     look_level,
@@ -143,6 +144,58 @@ def test_examples_have_students_interval_on_their_mean_over_seeds() -> None:
     found = example_difference(ours, theirs)
     assert ends(found) == pytest.approx((low, -0.125, high), rel=1e-12)
     assert found is not None and found.freedom == 3
+
+
+def test_the_interval_over_examples_is_the_one_of_a_paired_bootstrap_and_of_mcnemar() -> None:
+    chance = np.random.default_rng(3)
+    theirs = chance.random((1, 872)) < 0.85
+    ours = theirs ^ (chance.random((1, 872)) < 0.06)
+    found = example_difference(ours, theirs)
+    assert found is not None
+    drawn = (ours[0].astype(float) - theirs[0])[chance.integers(0, 872, (4000, 872))].mean(axis=1)
+    # A percentile of 4,000 draws is off by up to 4% of the sd here (four standard errors: sqrt(.025 * .975 / 4000) / density).
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.17 * float(drawn.std()))
+    lost, gained = int((theirs & ~ours).sum()), int((ours & ~theirs).sum())
+    # McNemar's statistic counts the examples that differ; away from no difference their variance is less by its square.
+    error = math.sqrt(lost + gained - (lost - gained) ** 2 / 872) / 872
+    assert found.half_width == pytest.approx(1.96269 * error, rel=1e-3)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 4, 871])
+@pytest.mark.parametrize("level", [0.95, 0.99])
+def test_what_is_detectable_is_detected_with_the_power_asked_for(freedom: int, level: float) -> None:
+    error = 0.013
+    quantile = float(stats.t.ppf(1 - (1 - level) / 2, freedom))
+    found = detectable(Interval(0.05, 0.05 - quantile * error, 0.05 + quantile * error, level, freedom))
+    assert 1 - stats.nct.cdf(quantile, freedom, found / error) == pytest.approx(0.8, abs=1e-5)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 4])
+def test_what_is_detectable_grows_with_the_level_without_a_jump(freedom: int) -> None:
+    def found(quantile: float) -> float:
+        level = 1 - 2 * float(stats.t.sf(quantile, freedom))
+        return detectable(Interval(0.0, -quantile, quantile, level, freedom)) / quantile
+
+    # Either side of where the exact search gives way: the normal part is 1/1000 of the shift there.
+    assert found(998.0) == pytest.approx(found(1002.0), rel=0.003)
+
+
+def test_even_the_hundredth_look_says_what_it_could_see() -> None:
+    found = paired_difference({0: 0.9, 1: 0.92}, {0: 0.9, 1: 0.9}, level=look_level(0.95, 100))
+    assert found is not None and found.half_width < detectable(found) < math.inf
+
+
+def test_detection_in_simulated_studies_is_as_often_as_promised() -> None:
+    chance = np.random.default_rng(5)
+    error = 0.02 / math.sqrt(5)
+    quantile = float(stats.t.ppf(0.975, 4))
+    shift = detectable(Interval(0.0, -quantile * error, quantile * error, 0.95, 4))
+    studies = shift + 0.02 * chance.standard_normal((4000, 5))
+    intervals = [paired_difference(dict(enumerate(study)), dict.fromkeys(range(5), 0.0)) for study in studies]
+    seen = [interval is not None and interval.low > 0 for interval in intervals]
+    # Four standard errors of a share of 0.8 among 4,000.
+    assert np.mean(seen) == pytest.approx(0.8, abs=0.026)
 
 
 def test_one_example_or_no_seed_has_no_interval_over_examples() -> None:

@@ -13,8 +13,8 @@ from oelm.report.collect import Run, difference_text, mean_figure, read_run, rec
 from oelm.report.computed import known_differences
 from oelm.report.costs import median_step
 from oelm.report.document import Cell, Table
-from oelm.report.ladder import points_text, ratio_text
-from oelm.report.stats import common_seeds, paired_difference, paired_log_ratio
+from oelm.report.ladder import detectable_text, over_examples, points_text, ratio_text
+from oelm.report.stats import POWER, Interval, common_seeds, paired_difference, paired_log_ratio
 from oelm.train.records import Split
 
 
@@ -58,11 +58,15 @@ def compare_runs(paths: Sequence[Path]) -> tuple[Table, list[str]]:
     unit = "PPL" if metric == "ppl" else "accuracy"
     figure = f"{unit} on test" if split == "test" else f"best {unit} on validation"
     columns = ("run", "seeds", figure, "against the first", "trainable", "step")
+    if metric == "accuracy":
+        # On validation the answers that a run keeps are those of its last step, and its figure is that of its best.
+        columns += ("over examples" if split == "test" else "over examples, final models",)
     remarks = _some_tested(sides, tested) + [remark for side in sides for remark in side.left_out]
     share = next((share for side in sides if (share := side.first.majority(split)) is not None), None)
     remarks += [] if share is None else [f"naming the largest class always comes to {100 * share:.2f}%"]
     remarks += [remark for side in sides[1:] for remark in (*_seeds_apart(side, first), *_differences(side, first))]
-    return Table("compare", "", columns, rows, frozenset({1, 2, 3, 4, 5})), remarks
+    remarks += [remark for side in sides[1:] for remark in _power(side, first, split)]
+    return Table("compare", "", columns, rows, frozenset(range(1, len(columns)))), remarks
 
 
 def _some_tested(sides: list[Side], tested: list[Side]) -> list[str]:
@@ -119,6 +123,7 @@ def _row(side: Side, first: Side | None, split: Split) -> tuple[Cell, ...]:
     step = median_step(side.runs.values())
     audit = side.first.audit
     assert audit is not None
+    examples = None if first is None else _over_examples(side, first, split)
     return (
         Cell(str(side.path)),
         Cell(str(len(side.runs))),
@@ -126,7 +131,32 @@ def _row(side: Side, first: Side | None, split: Split) -> tuple[Cell, ...]:
         Cell(_gap(side, first, split) if first is not None else ""),
         Cell(f"{audit.trainable:,}"),
         Cell("" if step is None else f"{1000 * step:.1f} ms"),
+        *([Cell("" if examples is None else points_text(examples))] if side.metric == "accuracy" else []),
     )
+
+
+def _over_examples(side: Side, first: Side, split: Split) -> Interval | None:
+    """Return a classifier's interval over examples: of the common seeds, or of two single runs whatever their seeds."""
+    if side.metric != "accuracy":
+        return None
+    seeds = common_seeds(side.on(split), first.on(split))
+    ours, theirs = ([each.runs[seed] for seed in seeds] for each in (side, first))
+    if len(side.runs) == len(first.runs) == 1:
+        ours, theirs = [side.first], [first.first]
+    return over_examples(ours, theirs, split)
+
+
+def _power(side: Side, first: Side, split: Split) -> list[str]:
+    """Say what difference of accuracies a comparison could have seen."""
+    if side.metric != "accuracy":
+        return []
+    over_seeds = detectable_text(paired_difference(side.on(split), first.on(split)))
+    found = {"seeds": over_seeds, "examples": detectable_text(_over_examples(side, first, split))}
+    told = [f"{points} points over {name}" for name, points in found.items() if points is not None]
+    if not told:
+        return []
+    power = f"the smallest difference that this comparison would detect with {100 * POWER:g}% probability"
+    return [f"{side.path} and {first.path}: {power}: {', '.join(told)}"]
 
 
 def _gap(side: Side, first: Side, split: Split) -> str:

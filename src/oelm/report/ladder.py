@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from oelm.decimals import fixed
-from oelm.report.collect import Arm, common_split
+from oelm.errors import DataError
+from oelm.report.collect import Arm, Run, common_split
 from oelm.report.document import Block, Cell, Section, Table, Text
 from oelm.report.findings import DEMO, Findings, Pair, label, method_of, split_text
 from oelm.report.kinds import class_of, pair_text
-from oelm.report.stats import Interval, paired_difference, paired_log_ratio
+from oelm.report.stats import Interval, detectable, example_difference, paired_difference, paired_log_ratio
 from oelm.report.words import Words
 from oelm.train.records import Split
 
@@ -78,6 +80,26 @@ def compared(arm: Arm, other: Arm, split: Split) -> tuple[Interval | None, str]:
     if interval is not None:
         return interval, points_text(interval)
     return None, f"{100 * (ours[seeds[0]] - theirs[seeds[0]]):+.2f}" if seeds else ""
+
+
+def over_examples(ours: Sequence[Run], theirs: Sequence[Run], split: Split) -> Interval | None:
+    """Return the interval over examples of paired runs of a classifier, where all kept their answers to the same examples.
+
+    On validation the answers are those of the final models.
+    """
+    try:
+        sides = [[run.predictions(split) for run in runs] for runs in (ours, theirs)]
+    except DataError:
+        return None
+    # Answers to other questions are not to be paired, and of a file that was cut off nobody knows which are there.
+    if not ours or len({tuple((row.example, row.label) for row in rows) for side in sides for rows in side}) > 1:
+        return None
+    return example_difference(*([[row.label == row.predicted for row in rows] for rows in side] for side in sides))
+
+
+def detectable_text(interval: Interval | None) -> str | None:
+    """Return in points what a comparison could have seen; None where it has no interval, or one of no width."""
+    return None if interval is None or interval.half_width == 0 else f"{100 * detectable(interval):.2f}"
 
 
 def ratio_text(interval: Interval) -> str:

@@ -12,16 +12,21 @@ import numpy.typing as npt
 from oelm.errors import DataError, MissingExtraError
 
 try:
-    # Student's quantile; scipy.stats has the same under another name and takes four times as long to import.
-    from scipy.special import stdtrit
+    # Student's quantile, and the shift at which a noncentral t exceeds a value with a given probability; scipy.stats has the
+    # same under other names and takes four times as long to import.
+    from scipy.special import gammaincinv, nctdtrinc, stdtrit
 except ImportError:
     raise MissingExtraError("scipy", "report") from None
 
 LEVEL = 0.95
+# How probable it shall be that a true difference is seen; the usual convention (Cohen 1988).
+POWER = 0.8
 # The largest logarithm of a double: beyond it an end of an interval is infinite.
 _MAX_LOG = math.log(1.7e308)
 # Of documents; the ends of an interval then move by about a fiftieth of its width.
 _RESAMPLES = 4000
+# Beyond this many errors the normal part of a noncentral t is less than a thousandth of it.
+_FAR = 1000.0
 # Some fifty looks on, a level would round to certainty, which has no interval.
 _HIGHEST_LEVEL = math.nextafter(1.0, 0.0)
 
@@ -117,6 +122,7 @@ def example_difference(ours: npt.ArrayLike, theirs: npt.ArrayLike, *, level: flo
     """Return the difference of accuracies with a t interval over examples.
 
     Both hold, for each common seed, whether each of the same examples was right; an example counts with its mean over seeds.
+    Of one seed it is the interval to McNemar's test: only examples on which the two differ count.
     It covers examples drawn anew and judged by these very models. It does not cover other seeds: that is what
     `paired_difference` is for, and neither covers both. None for fewer than two examples or no seed.
     """
@@ -148,6 +154,21 @@ def document_log_ratio(ours: npt.ArrayLike, theirs: npt.ArrayLike, tokens: npt.A
     drawn = np.random.default_rng(0).multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), size=_RESAMPLES)
     low, high = np.quantile((drawn @ mean) / (drawn @ sizes), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return _on_ratios(Interval(float(mean.sum() / sizes.sum()), float(low), float(high), LEVEL, len(sizes) - 1))
+
+
+def detectable(interval: Interval, *, power: float = POWER) -> float:
+    """Return the smallest true difference that an interval of this kind would exclude zero at, with probability `power`.
+
+    The spread is taken to be the one that was seen. The interval must be one of a difference, not of a ratio.
+    """
+    quantile = -float(stdtrit(interval.freedom, (1 - interval.level) / 2))
+    # Student's t of a true difference d is noncentral by d / error; the chance of the wrong sign is left out.
+    if quantile < _FAR:
+        shift = float(nctdtrinc(interval.freedom, 1 - power, quantile))
+    else:
+        # So far out only the spread's own chance counts, a root of chi squared; the exact search would not end.
+        shift = quantile * math.sqrt(2 * float(gammaincinv(interval.freedom / 2, power)) / interval.freedom)
+    return shift * interval.half_width / quantile
 
 
 def corrected_level(level: float, comparisons: int) -> float:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from oelm.decimals import fixed
-from oelm.errors import DataError
 from oelm.experiments.portable import this_machine
 from oelm.report.baselines import baseline_remarks, unfit_baselines
 from oelm.report.collect import Arm, ArmKey, Mixture
@@ -18,10 +17,10 @@ from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
 from oelm.report.draws import crossed_arms, draw_of
 from oelm.report.findings import Findings, Pair, damaged_sweeps, label, split_text, unswept
 from oelm.report.kinds import CLASSES, class_of, pair_text
-from oelm.report.ladder import compared, level_text, points_text, ratio_text
+from oelm.report.ladder import compared, detectable_text, level_text, over_examples, points_text, ratio_text
 from oelm.report.plots import SHAPES, Target, forest
 from oelm.report.questions import questions_of
-from oelm.report.stats import LEVEL, Interval, example_difference, pooled_log_ratio
+from oelm.report.stats import LEVEL, POWER, Interval, pooled_log_ratio
 from oelm.report.verdict import Judgement, Look, Looks, Reason, ReasonCode, comparison_key, judge, judge_together
 from oelm.report.words import Words
 from oelm.train.records import Split
@@ -204,15 +203,7 @@ def _examples(pair: Pair) -> Interval | None:
     if pair.arm.metric != "accuracy" or not pair.seeds:
         return None
     arms = [{run.seed: run for run in arm.runs} for arm in (pair.arm, pair.baseline)]
-    try:
-        sides = [[runs[seed].predictions(pair.split) for seed in pair.seeds] for runs in arms]
-    except DataError:
-        return None
-    # Answers to other questions are not to be paired, and of a file that was cut off nobody knows which are there.
-    if len({tuple((row.example, row.label) for row in rows) for side in sides for rows in side}) > 1:
-        return None
-    ours, theirs = ([[row.label == row.predicted for row in rows] for rows in side] for side in sides)
-    return example_difference(ours, theirs)
+    return over_examples(*([runs[seed] for seed in pair.seeds] for runs in arms), pair.split)
 
 
 def verdict_section(findings: Findings, judged: list[Judged], words: Words) -> Section:
@@ -443,9 +434,19 @@ def _reasons(judged: list[Judged], words: Words) -> list[str]:
     for row in rows:
         reasons = [words("reason.on_test")] if row.pair.split == "test" else []
         reasons += [reason_text(reason, row, words) for reason in row.judgement.reasons if reason.code != _TOGETHER]
+        reasons += _power(row, words)
         told = words("sentence.separator").join(reasons)
         lines.append(words("verdict.note", arm=label(row.pair.arm), budget=row.pair.arm.budget, reasons=told))
     return lines + _together(rows, words)
+
+
+def _power(row: Judged, words: Words) -> list[str]:
+    """Say which difference of accuracies the comparison could have seen, over seeds and over examples."""
+    if row.pair.arm.metric != "accuracy":
+        return []
+    found = {"seeds": detectable_text(row.judgement.interval), "examples": detectable_text(row.examples)}
+    told = [words(f"power.{name}", points=points) for name, points in found.items() if points is not None]
+    return [words("power.text", differences=words.listed(told), power=f"{100 * POWER:g}%")] if told else []
 
 
 def _together(judged: list[Judged], words: Words) -> list[str]:

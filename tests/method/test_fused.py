@@ -120,7 +120,7 @@ def test_multi_head_attention_computes_no_gradient_of_a_frozen_part() -> None:
     assert before - flops(model, "torch") == 3 * 2 * 2 * 12 * 32 * 32
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2_cross", "gpt_neox", "torch", "torch_separate"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt2_cross", "gpt_neox", "torch"])
 def test_what_learns_gets_the_gradient_it_would_have_had(name: str) -> None:
     tiny = BY_NAME[name]
     plain, model = tiny_model(tiny), tiny_model(tiny)
@@ -380,3 +380,32 @@ def test_what_was_kept_survives_a_thaw_and_training() -> None:
     names = restore(model)
     assert len(names) == 8
     assert all(torch.equal(model.get_parameter(name), plain.get_parameter(name)) for name in names)
+
+
+def value_names(model: nn.Module) -> set[str]:
+    return {name for name, _ in model.named_parameters() if ".v." in name or ".v_proj" in name}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "torch"])
+def test_values_that_the_user_froze_do_not_learn_after_a_thaw(name: str, when: str) -> None:
+    model, inputs = tiny_model(BY_NAME[name]), tiny_inputs(BY_NAME[name])
+    names = model.state_dict().keys()
+    fused = ("c_attn.", "query_key_value.", "in_proj_")
+    if when == "before":
+        for _, parameter in (entry for entry in model.named_parameters() if any(word in entry[0] for word in fused)):
+            parameter.requires_grad_(False)
+    freeze(model, "oelm_freeze")
+    values = value_names(model)
+    if when == "after":
+        for value in values:
+            model.get_parameter(value).requires_grad_(False)
+    thawed = thaw(model)
+    before = digests(model)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.1)
+    loss(model, inputs).backward()
+    optimizer.step()
+    moved = {name for name, held in digests(model).items() if held != before[name]}
+    assert values and values <= before.keys() - moved
+    assert {name for name in thawed if name.endswith("weight")} <= moved
+    assert model.state_dict().keys() == names

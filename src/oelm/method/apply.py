@@ -398,8 +398,9 @@ def thaw(model: nn.Module, *, keep_split: bool = False) -> tuple[str, ...]:
     What learnt on top is folded in.
 
     An optimizer built before this does not know them: build it anew. Fused weights are put together again, as new
-    parameters, of which a former optimizer knows not even V; with `keep_split` they stay apart, so that a running
-    optimizer can be given Q and K and keeps what it knows of V. Saving is the same either way.
+    parameters, of which a former optimizer knows not even V. Where you froze V it stays frozen, and the weight apart. With
+    `keep_split` all stay apart, so that a running optimizer can be given Q and K and keeps what it knows of V. Saving is
+    the same either way.
     """
     refuse_parallel(model, "thaw")
     refuse_part(model, "thaw")

@@ -97,14 +97,18 @@ class SplitProjection(nn.Module):
         found = [self.get_submodule(part)._parameters[kind] for part in self.layout.parts]
         return [tensor for tensor in found if tensor is not None]
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some parts learn and others do not, which one weight cannot."""
+        return any(len({tensor.requires_grad for tensor in self.tensors(kind)}) > 1 for kind in ("weight", "bias"))
+
     def merged(self) -> nn.Module:
         """Return the module this one stands in for, with the parts' present weights; a part's gain must be folded."""
         shell: nn.Module = vars(self)["_shell"]
         for kind in ("weight", "bias"):
             if tensors := self.tensors(kind):
-                learns = any(tensor.requires_grad for tensor in tensors)
                 fused = self.layout.fuse([tensor.detach() for tensor in tensors])
-                shell.register_parameter(kind, nn.Parameter(fused, requires_grad=learns))
+                shell.register_parameter(kind, nn.Parameter(fused, requires_grad=tensors[0].requires_grad))
         return shell.train(self.training)
 
 
@@ -165,10 +169,13 @@ def split_module(model: nn.Module, path: str, layout: Layout) -> None:
 
 
 def merge_modules(model: nn.Module) -> dict[str, str]:
-    """Put every fused module back; return, for each parameter that held a part, the name of the one that now does."""
+    """Put every fused module back; return, for each parameter that held a part, the name of the one that now does.
+
+    One whose parts do not all learn stays apart.
+    """
     renamed: dict[str, str] = {}
     for path, module in list(model.named_modules()):
-        if isinstance(module, SplitProjection):
+        if isinstance(module, SplitProjection) and not module.is_mixed:
             model.set_submodule(path, module.merged())
             renamed |= {
                 f"{path}.{part}.{kind}": f"{path}.{kind}" for part in module.layout.parts for kind in ("weight", "bias")

@@ -54,6 +54,11 @@ class SplitInProjection(nn.MultiheadAttention):
     def _has_bias(self) -> bool:
         return self._parameters.get(part_bias("q")) is not None
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some of the parts that torch keeps in one parameter learn and others do not."""
+        return any(len({self.get_parameter(name).requires_grad for name in parts}) > 1 for parts, _ in self._fused_names(""))
+
     def _weights(self) -> list[Tensor]:
         return [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
 
@@ -106,10 +111,10 @@ def split_attention(module: nn.MultiheadAttention) -> None:
 
 
 def merge_attentions(model: nn.Module) -> dict[str, str]:
-    """Undo `split_attention` wherever it was done; return the new names of the parameters that held the parts."""
+    """Undo `split_attention` wherever all parts learn or none does; return the new names of the parameters that held them."""
     renamed: dict[str, str] = {}
     for path, module in model.named_modules():
-        if isinstance(module, SplitInProjection):
+        if isinstance(module, SplitInProjection) and not module.is_mixed:
             for parts, fused in module._fused_names(f"{path}." if path else ""):
                 renamed |= dict.fromkeys(parts, fused)
             _merge(module)
@@ -121,8 +126,8 @@ def _merge(module: SplitInProjection) -> None:
     module.__class__ = type(module).__bases__[1]
     for parts, name in fused:
         held = [module.get_parameter(part) for part in parts]
-        learns = any(parameter.requires_grad for parameter in held)
-        module.register_parameter(name, nn.Parameter(torch.cat([p.detach() for p in held]), requires_grad=learns))
+        fused = torch.cat([parameter.detach() for parameter in held])
+        module.register_parameter(name, nn.Parameter(fused, requires_grad=held[0].requires_grad))
         for part in parts:
             if name == WEIGHT:
                 module._parameters[part] = None

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from oelm.cli.report import compare, log, report
 from tests.conftest import oelm_command
 from tests.experiments.recorded import record
-from tests.report.synthetic import Fate, write_arm, write_plain, write_run
+from tests.report.synthetic import Fate, write_arm, write_plain, write_run, write_sweep
 
 app = typer.Typer()
 for command in (report, compare, log):
@@ -223,6 +223,7 @@ def test_the_log_is_printed_or_written(root: Path, tmp_path: Path) -> None:
 
 
 def test_a_report_does_not_wait_for_torch(root: Path) -> None:
+    write_sweep(root, "GPT-02", best=1)
     program = (
         "import sys; from pathlib import Path; from oelm.experiments.registry import load_catalog; "
         "from oelm.report.build import build_report; "

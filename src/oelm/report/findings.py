@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from oelm.errors import ConfigError
 from oelm.experiments.fair import TUNED, confounding, tuned_alike
 from oelm.experiments.inventory import SWEEP
 from oelm.experiments.registry import Catalog, Experiment, dotted
+from oelm.experiments.sweep import SweepRecord, read_sweep
 from oelm.method.kind import method_kind
 from oelm.report.collect import Arm, ArmKey, Run, common_split, difference_text, differing_settings
 from oelm.report.computed import known_differences
 from oelm.report.words import Words
 from oelm.train.records import Split
-
-if TYPE_CHECKING:
-    from oelm.experiments.sweep import SweepRecord
 
 DEMO = "demo"
 
@@ -184,9 +181,6 @@ def _read_sweep(experiment: str, budget: str, root: Path) -> SweepRecord | Confi
     """Return a sweep, or why it cannot be read; None where there is none."""
     if not (root / experiment / budget / SWEEP).is_file():
         return None
-    # Not above: it plans runs, and so waits for torch.
-    from oelm.experiments.sweep import read_sweep
-
     try:
         return read_sweep(experiment, budget, root)
     except ConfigError as problem:

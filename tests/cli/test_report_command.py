@@ -224,6 +224,8 @@ def test_the_log_is_printed_or_written(root: Path, tmp_path: Path) -> None:
 
 def test_a_report_does_not_wait_for_torch(root: Path) -> None:
     write_sweep(root, "GPT-02", best=1)
+    # Its method has settings below `thaw`, which is null for the baseline.
+    write_arm(root, "GPT-02-thaw-all", ARM[:5])
     program = (
         "import sys; from pathlib import Path; from oelm.experiments.registry import load_catalog; "
         "from oelm.report.build import build_report; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 import statistics
@@ -377,13 +378,25 @@ def differing_settings(first: dict[str, Any], second: dict[str, Any]) -> dict[st
     A setting that a record lacks has its default: a later version than the record's made it.
     """
     old, new = flatten(first), flatten(second)
-    if old.keys() != new.keys():
+    if _lacks(old, new) or _lacks(new, old):
         # Not above: the types of configs wait for torch, and records of one version do not need them.
         from oelm.train.config import with_defaults
 
         old, new = with_defaults(first), with_defaults(second)
     both = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
     return {key: values for key, values in both.items() if values[0] != values[1]}
+
+
+def _lacks(settings: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Whether settings are without one of the others; neither `thaw: null` nor `thaw.start` is without the other."""
+    sections = {above for key in settings for above in _above(key)}
+    missing = others.keys() - settings.keys() - sections
+    return any(settings.keys().isdisjoint(_above(key)) for key in missing)
+
+
+def _above(key: str) -> list[str]:
+    """Return the sections that a setting is in, by their dotted paths."""
+    return list(itertools.accumulate(key.split(".")[:-1], "{}.{}".format))
 
 
 def load_runs(path: str | Path = "outputs") -> list[dict[str, Any]]:

@@ -366,3 +366,13 @@ def test_charts_tell_in_words_what_they_show(ladder: Path) -> None:
     for name in ("forest-ppl", "learning-0", "why-0-entropy"):
         assert all(experiment in chart(document, name).alt for experiment in LADDER if experiment != "GPT-01")
     assert section(document, "verdicts").blocks
+
+
+def test_language_models_have_an_interval_over_documents_where_all_kept_the_same_ones(tmp_path: Path) -> None:
+    base, arm = ([20.0, 20.5, 19.8], [21.0, 21.6, 20.7])
+    written = [*write_arm(tmp_path, "GPT-01", base, seeds=range(3)), *write_arm(tmp_path, "GPT-02", arm, seeds=range(3))]
+    found = rows(english(tmp_path), "verdicts")[0]["sensitivity [95%]"]
+    assert "; over documents +" in found
+    lines = (written[-1] / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    (written[-1] / "predictions.jsonl").unlink()
+    assert len(lines) > 1 and "documents" not in rows(english(tmp_path), "verdicts")[0]["sensitivity [95%]"]

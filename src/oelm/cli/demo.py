@@ -67,8 +67,8 @@ def _print_story(rows: list[ArmRow]) -> None:
     base = next(row for row in rows if row.ratio is None)
     smaller = {row.arm: base.trainable - row.trainable for row in rows}
     out.print(
-        f"\nFreezing queries and keys (oelm_freeze) costs {fixed(costs['oelm_freeze'], 1, sign=True)}% perplexity; an eighth of "
-        f"their parameters, learning on top (oelm_lowrank), brings that to {fixed(costs['oelm_lowrank'], 1, sign=True)}%.\n"
+        f"\nFreezing queries and keys (oelm_freeze) costs {fixed(costs['oelm_freeze'], 1, sign=True)}% perplexity; an eighth "
+        f"of their parameters, learning on top (oelm_lowrank), brings that to {fixed(costs['oelm_lowrank'], 1, sign=True)}%.\n"
         "Taking the queries as slices of what the layer reads (oelm_axes_q) skips their product and its "
         f"{smaller['oelm_axes_q']:,} parameters, and costs {fixed(costs['oelm_axes_q'], 1, sign=True)}%.",
         soft_wrap=True,

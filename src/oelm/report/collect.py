@@ -28,6 +28,7 @@ from oelm.train.records import (
     PREDICTIONS,
     AttentionRecord,
     AuditRecord,
+    DocumentRow,
     ExampleRow,
     Figures,
     HeadRecord,
@@ -116,6 +117,11 @@ class Run:
         """Return a classifier's answers: on validation those of its final model, on test those of its best."""
         path = self.path / PREDICTIONS[split]
         return read_rows(ExampleRow, path, read_jsonl(path))
+
+    def documents(self, split: Split) -> list[DocumentRow]:
+        """Return a language model's loss on every document: on validation of its final model, on test of its best."""
+        path = self.path / PREDICTIONS[split]
+        return read_rows(DocumentRow, path, read_jsonl(path))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from oelm.report.collect import Arm, Run, common_split
 from oelm.report.document import Block, Cell, Section, Table, Text
 from oelm.report.findings import DEMO, Findings, Pair, label, method_of, split_text
 from oelm.report.kinds import class_of, pair_text
-from oelm.report.stats import Interval, detectable, example_difference, paired_difference, paired_log_ratio
+from oelm.report.stats import Interval, detectable, document_log_ratio, example_difference, paired_difference, paired_log_ratio
 from oelm.report.words import Words
 from oelm.train.records import Split
 
@@ -80,6 +80,19 @@ def compared(arm: Arm, other: Arm, split: Split) -> tuple[Interval | None, str]:
     if interval is not None:
         return interval, points_text(interval)
     return None, f"{100 * (ours[seeds[0]] - theirs[seeds[0]]):+.2f}" if seeds else ""
+
+
+def over_documents(ours: Sequence[Run], theirs: Sequence[Run], split: Split) -> Interval | None:
+    """Return the interval over documents of paired runs of language models, where all kept their losses on the same ones."""
+    try:
+        sides = [[run.documents(split) for run in runs] for runs in (ours, theirs)]
+    except DataError:
+        return None
+    texts = {tuple((row.document, row.tokens) for row in rows) for side in sides for rows in side}
+    if len(texts) != 1:
+        return None
+    tokens = [count for _, count in texts.pop()]
+    return document_log_ratio(*([[row.nats for row in rows] for rows in side] for side in sides), tokens)
 
 
 def over_examples(ours: Sequence[Run], theirs: Sequence[Run], split: Split) -> Interval | None:

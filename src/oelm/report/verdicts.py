@@ -17,7 +17,7 @@ from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
 from oelm.report.draws import crossed_arms, draw_of
 from oelm.report.findings import Findings, Pair, damaged_sweeps, label, split_text, unswept
 from oelm.report.kinds import CLASSES, class_of, pair_text
-from oelm.report.ladder import compared, detectable_text, level_text, over_examples, points_text, ratio_text
+from oelm.report.ladder import compared, detectable_text, level_text, over_documents, over_examples, points_text, ratio_text
 from oelm.report.plots import SHAPES, Target, forest
 from oelm.report.questions import questions_of
 from oelm.report.stats import LEVEL, POWER, Interval, pooled_log_ratio
@@ -199,11 +199,12 @@ def _pooled(findings: Findings, pair: Pair) -> Interval | None:
 
 
 def _examples(pair: Pair) -> Interval | None:
-    """Return a classifier's interval over examples, where all runs kept their answers: on validation the final model's."""
-    if pair.arm.metric != "accuracy" or not pair.seeds:
+    """Return the interval over examples or documents, where all runs kept them: on validation the final models'."""
+    if not pair.seeds:
         return None
     arms = [{run.seed: run for run in arm.runs} for arm in (pair.arm, pair.baseline)]
-    return over_examples(*([runs[seed] for seed in pair.seeds] for runs in arms), pair.split)
+    over = over_examples if pair.arm.metric == "accuracy" else over_documents
+    return over(*([runs[seed] for seed in pair.seeds] for runs in arms), pair.split)
 
 
 def verdict_section(findings: Findings, judged: list[Judged], words: Words) -> Section:
@@ -274,6 +275,8 @@ def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
         plain, text = interval, _interval_text(interval, pair)
     other = row.pooled or row.examples
     other_text = "" if other is None else _interval_text(other, pair)
+    if row.pooled is not None and row.examples is not None:
+        other_text = words("verdict.documents", pooled=other_text, documents=_interval_text(row.examples, pair))
     is_smoke = pair.arm.budget == _SMOKE
     verdict = words("verdict.SMOKE") if is_smoke else mixed_text(words(f"verdict.{judgement.verdict}"), pair, words)
     return (

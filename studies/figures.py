@@ -32,9 +32,9 @@ _BLOCK = re.compile(r"(?P<head><!-- \$ (?P<command>[^\n]+?) -->\n)(?P<body>.*?)(
 # By their path in the project.
 PICTURES = {
     "docs/images/demo.svg": "make demo",
-    "docs/images/study.svg": "oelm report --out results/variants --picture classes",
+    "docs/images/study.svg": "oelm report --out results/study --picture kept",
 }
-_SCRIPTS = ("benchmarks/record.py", "benchmarks/tables.py", "studies/bert.py", "studies/draws.py", "studies/log.py")
+_SCRIPTS = ("benchmarks/record.py", "benchmarks/tables.py", "studies/bert.py", "studies/headline.py", "studies/log.py")
 DEMO = "make demo"
 # What these ended with when they were last run with RECORD=1.
 RECORDED = {"make soak": "results/soak.txt"}

@@ -12,16 +12,29 @@ from oelm.bench.record import TimingRecord, read_timings
 from oelm.experiments.registry import load_catalog
 from oelm.report.baselines import floors
 from oelm.report.build import build_report
-from oelm.report.findings import is_uniform
+from oelm.report.collect import Arm
+from oelm.report.findings import is_uniform, method_of
 from oelm.report.ladder import compared
 from oelm.report.stats import share_kept
 from oelm.report.verdicts import Judged, decided_by
 from oelm.report.words import Words
 
 STUDY = Path(__file__).resolve().parent.parent / "results" / "study"
-TEXTS = {
+HEADS = {
+    "en": (
+        "Q and K",
+        "text",
+        "seeds",
+        "perplexity [95%]",
+        "share kept [95%]",
+        "parameters",
+        "training step [95%]",
+        "within +5%?",
+    ),
+    "zh": ("Q 和 K", "文本", "种子数", "困惑度 [95%]", "保留比例 [95%]", "参数", "训练步速度 [95%]", "在 +5% 以内？"),
+}
+TEXTS: dict[str, dict[str, str]] = {
     "en": {
-        "head": ["Q and K", "text", "seeds", "perplexity [95%]", "share of attention's worth kept", "stored", "training step", "within +5%?"],
         "conv-learn": "all of it learns (the baseline)",
         "conv-slices-q": "queries are slices of the layer's input, keys learn",
         "conv-slices-q-lowrank": "the same, with a small learnt correction of the queries",
@@ -36,7 +49,6 @@ TEXTS = {
         "one": "one seed, no interval",
     },
     "zh": {
-        "head": ["Q 和 K", "文本", "种子数", "困惑度 [95%]", "保留的注意力价值", "存储的参数", "训练步", "在 +5% 以内？"],
         "conv-learn": "全部学习（基线）",
         "conv-slices-q": "查询是该层输入的切片，键学习",
         "conv-slices-q-lowrank": "同上，查询另有少量可学习的修正",
@@ -55,45 +67,40 @@ TEXTS = {
 
 def table(lang: str) -> list[list[str]]:
     """Return the rows of the table, its head first: every arm of the study behind a convolution next to its baseline."""
-    words, texts = Words(lang), TEXTS[lang]
+    texts = TEXTS[lang]
     report = build_report([STUDY], load_catalog())
     timings = {timing.second: timing for timing in read_timings(STUDY) if timing.shape.short_conv}
     floor_of = floors(report.findings)
-    rows = [list(texts["head"])]
+    rows = [list(HEADS[lang])]
     named = [row for row in report.judged if row.pair.arm.experiment.split(".")[0] in texts]
     for baseline in {row.pair.baseline.key: row.pair.baseline for row in named}.values():
         data, count = baseline.experiment.split(".")[1], len(baseline.runs)
         rows.append([texts["conv-learn"], data, str(count), f"{baseline.mean('val'):.2f}", "1", _stored(baseline), "", ""])
         family = [row for row in named if row.pair.baseline.key == baseline.key]
         for row in sorted(family, key=lambda row: list(texts).index(row.pair.arm.experiment.split(".")[0])):
-            rows.append(_row(row, floor_of.get(baseline.key), timings, words, texts))
+            rows.append(_row(row, floor_of.get(baseline.key), timings, texts, lang))
     return rows
 
 
-def _stored(arm: object) -> str:
-    return f"{arm.runs[0].audit.total:,}"  # type: ignore[attr-defined]
+def _stored(arm: Arm) -> str:
+    audit = arm.runs[0].audit
+    assert audit is not None
+    return f"{audit.total:,}"
 
 
-def _row(row: Judged, floor: object, timings: dict[str, TimingRecord], words: Words, texts: dict[str, object]) -> list[str]:
-    pair = row.pair
+def _row(row: Judged, floor: Arm | None, timings: dict[str, TimingRecord], texts: dict[str, str], lang: str) -> list[str]:
+    pair, words, catalog = row.pair, Words(lang), load_catalog()
     arm, _, data = pair.arm.experiment.partition(".")
     gap = decided_by(row, words)[1] or compared(pair.arm, pair.baseline, pair.split)[1]
     share = None
     if floor is not None and not is_uniform(pair.arm):
-        share = share_kept(pair.arm.on(pair.split), pair.baseline.on(pair.split), floor.on(pair.split))  # type: ignore[attr-defined]
+        share = share_kept(pair.arm.on(pair.split), pair.baseline.on(pair.split), floor.on(pair.split))
     kept = "0" if is_uniform(pair.arm) else "" if share is None else f"{share.value:.2f} [{share.low:.2f}, {share.high:.2f}]"
-    config = pair.arm.runs[0].config or {}
-    timing = timings.get(_method(config))
+    timing = timings.get(method_of(pair.arm, catalog) or "")
     speed = "" if timing is None else f"{timing.value:.3f}x [{timing.low:.3f}, {timing.high:.3f}]"
     verdict = row.judgement.verdict
     told = texts.get(verdict, "" if is_uniform(pair.arm) else texts["one" if len(pair.seeds) < 2 else "few"])
-    return [str(texts[arm]), data, str(len(pair.seeds)), gap, kept, _stored(pair.arm), speed, str(told)]
-
-
-def _method(config: dict[str, object]) -> str:
-    from oelm.method.method import Method, method_name
-
-    return method_name(Method.model_validate(config["method"]))
+    return [texts[arm], data, str(len(pair.seeds)), gap, kept, _stored(pair.arm), speed, told]
 
 
 def main() -> None:

@@ -37,12 +37,20 @@ def dump_json(value: Any, *, indent: int | None = 2) -> str:
     return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
 
 
+def read_plain(path: Path) -> bytes:
+    """Return the bytes of a file. Raises OSError also for a pipe or a device: opening one may never return."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "a pipe, socket or device, not a file", str(path))
+    return path.read_bytes()
+
+
 def read_json(path: Path, *, error: type[OelmError] = DataError) -> Any:
     """Parse a JSON file of bounded size; raise `error` with the file and the reason when it cannot be read."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise error(f"{path}: {path.stat().st_size:,} bytes is too large for a JSON file of ours; it is not one")
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse_constant)
+        return json.loads(read_plain(path).decode("utf-8"), parse_constant=refuse_constant)
     except (OSError, ValueError, RecursionError) as problem:
         raise error(f"{path}: cannot be read as JSON ({problem})") from problem
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
+import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +314,43 @@ def test_a_classifier_of_many_examples_reads_its_predictions_whole(tmp_path: Pat
 def test_what_is_no_path_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match="load_runs takes the path of a folder"):
         load_runs(given)
+
+
+def test_runs_that_lie_directly_in_a_folder_have_rows_and_so_has_a_run_itself(tmp_path: Path) -> None:
+    write_run(tmp_path / "outputs", "GPT-02", 3, Fate(ppl=31.5))
+    placed = tmp_path / "outputs" / "GPT-02" / "laptop" / "default" / "seed-3"
+    shutil.copytree(placed, tmp_path / "flat" / "mine")
+    write_plain(tmp_path / "flat" / "exported" / "config.json", {"model_type": "gpt2"})
+    (row,) = load_runs(tmp_path / "flat")
+    facts = ("experiment", "budget", "variant", "seed", "state", "problem")
+    assert [row[name] for name in facts] == ["", "", "", 3, "done", None] and row["best_ppl"] == pytest.approx(31.5)
+    assert load_runs(tmp_path / "flat" / "mine") == [row]
+    assert load_runs(placed) == load_runs(tmp_path / "outputs") != []
+
+
+@pytest.fixture
+def _alarm() -> Iterator[None]:
+    """Fail instead of waiting for ever."""
+
+    def rang(*_: Any) -> None:
+        # Not an OSError, which a reader may take for damage.
+        pytest.fail("it waits")
+
+    before = signal.signal(signal.SIGALRM, rang)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+FILES = ("config", "status", "manifest", "audit", "timing_stats", "attention")
+
+
+@pytest.mark.usefixtures("_alarm")
+@pytest.mark.parametrize("name", [*(f"{name}.json" for name in FILES), "metrics.jsonl", "predictions.jsonl"])
+def test_a_pipe_in_the_place_of_a_file_is_damage_and_not_waited_for(name: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path, "GPT-02", 3, Fate(ppl=31.5))
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    rows = load_runs(tmp_path)
+    assert name in ("predictions.jsonl", "attention.json") or not rows or rows[0]["problem"] or rows[0]["state"] != "done"

@@ -222,7 +222,9 @@ def _judged_again(view: RunView, status: Status | None, locks: Locks | None, *, 
 def _read(run: str) -> Status | None:
     """Return a run's status as `read_status` does, in a third of the time."""
     try:
-        handle = os.open(os.path.join(run, STATUS), os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        # Without waiting, if it is a pipe, for somebody to write to it.
+        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+        handle = os.open(os.path.join(run, STATUS), flags)
     except OSError:
         return None
     try:

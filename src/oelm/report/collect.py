@@ -19,7 +19,7 @@ from oelm.dotted import flatten
 from oelm.errors import ConfigError, DataError
 from oelm.experiments.budget import BUDGETS
 from oelm.experiments.fair import is_tuned_alone
-from oelm.experiments.monitor import RunView, scan
+from oelm.experiments.monitor import RunView, look_at, scan
 from oelm.files import read_json
 from oelm.method.kind import starts_otherwise, tops_otherwise
 from oelm.report.computed import COMPUTED_WITH, computed_with, known_differences, sittings_with
@@ -39,6 +39,7 @@ from oelm.train.records import (
     read_judged,
     read_rows,
 )
+from oelm.train.status import STATUS
 
 # Where something lies, as opposed to what it is: the weights' digest and the data's fingerprint tell that.
 _PLACES = (("model", "source"), ("examples", "folder"))
@@ -408,11 +409,23 @@ def _above(key: str) -> list[str]:
 def load_runs(path: str | Path = "outputs") -> list[dict[str, Any]]:
     """Return every run under a folder as a flat row, for `pandas.DataFrame(oelm.load_runs("outputs"))`.
 
-    Settings stand under their dotted path, figures under their names; what a run has not measured is None.
+    The folder may be a run, hold runs of `oelm train --out` directly, or hold experiments. Settings are under their dotted
+    path, figures under their names; what a run has not measured is None.
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"load_runs takes the path of a folder, not {path!r} ({type(path).__name__})")
-    return [row for arm in collect([Path(path)]) for row in _rows((*arm.runs, *arm.unfinished))]
+    rows = [row for arm in collect([Path(path)]) for row in _rows((*arm.runs, *arm.unfinished))]
+    # Where `oelm train --out` put them: their folders name no experiment.
+    flat = [folder for folder in (Path(path), *sorted(Path(path).iterdir())) if os.path.lexists(folder / STATUS)]
+    return rows + [row for folder in flat for row in _rows([_alone(read_run(look_at(folder)))])]
+
+
+def _alone(run: Run) -> Run:
+    """Return a run with the seed of its config and without the names of an experiment, where its folder gives none."""
+    if run.path.name.startswith("seed-"):
+        return run
+    seed = (run.config or {}).get("seed", run.seed)
+    return replace(run, experiment="", budget="", variant="", seed=seed)
 
 
 def _rows(runs: Iterable[Run]) -> Iterable[dict[str, Any]]:

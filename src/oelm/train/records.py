@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from oelm.errors import DataError
-from oelm.files import MAX_JSON_BYTES, read_json
+from oelm.files import MAX_JSON_BYTES, read_json, read_plain
 from oelm.strict import Strict
 from oelm.train.metrics import read_jsonl, read_metrics
 from oelm.train.status import Status
@@ -251,7 +251,7 @@ def read_as(kind: type[Parsed], path: Path) -> Parsed:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise DataError(f"{path}: {path.stat().st_size:,} bytes is too large for a JSON file of ours; it is not one")
-        return kind.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(read_plain(path))
     except OSError as problem:
         raise DataError(f"{path}: cannot be read ({problem})") from None
     except ValidationError as problem:

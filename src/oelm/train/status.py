@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from oelm.errors import DiskFullError
-from oelm.files import Guard, dump_json, write_bytes, write_over
+from oelm.files import Guard, dump_json, read_plain, write_bytes, write_over
 from oelm.strict import Strict
 
 StatusName = Literal["queued", "running", "stopped", "failed", "done"]
@@ -94,7 +94,7 @@ def _shortened(status: Status, size_bytes: int) -> Status:
 def read_status(run: Path) -> Status | None:
     """Return a run's status, or None where there is none to read."""
     try:
-        return Status.model_validate_json((run / STATUS).read_bytes())
+        return Status.model_validate_json(read_plain(run / STATUS))
     except (OSError, ValidationError):
         return None
 

@@ -40,7 +40,8 @@ STUDY = [row[0] for row in STUDY_GPT] + [row[0] for row in STUDY_BERT]
 # Controls of a study's arm keep that arm's learning rate at paper, so that they differ from it in the method alone.
 KEEP_THEIR_ARM_S_LR = {
     *("GPT-02-matched", "GPT-02-global", "GPT-02-uniform"),
-    *("SST-2-02-fresh", "SST-2-02-matched", "SST-2-02-asis"),
+    *(f"SST-2-02-{end}" for end in ("fresh", "matched", "asis", "layer", "polar", "rotated", "flat", "lowrank")),
+    "MNLI-02-asis",
 }
 # A thin control, and the low-rank arm of the same corpus.
 THIN = {"GPT-01-thin": "GPT-02", "GPT-04-thin": "GPT-05", "GPT-06-thin": "GPT-07", "GPT-08-thin": "GPT-09"}
@@ -222,6 +223,14 @@ def test_at_paper_the_study_s_arms_and_their_controls_are_confounded_and_by_the_
         assert found[name] == [f"optim.lr {rates}"]
 
 
+def test_workstation_s_classifiers_take_the_whole_set_once_with_the_model_s_own_dropout(catalog: Catalog) -> None:
+    for name in catalog.groups()["bert"]:
+        found = settings(catalog, name, "workstation")
+        is_sst2 = name.startswith("SST-2")
+        assert (found["epochs"], found["examples.max_train"]) == ((1, 0) if is_sst2 else (3, 24_511))
+        assert found["model.dropout"] is None and "MiniLM" in found["model.source"] and found["optim.lr"] == 1e-4
+
+
 @pytest.mark.parametrize("name", sorted(KEEP_THEIR_ARM_S_LR))
 def test_a_control_differs_from_the_arm_it_controls_in_the_method_alone(name: str, catalog: Catalog) -> None:
     counterpart = name.rsplit("-", 1)[0]
@@ -336,7 +345,7 @@ def test_a_variant_differs_from_the_frozen_arm_of_its_corpus_in_the_method_and_a
 def test_the_groups_are_those_of_the_docs_and_hold_what_they_say(catalog: Catalog) -> None:
     groups = catalog.groups()
     assert set(groups) >= {"gpt", "bert", "study", "ablation", "variants", "encoder-decoder", "all", "arms"}
-    assert groups["all"] == list(catalog.experiments) and len(groups["all"]) == 103 + len(groups["arms"])
+    assert groups["all"] == list(catalog.experiments) and len(groups["all"]) == 109 + len(groups["arms"])
     assert {*groups["variants"]} <= {*groups["gpt"]} and len(groups["variants"]) == 75
     assert not {*groups["variants"]} & {*groups["study"], *groups["ablation"]}
     grouped = {*groups["gpt"], *groups["bert"], *groups["encoder-decoder"], *groups["arms"]}

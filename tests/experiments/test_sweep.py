@@ -381,6 +381,18 @@ def test_runs_know_whether_they_were_tuned_as_their_baseline(base: str | None, i
     assert {run.experiment.id: run.tuned for run in runs}["arm"] == (("optim.lr",) if is_fair else ())
 
 
+def test_an_arm_may_stand_for_others_of_its_baseline(tmp_path: Path) -> None:
+    catalog = catalog_of(PAIR + "polar: {extends: arm, title: p, method: gaussian_matched, baseline: base}\n")
+    swept(tmp_path, {"base": 2e-3, "arm": 1e-3})
+    (taken,) = take_over([catalog.get("polar")], catalog.get("arm"), budget="smoke", root=tmp_path)
+    assert taken.like == "arm"
+    runs = Study(names=("polar",), budget="smoke", root=tmp_path, seeds=[0], tuned=True).plan(catalog)
+    assert {run.experiment.id: (run.config.optim.lr, run.tuned) for run in runs} == {
+        "base": (2e-3, ()),
+        "polar": (1e-3, ("optim.lr",)),
+    }
+
+
 def plan_sweep_of(experiment: Experiment, root: Path) -> SweepPlan:
     made = plan_sweep([experiment], GRID, budget="smoke", num_seeds=1, root=root, changes={})
     for run in made.runs:
@@ -401,7 +413,7 @@ def test_nothing_is_taken_over_where_it_would_lie(tmp_path: Path) -> None:
         ([other, CATALOG.get("fourth")], "^fourth has a sweep of its own at smoke"),
         (
             [other, ARMS[0]],
-            "^--like arm: its method is not that of base, so its best is another arm's; name such an arm$",
+            "^--like arm: its method is not that of base, nor have both one baseline, so its best is another arm's; name such",
         ),
         ([other, ARMS[1]], "^--like arm: it is among the experiments"),
         ([other, CATALOG.get("task")], "^--like arm: it is a language model, and task is not$"),

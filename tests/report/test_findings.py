@@ -224,6 +224,8 @@ def test_tuned_arms_without_a_readable_sweep_are_confounded(tmp_path: Path, cont
     ("arm", "baseline", "is_fair"),
     [
         ("GPT-05", "GPT-04", True),
+        # An arm that stands for others of the same baseline, which was swept itself.
+        ("GPT-02-matched", None, True),
         ("GPT-05", None, False),
         (None, "GPT-04", False),
         ("GPT-05", "GPT-08", False),

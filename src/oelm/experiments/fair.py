@@ -39,11 +39,9 @@ def is_tuned_alone(variant: str) -> bool:
     return _TUNED_ALONE.fullmatch(variant) is not None
 
 
-def tuned_alike(arm: str | None, baseline: str | None, baseline_of: Mapping[str, str]) -> bool:
-    """Whether an arm and its baseline were given the same chance to be tuned, from whose sweeps they took over, if any.
+def tuned_alike(arm: str, baseline: str, baseline_of: Mapping[str, str]) -> bool:
+    """Whether an arm and its baseline had the same chance to be tuned: by whose sweeps each got its best, its own or not.
 
-    Both were swept themselves, or both have the best of such a pair elsewhere: else one would win by its tuning.
+    The two that were swept must be an arm and its baseline: else one would win by its tuning.
     """
-    if arm is None or baseline is None:
-        return arm == baseline
     return baseline_of.get(arm) == baseline

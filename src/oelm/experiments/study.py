@@ -54,7 +54,8 @@ class Study:
         runs = plan_runs(experiments, budget=self.budget, seeds=self.seeds, root=self.root, changes=changes, variants=variants)
         _check_one_model(runs, self.model)
         tuned = tuple(sorted({key for chosen in changes.values() for key in chosen} - self.changes.keys()))
-        fair = {name for name in like if tuned_alike(like[name], like.get(baselines.get(name, "")), baselines)}
+        sources = {name: source or name for name, source in like.items()}
+        fair = {name for name in like if tuned_alike(sources[name], sources.get(baselines.get(name, ""), ""), baselines)}
         runs = [replace(_placed(run, self.model), tuned=tuned if run.experiment.id in fair else ()) for run in runs]
         for run in runs:
             check_same_recipe(run)

@@ -59,7 +59,8 @@ class SweepPoint(Strict):
 class SweepRecord(Strict):
     """`sweep.json` of an experiment at a budget: the grid, every point's score, and which is best.
 
-    `like` is the experiment whose sweep this is, where it was taken over from another (the same arm on another corpus).
+    `like` is the experiment whose sweep this is, where it was taken over from another: the same arm on another corpus, or
+    one that stands for several arms of its baseline.
     """
 
     experiment: str
@@ -322,9 +323,12 @@ def _check_taker(experiment: Experiment, like: Experiment, record: SweepRecord, 
         raise ConfigError(f"--like {like.id}: it is among the experiments that would take over its sweep; leave it out")
     if experiment.kind != like.kind:
         raise ConfigError(f"--like {like.id}: it is a {like.kind.replace('_', ' ')}, and {experiment.id} is not")
-    if (experiment.method, bool(experiment.baseline)) != (like.method, bool(like.baseline)):
+    # An arm may stand for others of its baseline; a baseline is swept itself, or has the best of one elsewhere.
+    is_represented = experiment.baseline is not None and experiment.baseline == like.baseline
+    if not is_represented and (experiment.method, bool(experiment.baseline)) != (like.method, bool(like.baseline)):
         raise ConfigError(
-            f"--like {like.id}: its method is not that of {experiment.id}, so its best is another arm's; name such an arm"
+            f"--like {like.id}: its method is not that of {experiment.id}, nor have both one baseline, so its best is another "
+            "arm's; name such an arm"
         )
     if not (folder / SWEEP).exists():
         return

@@ -152,7 +152,8 @@ def _tuned_alike(arm: Arm, baseline: Arm, catalog: Catalog, roots: Sequence[Path
     ours, theirs = (_at_its_best(each, roots) for each in (arm, baseline))
     if ours is None or theirs is None or ours.terms != theirs.terms:
         return set()
-    return set(ours.grid) if tuned_alike(ours.like, theirs.like, catalog.baselines()) else set()
+    sources = (ours.like or arm.experiment, theirs.like or baseline.experiment)
+    return set(ours.grid) if tuned_alike(*sources, catalog.baselines()) else set()
 
 
 def _at_its_best(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:

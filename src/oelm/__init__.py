@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from oelm.method.sites import Site, SitePaths, attention_sites, register_sites
     from oelm.models.gpt import GPT, GPTConfig, build_gpt
     from oelm.report.collect import load_runs
+    from oelm.report.imported import ArmVerdict, verdict
     from oelm.train.callback import OelmCallback
     from oelm.train.load import load_run
 
@@ -39,12 +40,15 @@ _HOME = {
     "GPTConfig": "oelm.models.gpt",
     "build_gpt": "oelm.models.gpt",
     "load_runs": "oelm.report.collect",
+    "ArmVerdict": "oelm.report.imported",
+    "verdict": "oelm.report.imported",
     "OelmCallback": "oelm.train.callback",
     "load_run": "oelm.train.load",
 }
 __all__ = [
     "GPT",
     "PRESETS",
+    "ArmVerdict",
     "Audit",
     "GPTConfig",
     "Method",
@@ -66,6 +70,7 @@ __all__ = [
     "register_sites",
     "restore",
     "thaw",
+    "verdict",
 ]
 
 

@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from oelm.cli.archive import archive
+from oelm.cli.imports import import_runs
 from oelm.errors import DataError
-from oelm.experiments.earlier import Evaluation, Reported, inconsistencies, load_reported, read_earlier, write_reported
+from oelm.experiments.earlier import inconsistencies, read_earlier, reported_runs
+from oelm.experiments.formats import read_sources
+from oelm.experiments.imported import ImportedRun, Placing, imported_runs
 from oelm.files import MAX_JSON_BYTES
 from oelm.report.words import Words
 
@@ -50,10 +52,21 @@ LOG = (
     f"[Step 61000] Validation - Loss: 1.5063, PPL: 4.51\r\n{BAR}\n"
     f"\r{BAR}\r[Step 100000] Validation - Loss: 1.4516, PPL: 4.27"
 )
-CURVE = (Evaluation(20000, 1.7316, 5.65), Evaluation(61000, 1.5063, 4.51), Evaluation(100000, 1.4516, 4.27))
+CURVE = [(20000, 1.7316, 5.65), (61000, 1.5063, 4.51), (100000, 1.4516, 4.27)]
 
 
-def told_of(row: Reported) -> list[str]:
+def kept(folder: Path) -> list[ImportedRun]:
+    """Return what an import keeps of the study's folders."""
+    return imported_runs(read_sources([folder], format="study"), study="old", placing=Placing())
+
+
+def lines(row: ImportedRun) -> list[tuple[int, float, float]]:
+    """Return the evaluations of a row: step, loss and PPL."""
+    losses, ppls = (row.curves.get(name, ()) for name in ("val_loss", "val_ppl"))
+    return [(step, loss, ppl) for (step, loss), (_, ppl) in zip(losses, ppls, strict=True)]
+
+
+def told_of(row: ImportedRun) -> list[str]:
     """Return a row's inconsistencies in the words of the command line."""
     words = Words("en")
     return [words(f"inconsistency.{problem.code}", **problem.values) for problem in inconsistencies(row)]
@@ -69,14 +82,14 @@ def write_study(root: Path, name: str = "GPT-01_baseline", *, log: str | bytes |
     return folder
 
 
-def one(root: Path, **changes: Any) -> Reported:
-    (row,) = read_earlier(write_study(root, **changes))
+def one(root: Path, **changes: Any) -> ImportedRun:
+    (row,) = kept(write_study(root, **changes))
     return row
 
 
 def test_figures_come_under_our_names(tmp_path: Path) -> None:
     row = one(tmp_path)
-    assert (row.id, row.method, row.dataset) == ("GPT-01", "baseline", "tinystories")
+    assert (row.arm, row.about) == ("GPT-01", {"method": "baseline", "dataset": "tinystories"})
     assert row.figures == {
         "best_ppl": 4.27,
         "best_val_loss": 1.4516,
@@ -99,7 +112,7 @@ def test_figures_come_under_our_names(tmp_path: Path) -> None:
 def test_a_row_says_that_it_is_reported_and_from_which_bytes(tmp_path: Path) -> None:
     row = one(tmp_path)
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "GPT-01_baseline").iterdir()}
-    assert row.source == files and row.label == "reported by the earlier study, one seed"
+    assert row.source == files and (row.label, row.format, row.name) == ("imported", "study", "GPT-01_baseline")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +120,7 @@ def test_a_row_says_that_it_is_reported_and_from_which_bytes(tmp_path: Path) -> 
     [("baseline", "baseline"), ("oelm_v2", "oelm_freeze"), ("oelm_random", "oelm_random"), ("other", "other")],
 )
 def test_their_names_of_methods_become_ours(tmp_path: Path, theirs: str, ours: str) -> None:
-    assert one(tmp_path, model_type=theirs).method == ours
+    assert one(tmp_path, model_type=theirs).about["method"] == ours
 
 
 def test_figures_that_are_null_and_keys_that_are_unknown_stay_out(tmp_path: Path) -> None:
@@ -120,34 +133,34 @@ def test_a_very_short_run_has_a_wall_time_alone(tmp_path: Path) -> None:
     folder.mkdir()
     short = {"model_type": "oelm_v2", "dataset": "tinystories", "total_wall_time": 12, "note": "too few steps"}
     (folder / "timing_stats.json").write_text(json.dumps(short))
-    (row,) = read_earlier(folder)
-    assert row.figures == {"wall_s": 12.0} and row.curve == () and inconsistencies(row) == []
+    (row,) = kept(folder)
+    assert row.figures == {"wall_s": 12.0} and row.curves == {} and inconsistencies(row) == []
 
 
 def test_the_curve_is_found_among_progress_bars(tmp_path: Path) -> None:
-    assert one(tmp_path).curve == CURVE
+    assert lines(one(tmp_path)) == CURVE
 
 
 def test_a_line_in_two_logs_counts_once_and_lines_come_in_order(tmp_path: Path) -> None:
     folder = write_study(tmp_path)
     (folder / "a.txt").write_text("\n".join(reversed(LOG.split("\n"))))
-    assert read_earlier(folder)[0].curve == CURVE
+    assert lines(kept(folder)[0]) == CURVE
 
 
 def test_evaluations_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
-    lines = ["Loss: nan, PPL: nan", "Loss: 800.0, PPL: inf", "Loss: 1e999, PPL: 1e999", "Loss: 1e1, PPL: 2.2e+4"]
-    log = "\n".join(f"[Step {number}] Validation - {line}" for number, line in enumerate(lines))
-    assert one(tmp_path, log=log).curve == (Evaluation(3, 10.0, 22000.0),)
+    told = ["Loss: nan, PPL: nan", "Loss: 800.0, PPL: inf", "Loss: 1e999, PPL: 1e999", "Loss: 1e1, PPL: 2.2e+4"]
+    log = "\n".join(f"[Step {number}] Validation - {line}" for number, line in enumerate(told))
+    assert lines(one(tmp_path, log=log)) == [(3, 10.0, 22000.0)]
 
 
 def test_bytes_that_are_no_text_do_not_hide_a_line(tmp_path: Path) -> None:
-    assert one(tmp_path, log=b"\xff\xfe\x00\x1b[A" + LOG.encode() + b"\xff").curve == CURVE
+    assert lines(one(tmp_path, log=b"\xff\xfe\x00\x1b[A" + LOG.encode() + b"\xff")) == CURVE
 
 
 @pytest.mark.parametrize("shift", [-46, -45, -44, -43, -42, -41, -35, -7, -1, 0])
 def test_a_line_across_the_end_of_a_chunk_is_read_whole(tmp_path: Path, shift: int) -> None:
     log = b"." * (2**20 + shift) + b"[Step 7] Validation - Loss: 1.4516, PPL: 4.27" + b"." * 2**20
-    assert one(tmp_path, log=log).curve == (Evaluation(7, 1.4516, 4.27),)
+    assert lines(one(tmp_path, log=log)) == [(7, 1.4516, 4.27)]
 
 
 def test_a_folder_of_folders_gives_a_row_each_and_others_are_passed_over(tmp_path: Path) -> None:
@@ -155,14 +168,14 @@ def test_a_folder_of_folders_gives_a_row_each_and_others_are_passed_over(tmp_pat
         write_study(tmp_path, name)
     (tmp_path / "notes").mkdir()
     (tmp_path / "GPT-99_a_file").write_text("")
-    assert [row.id for row in read_earlier(tmp_path)] == ["GPT-01", "GPT-04", "SST-2-01"]
+    assert [row.arm for row in kept(tmp_path)] == ["GPT-01", "GPT-04", "SST-2-01"]
 
 
 def test_the_same_id_twice_is_refused(tmp_path: Path) -> None:
     write_study(tmp_path, "GPT-01_baseline")
     write_study(tmp_path, "GPT-01_again")
-    with pytest.raises(DataError, match="GPT-01_baseline: GPT-01 is there twice"):
-        read_earlier(tmp_path)
+    with pytest.raises(DataError, match="GPT-01_baseline: GPT-01, seed 0: the run 'GPT-01_again' has this arm and seed, too"):
+        kept(tmp_path)
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir(), lambda path: path.write_text("")])
@@ -213,47 +226,13 @@ def test_a_file_too_large_is_refused_unread(tmp_path: Path, name: str, size: int
 
 def test_a_pipe_among_the_logs_is_passed_over(tmp_path: Path) -> None:
     os.mkfifo(write_study(tmp_path) / "pipe.log")
-    assert read_earlier(tmp_path)[0].curve == CURVE
+    assert lines(kept(tmp_path)[0]) == CURVE
 
 
 def test_a_log_whose_name_cannot_be_printed_is_refused(tmp_path: Path) -> None:
     (write_study(tmp_path) / "a\x1b[31m.log").write_text("")
     with pytest.raises(DataError, match="cannot be printed; rename it"):
         read_earlier(tmp_path)
-
-
-def test_rows_survive_writing_and_replace_older_ones(tmp_path: Path) -> None:
-    old, new = one(tmp_path / "old", final_perplexity=9.0), one(tmp_path / "new")
-    assert write_reported([old], tmp_path / "outputs") == [tmp_path / "outputs" / "reported" / "GPT-01.json"]
-    write_reported([new], tmp_path / "outputs")
-    assert load_reported(tmp_path / "outputs") == {"GPT-01": new}
-
-
-def test_where_nothing_was_imported_nothing_is_reported(tmp_path: Path) -> None:
-    assert load_reported(tmp_path) == {}
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"id": "GPT-01"}', '{"id": "GPT-01", "figures": {"best_ppl": NaN}}'])
-def test_a_damaged_row_is_refused_with_its_file(tmp_path: Path, text: str) -> None:
-    (path,) = write_reported([one(tmp_path)], tmp_path)
-    path.write_text(text)
-    with pytest.raises(DataError, match=r"reported/GPT-01\.json: cannot be read .*import the study again"):
-        load_reported(tmp_path)
-
-
-def test_a_row_under_another_name_is_refused(tmp_path: Path) -> None:
-    (path,) = write_reported([one(tmp_path)], tmp_path)
-    path.rename(path.with_name("GPT-02.json"))
-    with pytest.raises(DataError, match=r"GPT-02\.json: holds GPT-01"):
-        load_reported(tmp_path)
-
-
-def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "reported").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="is a link"):
-        write_reported([one(tmp_path / "study")], tmp_path)
-    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_the_unaccounted_share_of_the_wall_time_is_computed(tmp_path: Path) -> None:
@@ -309,16 +288,17 @@ def test_what_does_not_agree_is_told_with_its_numbers(tmp_path: Path, changes: d
 @given(st.floats(min_value=0.0, max_value=20.0))
 def test_exact_perplexities_are_never_accused(loss: float) -> None:
     figures = {"best_val_loss": loss, "best_ppl": math.exp(loss), "wall_s": 1.0}
-    assert inconsistencies(Reported(id="GPT-01", method="", dataset="", figures=figures, source={})) == []
+    run = ImportedRun(study="old", arm="GPT-01", seed=0, name="x", format="study", curves={}, figures=figures, source={})
+    assert inconsistencies(run) == []
 
 
 def test_the_command_imports_a_study_and_tells_what_does_not_add_up(tmp_path: Path) -> None:
     app = typer.Typer()
-    app.command()(archive)
+    app.command()(import_runs)
     write_study(tmp_path / "study")
-    arguments = ["--import-study", str(tmp_path / "study"), "--out", str(tmp_path / "outputs")]
+    arguments = [str(tmp_path / "study"), "--name", "old", "--out", str(tmp_path / "outputs")]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    assert "GPT-01: PPL 4.27, 3 evaluations, reported by the earlier study, one seed" in result.output
-    assert "does not add up: 100,000 steps" in result.output and "45.5%" in result.output
-    assert set(load_reported(tmp_path / "outputs")) == {"GPT-01"}
+    assert "GPT-01: study, seeds 0; best_ppl, " in result.output and "1 run written to" in result.output
+    assert "GPT-01 does not add up: 100,000 steps" in result.output and "45.5%" in result.output
+    assert reported_runs(tmp_path / "outputs")["GPT-01"].figures["best_ppl"] == 4.27

@@ -92,7 +92,7 @@ def test_an_allowed_name_stays_inside_its_parent(name: str) -> None:
         assert NAME.fullmatch(name) and (Path("/root") / name).parent == Path("/root") and Path(name).name == name
 
 
-@pytest.mark.parametrize("name", ["train", "Finetune", "DEMO", "reported", "all", "All"])
+@pytest.mark.parametrize("name", ["train", "Finetune", "DEMO", "imported", "all", "All"])
 def test_names_of_oelm_s_own_folders_and_of_all_are_refused(name: str) -> None:
     refused(f"\n{name}: {PLAIN}", rf"^0\.yaml:2: '{name}' is kept for oelm's own use; choose another name$")
 

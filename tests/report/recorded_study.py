@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 import hashlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from oelm.bench.record import TimedShape, TimingRecord, write_timing
-from oelm.experiments.earlier import Evaluation, Reported, write_reported
+from oelm.experiments.imported import ImportedRun, write_imported
 from oelm.experiments.inventory import SWEEP
 from oelm.experiments.registry import Catalog, load_catalog
 from oelm.experiments.sweep import SweepPoint, SweepRecord
@@ -254,11 +255,17 @@ def _write_beside_runs(root: Path) -> None:
     figures = {"best_ppl": 9.0, "best_val_loss": 1.45, "measured_steps": 100.0}
     figures |= {"step_s": 0.5, "step_s_min": 0.2, "step_s_median": 0.1, "step_s_max": 0.4}
     figures |= {"validations": 10.0, "validation_s_mean": 2.0, "validation_s": 50.0}
-    better = (Evaluation(9, 1.9, 6.69),)
-    lines = (Evaluation(10, 2.0, 9.0), Evaluation(20, 1.9, 9.0), Evaluation(20, 1.8, 6.05))
+    lines = ((10, 2.0, 9.0), (20, 1.9, 9.0), (20, 1.8, 6.05))
     rows = [
-        Reported(id="GPT-01", method="baseline", dataset="", figures=figures | {"wall_s": 1000.0}, curve=lines, source={}),
-        Reported(id="GPT-02", method="baseline", dataset="", figures=figures | {"wall_s": 10.0}, curve=lines[:1], source={}),
-        Reported(id="GPT-03", method="", dataset="", figures={"best_val_loss": 2.0}, curve=better, source={}),
+        reported("GPT-01", figures | {"wall_s": 1000.0}, lines),
+        reported("GPT-02", figures | {"wall_s": 10.0}, lines[:1]),
+        reported("GPT-03", {"best_val_loss": 2.0}, ((9, 1.9, 6.69),)),
     ]
-    write_reported(rows, root)
+    write_imported(rows, root)
+
+
+def reported(arm: str, figures: dict[str, float], lines: Sequence[tuple[int, float, float]] = ()) -> ImportedRun:
+    """Return an experiment of the earlier study as it is kept: its figures, and steps with their loss and PPL."""
+    losses, ppls = (tuple((line[0], line[column]) for line in lines) for column in (1, 2))
+    curves = {"val_loss": losses, "val_ppl": ppls} if lines else {}
+    return ImportedRun(study="old", arm=arm, seed=0, name=f"{arm}_x", format="study", curves=curves, figures=figures, source={})

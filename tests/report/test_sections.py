@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from oelm.bench.record import TimedShape, TimingRecord, write_timing
-from oelm.experiments.earlier import Reported, write_reported
+from oelm.experiments.imported import write_imported
 from oelm.report.document import Chart
 from tests.experiments.recorded import record
 from tests.report.by_hand import BASE, LADDER, T, catalog_with, ratio_by_hand, write_by_seed
 from tests.report.reading import cells, chart, english, everything, names, rows, section, texts, values
+from tests.report.recorded_study import reported
 from tests.report.synthetic import (
     TOKENS_PER_STEP,
     Fate,
@@ -329,7 +330,7 @@ def test_reported_gaps_follow_from_the_reported_figures(tmp_path: Path, experime
 
 def test_what_was_imported_of_the_earlier_study_is_shown_with_what_does_not_fit(tmp_path: Path) -> None:
     figures = {"best_ppl": 4.27, "best_val_loss": 1.6, "wall_s": 16287.0}
-    write_reported([Reported(id="GPT-01", method="baseline", dataset="tinystories", figures=figures, source={})], tmp_path)
+    write_imported([reported("GPT-01", figures)], tmp_path)
     document = english(tmp_path)
     assert any("best_ppl 4.27" in text and "wall_s 16287" in text for text in texts(document, "reported", "note"))
     (warning,) = texts(document, "reported", "warning")

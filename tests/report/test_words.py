@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from oelm.errors import ConfigError
-from oelm.experiments.earlier import InconsistencyCode, inconsistencies, load_reported
+from oelm.experiments.earlier import InconsistencyCode, inconsistencies, reported_runs
 from oelm.experiments.monitor import State
 from oelm.experiments.registry import load_catalog
 from oelm.report.build import Report, build_report
@@ -20,6 +20,7 @@ from oelm.report.collect import MixtureCode
 from oelm.report.computed import MIXED
 from oelm.report.document import Chart, Document, Table, Text
 from oelm.report.earlier import source_text
+from oelm.report.imported import SCALES, TAKES
 from oelm.report.kinds import CLASSES
 from oelm.report.ladder import RUNGS
 from oelm.report.plots import SHAPES
@@ -49,6 +50,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "f'forest.bound.{metric}'": ("ppl", "accuracy"),
     "f'forest.target.{metric}'": ("ppl", "accuracy"),
     "f'inconsistency.{problem.code}'": get_args(InconsistencyCode),
+    "f'imported.as.{question.scale}'": SCALES,
+    "f'imported.take.{question.take}'": TAKES,
 }
 # Keys that are not in the call at all: a contradiction names its own where it is made, a source is found by its English text.
 ELSEWHERE = {"found.key": set[str](), "keys[source]": {key for key in templates("en") if key.startswith("source.")}}
@@ -259,7 +262,7 @@ def test_an_english_report_holds_no_chinese(report: Report) -> None:
 
 
 def test_the_study_has_every_inconsistency_to_put_into_words(root: Path) -> None:
-    rows = load_reported(root).values()
+    rows = reported_runs(root).values()
     assert {problem.code for row in rows for problem in inconsistencies(row)} == set(get_args(InconsistencyCode))
 
 

@@ -18,6 +18,7 @@ from oelm.cli.evaluate import evaluate
 from oelm.cli.export import export
 from oelm.cli.finetune import finetune
 from oelm.cli.generate import generate
+from oelm.cli.imports import import_runs
 from oelm.cli.inspect import inspect
 from oelm.cli.logs import logs
 from oelm.cli.project import project
@@ -74,5 +75,6 @@ app.command()(bench)
 app.command()(report)
 app.command()(compare)
 app.command()(log)
+app.command("import")(import_runs)
 app.command()(archive)
 app.command()(doctor)

@@ -1,4 +1,4 @@
-"""`oelm archive`: runs as one portable file, there and back; and the earlier study's outputs as reported values."""
+"""`oelm archive`: runs as one portable file, there and back."""
 
 from __future__ import annotations
 
@@ -25,14 +25,11 @@ def archive(
     weights: Annotated[bool, typer.Option("--weights", help="With --to: checkpoints too.")] = False,
     check: Annotated[Path | None, typer.Option(help="Verify every byte of an archive; write nothing.")] = None,
     import_: Annotated[Path | None, typer.Option("--import", help="Verify an archive and add its runs to --out.")] = None,
-    import_study: Annotated[
-        Path | None, typer.Option(help="Read the earlier study's output folders as reported values.")
-    ] = None,
 ) -> None:
     """Take runs to another machine as one file, check such a file, or add its runs to those here."""
-    chosen = [mode for mode in (to, records, check, import_, import_study) if mode is not None]
+    chosen = [mode for mode in (to, records, check, import_) if mode is not None]
     if len(chosen) != 1:
-        raise ConfigError("give one of --to FILE, --records FOLDER, --check FILE, --import FILE and --import-study FOLDER")
+        raise ConfigError("give one of --to FILE, --records FOLDER, --check FILE and --import FILE")
     if (to is None and weights) or (to is None and records is None and ids):
         raise ConfigError("--weights belongs to --to, names of experiments to --to and --records; the others take all there is")
     if records is not None:
@@ -43,8 +40,6 @@ def archive(
         _check(check)
     elif import_ is not None:
         _import(import_, out_dir)
-    elif import_study is not None:
-        _import_study(import_study, out_dir)
 
 
 def _make(root: Path, target: Path, names: list[str], *, weights: bool) -> None:
@@ -85,22 +80,6 @@ def _import(path: Path, root: Path) -> None:
         f"{counted(len(imported.added), 'run')} added to {root}, {len(imported.already_there)} were there already",
         soft_wrap=True,
     )
-
-
-def _import_study(folder: Path, root: Path) -> None:
-    from oelm.experiments.earlier import inconsistencies, read_earlier, write_reported
-    from oelm.report.words import Words
-
-    words = Words("en")
-    rows = read_earlier(folder)
-    write_reported(rows, root)
-    for row in rows:
-        ppl = f"PPL {row.figures['best_ppl']:.4g}, " if "best_ppl" in row.figures else ""
-        out.print(f"{row.id}: {ppl}{len(row.curve)} evaluations, {row.label}", soft_wrap=True)
-        for problem in inconsistencies(row):
-            told = words(f"inconsistency.{problem.code}", **problem.values)
-            out.print(f"  does not add up: {told}", soft_wrap=True)
-    out.print(f"{len(rows)} experiments written to {root / 'reported'}", soft_wrap=True)
 
 
 def _print_inventory(inventory: Inventory) -> None:

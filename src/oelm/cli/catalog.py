@@ -180,10 +180,10 @@ def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:
 
 def _imported(name: str, root: Path) -> dict[str, str]:
     """Return what was imported from the earlier study's own files, beside what the catalog says."""
-    from oelm.experiments.earlier import load_reported
+    from oelm.experiments.earlier import reported_runs
 
-    row = load_reported(root).get(name)
+    row = reported_runs(root).get(name)
     if row is None:
         return {}
     figures = ", ".join(f"{key} {value:g}" for key, value in row.figures.items())
-    return {"imported": f"{figures} ({row.label})"}
+    return {"imported": f"{figures} (reported by the earlier study, one seed)"}

@@ -14,11 +14,23 @@ from oelm.cli.shell import err, out, printable, reported
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from oelm.report.build import Report
     from oelm.report.document import Document, Table
+    from oelm.report.imported import Question
 
 # Sensitivity, method, split and level (the notes say these too), without which the verdicts fit a narrow terminal, words whole.
 _IN_FILES_ONLY, _WIDE = frozenset({7, 8, 9, 10}), 120
 
+Metric = Annotated[str | None, typer.Option(help="Imported runs: the metric to compare, such as eval_loss.")]
+Baseline = Annotated[str | None, typer.Option(help="Imported runs: the arm that the others are compared with.")]
+AtMost = Annotated[
+    str | None, typer.Option(help="Imported runs: the bound, 1.05x (perplexity) or 2pt (points of accuracy lost).")
+]
+As = Annotated[
+    str | None, typer.Option("--as", help="How to compare it: loss, perplexity, accuracy or percent; else by its name.")
+]
+Take = Annotated[str, typer.Option(help="Of each imported run: its best value, or its last.")]
+Planned = Annotated[int, typer.Option(min=1, help="Seeds planned for a verdict on imported runs.")]
 Roots = Annotated[list[Path] | None, typer.Option("--out", help="Where runs are; may be repeated. Default: outputs.")]
 
 
@@ -37,16 +49,21 @@ def report(
     budget: Annotated[list[str] | None, typer.Option(help="Only this budget; may be repeated.")] = None,
     roots: Roots = None,
     catalog: CatalogFile = None,
+    metric: Metric = None,
+    baseline: Baseline = None,
+    at_most: AtMost = None,
+    scale: As = None,
+    take: Take = "best",
+    planned: Planned = 5,
 ) -> None:
     """Report on recorded runs: verdicts with intervals, what freezing costs and saves, and what was claimed before."""
     from oelm.experiments.registry import load_catalog
     from oelm.report.build import build_report
-    from oelm.report.findings import damages
-    from oelm.report.verdicts import record_looks
-    from oelm.report.words import LANGUAGES
 
-    if lang not in LANGUAGES:
-        raise ConfigError(f"--lang {lang!r}: there are {', '.join(LANGUAGES)}")
+    _check_language(lang)
+    question = _question(metric, baseline, at_most, scale, take, planned)
+    if question is not None and baseline is None:
+        raise ConfigError("--metric judges imported runs against one of them: add --baseline ARM")
     files = {"--html": html, "--markdown": markdown, "--csv": csv, "--latex": latex}
     if (table or picture) and (given := next((name for name, path in files.items() if path is not None), None)):
         raise ConfigError(f"{given}: --table and --picture print one thing and write no file; leave one of the two out")
@@ -54,23 +71,59 @@ def report(
     places = _places(roots)
     found = load_catalog(catalog)
     only = [experiment.id for experiment in found.select(ids)] if ids else []
-    made = build_report(places, found, only=only, budgets=budget or ())
+    made = build_report(places, found, only=only, budgets=budget or (), question=question)
     document = made.document(lang)
     if table is not None or picture is not None:
         typer.echo(_one(document, table=table, picture=picture))
-        # The whole report tells this among its remarks; one table alone has no place for it.
-        for damage in damages(made.findings):
-            err.print(f"warning: not used: {printable(damage)}", style="yellow", soft_wrap=True)
-        record_looks(made.judged, places)
+        _print_damages(made)
+        _record_looks(made, places)
         return
     _print_verdicts(document)
     try:
         _write(document, html=html, markdown=markdown, csv=csv, latex=latex)
     finally:
         # The verdicts have been seen, whatever became of the files.
-        record_looks(made.judged, places)
+        _record_looks(made, places)
     if not any((html, markdown, csv, latex)):
         out.print("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex", soft_wrap=True)
+
+
+def _check_language(lang: str) -> None:
+    from oelm.report.words import LANGUAGES
+
+    if lang not in LANGUAGES:
+        raise ConfigError(f"--lang {lang!r}: there are {', '.join(LANGUAGES)}")
+
+
+def _question(
+    metric: str | None, baseline: str | None, at_most: str | None, scale: str | None, take: str, planned: int
+) -> Question | None:
+    """Return what is asked of imported runs; None where nothing is."""
+    from oelm.report.imported import parse_question
+
+    if metric is None:
+        if baseline is not None or at_most is not None or scale is not None:
+            raise ConfigError(
+                "--baseline, --at-most and --as are about imported runs: add --metric, such as --metric eval_loss"
+            )
+        return None
+    return parse_question(metric, baseline=baseline, at_most=at_most, scale=scale, take=take, planned=planned)
+
+
+def _print_damages(made: Report) -> None:
+    """Warn of records that are not used: the whole report has this among its remarks, one table alone has no place for it."""
+    from oelm.report.findings import damages
+
+    for damage in damages(made.findings):
+        err.print(f"warning: not used: {printable(damage)}", style="yellow", soft_wrap=True)
+
+
+def _record_looks(made: Report, places: list[Path]) -> None:
+    from oelm.report.imported import record_imported_looks
+    from oelm.report.verdicts import record_looks
+
+    record_looks(made.judged, places)
+    record_imported_looks(made.judged_imported)
 
 
 def _check_files(files: Mapping[str, Path | None]) -> None:
@@ -109,12 +162,16 @@ def _places(roots: list[Path] | None) -> list[Path]:
 def _print_verdicts(document: Document) -> None:
     from oelm.report.document import Table, Text
 
-    for block in document.sections[0].blocks:
-        if isinstance(block, Text):
-            style = {"warning": "yellow", "note": "dim"}.get(block.kind)
-            out.print(printable(block.text), style=style, soft_wrap=True)
-        elif isinstance(block, Table) and block.name == "verdicts":
-            _print_table(block, without=_IN_FILES_ONLY if out.width < _WIDE else frozenset())
+    for section in document.sections:
+        for block in section.blocks if section.name in ("verdicts", "imported") else ():
+            if isinstance(block, Text):
+                style = {"warning": "yellow", "note": "dim"}.get(block.kind)
+                out.print(printable(block.text), style=style, soft_wrap=True)
+            elif isinstance(block, Table) and block.name == "verdicts":
+                _print_table(block, without=_IN_FILES_ONLY if out.width < _WIDE else frozenset())
+            elif isinstance(block, Table) and section.name == "imported":
+                out.print(printable(block.caption), soft_wrap=True)
+                _print_table(block)
 
 
 def _print_table(table: Table, *, without: frozenset[int] = frozenset()) -> None:
@@ -163,12 +220,42 @@ def _write(document: Document, *, html: Path | None, markdown: Path | None, csv:
 @reported
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run folders; the first is the reference.")],
+    metric: Metric = None,
+    baseline: Baseline = None,
+    at_most: AtMost = None,
+    scale: As = None,
+    take: Take = "best",
+    planned: Planned = 5,
 ) -> None:
-    """Set runs side by side: figures, what their configs differ in, and the gap to the first, with an interval over seeds."""
-    from oelm.report.compare import compare_runs
+    """Set runs side by side: figures, what their configs differ in, and the gap to the first, with an interval over seeds.
 
-    table, remarks = compare_runs(runs)
-    _print_table(table)
+    Imported runs: give outputs/imported/NAME, or arms in it, with --metric, and --at-most for a verdict.
+    """
+    from oelm.experiments.registry import nearest
+    from oelm.report.compare import compare_runs
+    from oelm.report.imported import compare_imported, named_study, record_imported_looks
+    from oelm.report.words import Words
+
+    named = named_study(runs)
+    if named is None:
+        if _question(metric, baseline, at_most, scale, take, planned) is not None:
+            raise ConfigError(
+                "--metric and --at-most are for imported runs; our own are judged by `oelm report`, by the catalog"
+            )
+        table, remarks = compare_runs(runs)
+    else:
+        study, arms = named
+        if metric not in study.metrics:
+            found = "" if metric is None else f", and {metric!r} is none of them{nearest(metric, study.metrics)}"
+            raise ConfigError(f"imported runs are compared by --metric, one of {', '.join(study.metrics)}{found}")
+        baseline = baseline or (arms[0] if len(runs) > 1 else None)
+        question = _question(metric, baseline, at_most, scale, take, planned)
+        assert question is not None
+        judged, table, remarks = compare_imported(study, question, Words("en"), only=arms)
+        out.print(table.caption, soft_wrap=True)
+        record_imported_looks([judged])
+    # An imported study's metric is in its caption.
+    _print_table(table, without=frozenset() if named is None else frozenset({1}))
     for remark in remarks:
         out.print(printable(remark), style="yellow", soft_wrap=True)
 

@@ -1,10 +1,10 @@
-"""The earlier study's own output folders, read as reported values: figures with a source, never results of ours."""
+"""The earlier study's own output folders, one of the formats that are imported, and what in them does not add up."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
@@ -14,11 +14,11 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from oelm.errors import DataError
-from oelm.files import MAX_JSON_BYTES, read_json, sha256_file, write_json
-from oelm.strict import Strict
+from oelm.experiments.imported import ImportedRun, SourceRun, load_imported
+from oelm.files import read_json
 
 TIMING = "timing_stats.json"
-REPORTED = "reported"
+LOSS, PPL = "val_loss", "val_ppl"
 _MAX_LOG_BYTES = 256 * 2**20
 _MAX_EVALUATIONS = 100_000
 _CHUNK_BYTES = 2**20
@@ -60,24 +60,12 @@ class Inconsistency:
     values: Mapping[str, int | float | str]
 
 
-class Evaluation(NamedTuple):
+class _Line(NamedTuple):
     """One evaluation line of a log."""
 
     step: int
     val_loss: float
     val_ppl: float
-
-
-class Reported(Strict):
-    """What the earlier study reported of one experiment, under our names; `source` has the sha256 of every file read."""
-
-    id: str = Field(pattern=rf"^{_ID}$")
-    label: Literal["reported by the earlier study, one seed"] = "reported by the earlier study, one seed"
-    method: Word
-    dataset: Word
-    figures: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")], Figure]
-    curve: tuple[Evaluation, ...] = ()
-    source: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
 
 
 class _Timing(BaseModel):
@@ -105,11 +93,12 @@ class _Timing(BaseModel):
     validations: Figure | None = Field(default=None, alias="num_validations")
 
 
-def read_earlier(folder: Path) -> list[Reported]:
+def read_earlier(folder: Path) -> list[SourceRun]:
     """Return what the earlier study reports in a folder: one experiment's own, or the one that holds them all.
 
     Raises DataError, with the file and the reason, where a file is absent, damaged or too large.
     """
+    folder = folder.parent if folder.name == TIMING else folder
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; give the one that holds the earlier study's outputs")
     if _FOLDER.fullmatch(folder.resolve().name):
@@ -117,16 +106,10 @@ def read_earlier(folder: Path) -> list[Reported]:
     found = sorted(path for path in folder.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name))
     if not found:
         raise DataError(f"{folder}: no folder in it begins with an experiment's id, as GPT-01_baseline does")
-    rows: dict[str, Reported] = {}
-    for path in found:
-        row = _read_experiment(path)
-        if row.id in rows:
-            raise DataError(f"{path}: {row.id} is there twice; move one of the two folders aside")
-        rows[row.id] = row
-    return list(rows.values())
+    return [_read_experiment(path) for path in found]
 
 
-def _read_experiment(folder: Path) -> Reported:
+def _read_experiment(folder: Path) -> SourceRun:
     name = _FOLDER.fullmatch(folder.resolve().name)
     assert name is not None
     if not (folder / TIMING).is_file():
@@ -136,16 +119,20 @@ def _read_experiment(folder: Path) -> Reported:
     for path in logs:
         if not path.name.isprintable():
             raise DataError(f"{folder}: the name of the log {path.name!r} cannot be printed; rename it")
-    curve = sorted({evaluation for path in logs for evaluation in _evaluations(path)})
-    if len(curve) > _MAX_EVALUATIONS:
-        raise DataError(f"{folder}: {len(curve):,} evaluation lines in its logs; more than {_MAX_EVALUATIONS:,} are no run's")
-    return Reported(
-        id=name[1],
-        method=_METHODS.get(timing.method, timing.method),
-        dataset=timing.dataset,
+    lines = sorted({line for path in logs for line in _evaluations(path)})
+    if len(lines) > _MAX_EVALUATIONS:
+        raise DataError(f"{folder}: {len(lines):,} evaluation lines in its logs; more than {_MAX_EVALUATIONS:,} are no run's")
+    return SourceRun(
+        folder.resolve().name,
+        folder,
+        "study",
+        {LOSS: [(step, loss) for step, loss, _ in lines], PPL: [(step, ppl) for step, _, ppl in lines]} if lines else {},
+        [folder / TIMING, *logs],
+        arm=name[1],
+        # It had one seed for each experiment, and does not say which.
+        seed=0,
         figures=timing.model_dump(exclude={"method", "dataset"}, exclude_none=True),
-        curve=tuple(curve),
-        source={path.name: sha256_file(path) for path in (folder / TIMING, *logs)},
+        about={"method": _METHODS.get(timing.method, timing.method), "dataset": timing.dataset},
     )
 
 
@@ -158,7 +145,7 @@ def _parse_timing(path: Path) -> _Timing:
         raise DataError(f"{path}: {field}: {error['msg']}; null stands for a figure that is not there") from None
 
 
-def _evaluations(path: Path) -> Iterator[Evaluation]:
+def _evaluations(path: Path) -> Iterator[_Line]:
     """Yield the evaluation lines of a log, some of them twice; lines whose numbers are not finite are left out."""
     try:
         if path.stat().st_size > _MAX_LOG_BYTES:
@@ -177,43 +164,19 @@ def _evaluations(path: Path) -> Iterator[Evaluation]:
         raise DataError(f"{path}: cannot be read ({problem})") from problem
 
 
-def _matches(text: bytes, *, end: int) -> Iterator[Evaluation]:
+def _matches(text: bytes, *, end: int) -> Iterator[_Line]:
     for found in _EVALUATION.finditer(text):
-        evaluation = Evaluation(int(found[1]), float(found[2]), float(found[3]))
+        evaluation = _Line(int(found[1]), float(found[2]), float(found[3]))
         if found.end() <= end and math.isfinite(evaluation.val_loss) and math.isfinite(evaluation.val_ppl):
             yield evaluation
 
 
-def write_reported(rows: Iterable[Reported], root: Path) -> list[Path]:
-    """Write each row to `<root>/reported/<ID>.json`, in place of an older one; return the paths."""
-    folder = root / REPORTED
-    if folder.is_symlink():
-        raise DataError(f"{folder}: is a link; nothing is written through links, so replace it by a folder")
-    paths = []
-    for row in rows:
-        paths.append(folder / f"{row.id}.json")
-        write_json(paths[-1], row.model_dump(mode="json"))
-    return paths
+def reported_runs(root: Path) -> dict[str, ImportedRun]:
+    """Return what was imported of the earlier study under an outputs folder, by its experiments' ids."""
+    return {run.arm: run for run in load_imported(root) if run.format == "study"}
 
 
-def load_reported(root: Path) -> dict[str, Reported]:
-    """Return what was imported under a root, by id; nothing where nothing was."""
-    rows: dict[str, Reported] = {}
-    for path in sorted((root / REPORTED).glob("*.json")):
-        try:
-            if path.stat().st_size > MAX_JSON_BYTES:
-                raise DataError(f"{path}: {path.stat().st_size:,} bytes, too large to be a file of ours; remove it")
-            row = Reported.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as problem:
-            reason = problem.errors()[0]["msg"] if isinstance(problem, ValidationError) else problem
-            raise DataError(f"{path}: cannot be read ({reason}); import the study again, or remove the file") from None
-        if row.id != path.stem:
-            raise DataError(f"{path}: holds {row.id}; import the study again, or remove the file")
-        rows[row.id] = row
-    return rows
-
-
-def inconsistencies(reported: Reported) -> list[Inconsistency]:
+def inconsistencies(reported: ImportedRun) -> list[Inconsistency]:
     """Return, each with its arithmetic, what in a reported row does not agree with the rest of it beyond rounding."""
     return [*_figures_apart(reported.figures), *_clock_apart(reported.figures), *_curve_apart(reported)]
 
@@ -250,8 +213,10 @@ def _clock_apart(figures: dict[str, float]) -> Iterator[Inconsistency]:
         yield Inconsistency("clock_under", {**addends, **clocks, "share": 1 - spent / wall})
 
 
-def _curve_apart(reported: Reported) -> Iterator[Inconsistency]:
-    curve, best = reported.curve, reported.figures.get("best_val_loss")
+def _curve_apart(reported: ImportedRun) -> Iterator[Inconsistency]:
+    losses, ppls = (reported.curves.get(metric, ()) for metric in (LOSS, PPL))
+    curve = [_Line(step, loss, ppl) for (step, loss), (_, ppl) in zip(losses, ppls, strict=True)]
+    best = reported.figures.get("best_val_loss")
     odd = [line for line in curve if not _is_exp(line.val_loss, line.val_ppl)]
     if odd:
         first = odd[0]

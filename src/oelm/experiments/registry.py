@@ -22,8 +22,8 @@ from oelm.strict import Strict
 # A file of this name in the working folder is read without being asked for.
 OWN_CATALOG = "experiments.yaml"
 ALL = "all"
-# What `oelm train`, `oelm finetune`, `oelm demo` and the import of reported values keep beside experiments.
-_TAKEN = {"train", "finetune", "demo", "reported", "bench"}
+# What `oelm train`, `oelm finetune`, `oelm demo` and the import of others' runs keep beside experiments.
+_TAKEN = {"train", "finetune", "demo", "imported", "bench"}
 # What an entry says of itself alone, so that `extends` does not hand it on.
 _OWN = ("title", "reported", "note", "extends")
 _MAX_EXTENDS = 20
@@ -134,7 +134,7 @@ class Catalog:
 
     def _unknown(self, name: str) -> ConfigError:
         groups = self.groups()
-        hint = _nearest(name, [*self.experiments, *groups])
+        hint = nearest(name, [*self.experiments, *groups])
         return ConfigError(
             f"no experiment or group called {name!r}{hint}; `oelm list` shows them, groups are: {', '.join(groups)}"
         )
@@ -153,7 +153,7 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """Return a question with the nearest of known names, whatever its case; '' where nothing is near."""
     by_case = {text.lower(): text for text in known}
     near = difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=0.5)
@@ -237,7 +237,7 @@ def _check_entry(source: YamlFile, name: str, entry: Any, *, taken: dict[str, st
     known = [key for key in Experiment.model_fields if key not in ("id", "where")] + ["extends"]
     for key in entry:
         if key not in known:
-            hint = _nearest(key, known) or f"; known keys: {', '.join(known)}"
+            hint = nearest(key, known) or f"; known keys: {', '.join(known)}"
             raise ConfigError(f"{source.where(name, key)}: {name}: unknown key '{key}'{hint}")
     at = entry.get("at")
     # Of another type, they are refused with the rest of the entry.
@@ -268,7 +268,7 @@ def _extended(name: str, entries: dict[str, tuple[YamlFile, dict[str, Any]]], *,
         return own
     where = source.where(name, "extends")
     if not isinstance(parent, str) or parent not in entries:
-        raise ConfigError(f"{where}: {name} extends {parent!r}, which is not there{_nearest(str(parent), entries)}")
+        raise ConfigError(f"{where}: {name} extends {parent!r}, which is not there{nearest(str(parent), entries)}")
     if parent in (*seen, name):
         raise ConfigError(f"{where}: extends goes in a circle: {' -> '.join((*seen, name, parent))}")
     if len(seen) == _MAX_EXTENDS:
@@ -343,7 +343,7 @@ def _parse(source: YamlFile, name: str, merged: dict[str, Any]) -> Experiment:
             message = "missing, and it has no default"
         if error["type"] == "extra_forbidden":
             known = (Criterion if keys[0] == "criterion" else Reported).model_fields
-            message = f"unknown key{_nearest(keys[-1], known) or '; known keys: ' + ', '.join(known)}"
+            message = f"unknown key{nearest(keys[-1], known) or '; known keys: ' + ', '.join(known)}"
         if keys[:1] == ("method",):
             message, keys = "must be the name of a preset, or a mapping", keys[:1]
         if error["loc"][:1] == ("at",) and len(keys) > 1 and keys[1] not in BUDGETS:
@@ -357,7 +357,7 @@ def _check_references(experiments: dict[str, Experiment]) -> None:
         if experiment.baseline is None:
             continue
         if experiment.baseline not in experiments:
-            hint = _nearest(experiment.baseline, experiments)
+            hint = nearest(experiment.baseline, experiments)
             raise ConfigError(f"{experiment.where}: {experiment.id}: no baseline called {experiment.baseline!r}{hint}")
         other = experiments[experiment.baseline]
         if other.kind != experiment.kind or other.baseline is not None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from oelm.experiments.registry import Catalog
 from oelm.report.baselines import baselines_section
 from oelm.report.classes import classes_section
-from oelm.report.collect import collect
+from oelm.report.collect import ImportedStudy, collect, collect_imported
 from oelm.report.costs import costs_section, totals_section
 from oelm.report.document import Document, Section, Text
 from oelm.report.draws import draws_section
 from oelm.report.earlier import reported_section
 from oelm.report.findings import Findings, find, swept_remarks
+from oelm.report.imported import JudgedStudy, Question, imported_section, judge_studies
 from oelm.report.kept import kept_section
 from oelm.report.ladder import across_section, ladder_section
 from oelm.report.learning import learning_section, reach_section
@@ -33,14 +34,20 @@ class Report:
 
     findings: Findings
     judged: list[Judged]
+    imported: list[ImportedStudy] = field(default_factory=list)
+    judged_imported: list[JudgedStudy] = field(default_factory=list)
 
     def document(self, lang: str) -> Document:
         """Return the whole report in one language; sections without anything to say are left out."""
         words, findings = Words(lang), self.findings
         budgets = words.listed(sorted({arm.budget for arm in findings.arms})) or "-"
+        verdicts = _warned(verdict_section(findings, self.judged, words), swept_remarks(findings, words))
+        others = imported_section(self.imported, self.judged_imported, words)
         sections = (
             kept_section(findings, self.judged, words),
-            _warned(verdict_section(findings, self.judged, words), swept_remarks(findings, words)),
+            # Where only others' runs are there, that none of ours is would be the first thing to read.
+            verdicts if findings.arms or others is None else None,
+            others,
             classes_section(findings, self.judged, words),
             baselines_section(findings, words),
             learning_section(findings, words),
@@ -75,11 +82,17 @@ def _warned(section: Section, remarks: Sequence[str]) -> Section:
 
 
 def build_report(
-    roots: Sequence[Path], catalog: Catalog, *, only: Collection[str] = (), budgets: Collection[str] = ()
+    roots: Sequence[Path],
+    catalog: Catalog,
+    *,
+    only: Collection[str] = (),
+    budgets: Collection[str] = (),
+    question: Question | None = None,
 ) -> Report:
     """Collect and judge the runs under the roots; tell of the experiments named, with their baselines, where any are.
 
-    A verdict is the same whatever is told beside it: arms of the same baselines are judged together, named or not.
+    A verdict is the same whatever is told beside it: arms of the same baselines are judged together, named or not. `question`
+    is what others' runs are judged by.
     """
     baseline_of = catalog.baselines()
     wanted = set(only) | {baseline_of[name] for name in only if name in baseline_of}
@@ -90,4 +103,6 @@ def build_report(
     if only:
         findings = find([arm for arm in arms if arm.experiment in wanted], catalog, roots)
         judged = [row for row in judged if row.pair.arm.experiment in wanted]
-    return Report(findings, judged)
+    # Who names experiments asks for those.
+    imported = collect_imported(roots) if question is not None or not (only or budgets) else []
+    return Report(findings, judged, imported, judge_studies(imported, question))

@@ -19,6 +19,7 @@ from oelm.dotted import flatten
 from oelm.errors import ConfigError, DataError
 from oelm.experiments.budget import BUDGETS
 from oelm.experiments.fair import is_tuned_alone
+from oelm.experiments.imported import IMPORTED, ImportedRun, load_imported, run_path, studies
 from oelm.experiments.monitor import RunView, look_at, scan
 from oelm.files import read_json
 from oelm.method.kind import starts_otherwise, tops_otherwise
@@ -406,18 +407,45 @@ def _above(key: str) -> list[str]:
     return list(itertools.accumulate(key.split(".")[:-1], "{}.{}".format))
 
 
+@dataclass(frozen=True)
+class ImportedStudy:
+    """The runs of other tools that were imported under one name: by arm and seed."""
+
+    root: Path
+    name: str
+    arms: Mapping[str, Mapping[int, ImportedRun]]
+
+    @property
+    def metrics(self) -> list[str]:
+        """What its runs measured, all of them together."""
+        return sorted({metric for runs in self.arms.values() for run in runs.values() for metric in run.curves})
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether it holds the earlier study's own files alone, which stand beside what was measured here."""
+        return all(run.format == "study" for runs in self.arms.values() for run in runs.values())
+
+
+def collect_imported(roots: Sequence[Path]) -> list[ImportedStudy]:
+    """Return every imported study under the roots, in the order of their names; DataError where a record is damaged."""
+    found = [(root, name, arms) for root in roots for name, arms in studies(load_imported(root)).items()]
+    return [ImportedStudy(*study) for study in sorted(found, key=lambda study: study[1])]
+
+
 def load_runs(path: str | Path = "outputs") -> list[dict[str, Any]]:
     """Return every run under a folder as a flat row, for `pandas.DataFrame(oelm.load_runs("outputs"))`.
 
     The folder may be a run, hold runs of `oelm train --out` directly, or hold experiments. Settings are under their dotted
-    path, figures under their names; what a run has not measured is None.
+    path, figures under their names; what a run has not measured is None. Imported runs come last, each metric's last value
+    under `imported.<metric>`.
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"load_runs takes the path of a folder, not {path!r} ({type(path).__name__})")
     rows = [row for arm in collect([Path(path)]) for row in _rows((*arm.runs, *arm.unfinished))]
     # Where `oelm train --out` put them: their folders name no experiment.
     flat = [folder for folder in (Path(path), *sorted(Path(path).iterdir())) if os.path.lexists(folder / STATUS)]
-    return rows + [row for folder in flat for row in _rows([_alone(read_run(look_at(folder)))])]
+    rows += [row for folder in flat for row in _rows([_alone(read_run(look_at(folder)))])]
+    return rows + [_imported_row(run, Path(path)) for run in load_imported(Path(path))]
 
 
 def _alone(run: Run) -> Run:
@@ -426,6 +454,13 @@ def _alone(run: Run) -> Run:
         return run
     seed = (run.config or {}).get("seed", run.seed)
     return replace(run, experiment="", budget="", variant="", seed=seed)
+
+
+def _imported_row(run: ImportedRun, root: Path) -> dict[str, Any]:
+    """Return a run of another tool as a row: its study and arm where ours have experiment and variant, and its last values."""
+    place = {"experiment": run.study, "budget": IMPORTED, "variant": run.arm, "seed": run.seed, "state": IMPORTED}
+    values = {f"{IMPORTED}.{metric}": run.last(metric) for metric in run.curves}
+    return {**place, "path": str(run_path(root, run)), "problem": None, **values}
 
 
 def _rows(runs: Iterable[Run]) -> Iterable[dict[str, Any]]:

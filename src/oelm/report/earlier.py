@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from oelm.decimals import fixed
-from oelm.experiments.earlier import inconsistencies, load_reported
+from oelm.experiments.earlier import inconsistencies, reported_runs
 from oelm.report.collect import Arm
 from oelm.report.contradictions import contradictions
 from oelm.report.document import Block, Cell, Section, Table, Text
@@ -94,7 +94,7 @@ def _imported(findings: Findings, words: Words) -> list[Block]:
     """Return what was read from the earlier study's own folders, and what in them does not fit together."""
     blocks: list[Block] = []
     for root in findings.roots:
-        for name, row in load_reported(root).items():
+        for name, row in reported_runs(root).items():
             figures = words.listed(f"{key} {value:g}" for key, value in row.figures.items())
             blocks.append(Text(words("reported.imported", name=name, figures=figures), "note"))
             problems = [words(f"inconsistency.{problem.code}", **problem.values) for problem in inconsistencies(row)]

@@ -67,6 +67,7 @@ ReasonCode = Literal[
     "many_comparisons",
     "mixed_arm",
     "mixed_baseline",
+    "unproven",
 ]
 Kind = Literal["language_model", "classifier"]
 Value = int | float | tuple[int, ...] | tuple[str, ...]

@@ -1,0 +1,521 @@
+"""Others' runs, and any table in Python, judged by our rules: pairs by seed, intervals, a bound, Holm, planned seeds."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import operator
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import ValidationError
+
+from oelm.decimals import fixed
+from oelm.errors import ConfigError, DataError
+from oelm.experiments.imported import IMPORTED, ImportedRun, run_path
+from oelm.experiments.registry import Criterion, nearest
+from oelm.report.collect import ImportedStudy, collect_imported, mean_figure
+from oelm.report.document import Block, Cell, Mark, Section, Table, Text
+from oelm.report.ladder import level_text, points_text, ratio_text
+from oelm.report.stats import LEVEL
+from oelm.report.verdict import Judgement, Looks, Reason, Verdict, comparison_key, judge, judge_together
+from oelm.report.words import Words
+
+Scale = Literal["loss", "perplexity", "accuracy", "percent"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
+Take = Literal["best", "last"]
+TAKES: tuple[Take, ...] = get_args(Take)
+MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "CONFOUNDED": "warn"}
+_BOUND = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(x|pt|pts|points?)\s*", re.IGNORECASE)
+# What a metric's name says of its scale: the last word of it that does.
+_SCALE_OF: tuple[tuple[str, Scale], ...] = (
+    (r"loss|nll|cross_?entropy|xent", "loss"),
+    (r"ppl|perplexity", "perplexity"),
+    (r"acc|accuracy|f1|exact_match|bleu|rouge", "accuracy"),
+)
+# exp of a larger loss is no float.
+_MAX_LOSS = 700.0
+_COMMAND = "oelm report --metric eval_loss --baseline ARM --at-most 1.05x"
+Figures = Mapping[str, Mapping[int, float]]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of others' runs: which metric on which scale, against which arm and bound, at how many seeds."""
+
+    metric: str
+    scale: Scale
+    take: Take = "best"
+    baseline: str | None = None
+    criterion: Criterion | None = None
+    planned: int = 5
+
+    @property
+    def is_ratio(self) -> bool:
+        return self.scale in ("loss", "perplexity")
+
+
+def parse_question(
+    metric: str,
+    *,
+    baseline: str | None = None,
+    at_most: str | None = None,
+    scale: str | None = None,
+    take: str = "best",
+    planned: int = 5,
+) -> Question:
+    """Return the question that a command line asks; ConfigError says what does not fit together."""
+    criterion = None if at_most is None else parse_bound(at_most)
+    chosen = next((name for name in SCALES if name == scale), None)
+    if scale is not None and chosen is None:
+        raise ConfigError(f"--as {scale!r}: choose one of {', '.join(SCALES)}")
+    named = chosen or _scale_of(metric)
+    if named is None:
+        raise ConfigError(f"--metric {metric!r}: its name does not say how to compare it; add --as {', '.join(SCALES)}")
+    taken = next((name for name in TAKES if name == take), None)
+    if taken is None:
+        raise ConfigError(f"--take {take!r}: choose one of {', '.join(TAKES)}")
+    question = Question(metric, named, taken, baseline, criterion, planned)
+    if criterion is not None and question.is_ratio != (criterion.ppl_ratio_at_most is not None):
+        wanted = "a ratio of perplexities, such as 1.05x" if question.is_ratio else "points, such as 2pt"
+        raise ConfigError(f"--at-most {at_most!r}: {metric} is compared as {named}, which takes {wanted}")
+    return question
+
+
+def parse_bound(text: str) -> Criterion:
+    """Parse '1.05x', a ratio of perplexities, or '2pt', points of accuracy that may be lost."""
+    found = _BOUND.fullmatch(text)
+    try:
+        if found is not None and found[2].lower() == "x":
+            return Criterion(ppl_ratio_at_most=float(found[1]))
+        if found is not None:
+            return Criterion(accuracy_loss_at_most=float(found[1]) / 100)
+    except ValidationError:
+        pass
+    raise ConfigError(f"--at-most {text!r}: write a ratio above 0 such as 1.05x, or points below 100 such as 2pt")
+
+
+def _scale_of(metric: str) -> Scale | None:
+    words = re.split(r"[^a-z0-9_]+|_", metric.lower())
+    for word in reversed(words):
+        for pattern, scale in _SCALE_OF:
+            if re.fullmatch(pattern, word):
+                return scale
+    return next((scale for pattern, scale in _SCALE_OF if re.search(pattern, metric.lower())), None)
+
+
+def figures_of(study: ImportedStudy, question: Question) -> dict[str, dict[int, float]]:
+    """Return each arm's figures by seed, perplexities or accuracies as shares, of the arms that have the metric.
+
+    Raises DataError where some runs of an arm have it and others lack it: what is left would be no fair sample.
+    """
+    measured = {arm: runs for arm, runs in study.arms.items() if any(question.metric in run.curves for run in runs.values())}
+    return {arm: {seed: _figure(run, question) for seed, run in runs.items()} for arm, runs in measured.items()}
+
+
+def _figure(run: ImportedRun, question: Question) -> float:
+    if question.metric not in run.curves:
+        raise DataError(
+            f"{run.study}: {run.arm}, seed {run.seed}, has no metric {question.metric!r}"
+            f"{nearest(question.metric, run.curves)}; it has {', '.join(run.curves) or 'none'}"
+        )
+    values = [value for _, value in run.curves[question.metric]]
+    best = min(values) if question.is_ratio else max(values)
+    where = f"{run.study}: {run.arm}, seed {run.seed}: {question.metric}"
+    return _on_scale(best if question.take == "best" else values[-1], question.scale, where)
+
+
+def _on_scale(value: float, scale: Scale, where: str) -> float:
+    """Return a value as it is compared: a perplexity, or a share."""
+    if scale == "loss":
+        if value > _MAX_LOSS:
+            raise DataError(f"{where} is {value:g}, too large for a loss in nats; if it is a perplexity, use --as perplexity")
+        return math.exp(value)
+    if scale == "perplexity":
+        if value <= 0:
+            raise DataError(f"{where} is {value:g}; a perplexity is above 0; if it is a loss, use --as loss")
+        return value
+    share = value / 100 if scale == "percent" else value
+    if not 0 <= share <= 1:
+        raise DataError(f"{where} is {value:g}; an accuracy is between 0 and 1; if it is in percent, use --as percent")
+    return share
+
+
+def judge_arms(
+    figures: Figures,
+    question: Question,
+    *,
+    looks: Mapping[str, tuple[int, tuple[int, ...]]] | None = None,
+    confounded: Mapping[str, tuple[str, ...]] | None = None,
+    level: float = LEVEL,
+) -> dict[str, Judgement]:
+    """Judge every arm against the baseline, together by Holm's rule; what only our own records prove is among the reasons."""
+    baseline = _known(question.baseline, figures)
+    others = [arm for arm in figures if arm != baseline]
+    looks, confounded = looks or {}, confounded or {}
+
+    def judged(arm: str, comparisons: int, share: int) -> Judgement:
+        look, dropped = looks.get(arm, (1, ()))
+        return judge(
+            figures[arm],
+            figures[baseline],
+            kind="language_model" if question.is_ratio else "classifier",
+            criterion=question.criterion,
+            planned=question.planned,
+            look=look,
+            comparisons=comparisons,
+            share=share,
+            confounded_by=confounded.get(arm, ()),
+            dropped=dropped,
+            level=level,
+        )
+
+    def counts(arm: str) -> bool:
+        is_enough = len(figures[arm].keys() & figures[baseline].keys()) >= max(2, question.planned)
+        return question.criterion is not None and is_enough and not confounded.get(arm)
+
+    counted = [arm for arm in others if counts(arm)]
+    together = judge_together([partial(judged, arm, len(counted)) for arm in counted])
+    found = dict(zip(counted, together, strict=True)) | {arm: judged(arm, 1, 1) for arm in others if arm not in counted}
+    return {arm: replace(found[arm], reasons=(*found[arm].reasons, Reason("unproven", {}))) for arm in others}
+
+
+def _known(baseline: str | None, figures: Figures) -> str:
+    if baseline is None:
+        raise ConfigError(f"name the arm that the others are compared with: --baseline, one of {', '.join(figures)}")
+    if baseline not in figures:
+        raise ConfigError(f"no arm is called {baseline!r}{nearest(baseline, figures)}; the arms are: {', '.join(figures)}")
+    return baseline
+
+
+@dataclass(frozen=True)
+class JudgedStudy:
+    """One study's arms against its baseline; `keys` names each comparison where looks are counted."""
+
+    study: ImportedStudy
+    question: Question
+    figures: Figures
+    judgements: Mapping[str, Judgement]
+    keys: Mapping[str, str]
+
+
+def judge_study(study: ImportedStudy, question: Question) -> JudgedStudy:
+    """Judge one study's arms; earlier looks at an arm count, whatever its metric, baseline or bound was then."""
+    figures = figures_of(study, question)
+    baseline = _known(question.baseline, figures)
+    asked = f"{question.metric} {question.take} {baseline} {question.criterion}"
+    keys = {arm: comparison_key(IMPORTED, study.name, f"{arm} {asked}") for arm in figures if arm != baseline}
+    looks = Looks.read(study.root)
+    questions = _questions(keys)
+    seeds = {arm: sorted(figures[arm].keys() & figures[baseline].keys()) for arm in keys}
+    seen = {arm: (looks.look_number(key, seeds[arm], questions), looks.dropped(key, seeds[arm])) for arm, key in keys.items()}
+    confounded = {arm: _lengths_apart(study, arm, baseline, question.metric) for arm in keys}
+    judgements = judge_arms(figures, question, looks=seen, confounded=confounded)
+    return JudgedStudy(study, question, figures, judgements, keys)
+
+
+def _questions(keys: Mapping[str, str]) -> dict[str, str]:
+    """Return what each comparison asks: whether its arm is good enough, by whatever metric and bound."""
+    return {key: arm for arm, key in keys.items()}
+
+
+def _lengths_apart(study: ImportedStudy, arm: str, baseline: str, metric: str) -> tuple[str, ...]:
+    """Return that an arm and its baseline were not measured up to the same step, where that is so."""
+    ours, theirs = ({run.curves[metric][-1][0] for run in study.arms[name].values()} for name in (arm, baseline))
+    if len(ours | theirs) == 1:
+        return ()
+    return (f"steps ({', '.join(map(str, sorted(ours)))} / {', '.join(map(str, sorted(theirs)))})",)
+
+
+def record_imported_looks(judged: Sequence[JudgedStudy]) -> None:
+    """Count the verdicts that were given, next to the runs that were looked at."""
+    today = datetime.datetime.now(datetime.UTC).date()
+    for row in judged:
+        theirs = row.figures[row.question.baseline or ""]
+        seen = {
+            row.keys[arm]: sorted(row.figures[arm].keys() & theirs.keys())
+            for arm, judgement in row.judgements.items()
+            if judgement.is_look
+        }
+        if seen:
+            Looks.read(row.study.root).record(seen, date=today, questions=_questions(row.keys))
+
+
+def judge_studies(studies: Sequence[ImportedStudy], question: Question | None) -> list[JudgedStudy]:
+    """Judge the studies that the question fits: those with its baseline and its metric; ConfigError where it fits none."""
+    if question is None or question.baseline is None:
+        return []
+    fitting = [study for study in studies if question.baseline in study.arms and question.metric in study.metrics]
+    if not fitting:
+        known = "; ".join(f"{study.name} has {', '.join(study.arms)} with {', '.join(study.metrics)}" for study in studies)
+        raise ConfigError(
+            f"no imported study has an arm {question.baseline!r} and a metric {question.metric!r}: "
+            f"{known or 'nothing is imported'}"
+        )
+    return [judge_study(study, question) for study in fitting]
+
+
+def imported_section(studies: Sequence[ImportedStudy], judged: Sequence[JudgedStudy], words: Words) -> Section | None:
+    """Return what was imported: the arms of every study, and verdicts where a question was asked."""
+    shown = [study for study in studies if not study.is_reported]
+    if not shown and not judged:
+        return None
+    blocks: list[Block] = [Text(words("imported.text"))]
+    for row in judged:
+        blocks.append(_verdicts(row, words))
+        blocks += [Text(text, "note") for text in reasons_of(row, words)]
+    columns = tuple(words(f"imported.{name}") for name in ("study", "arm", "seeds", "format", "metrics"))
+    rows = tuple(
+        (
+            Cell(study.name),
+            Cell(arm),
+            Cell(words.listed(runs), len(runs)),
+            Cell(words.listed(sorted({run.format for run in runs.values()}))),
+            Cell(words.listed(sorted({metric for run in runs.values() for metric in run.curves}))),
+        )
+        for study in shown
+        for arm, runs in study.arms.items()
+    )
+    blocks.append(Table("imported", words("imported.caption"), columns, rows))
+    if not judged:
+        blocks.append(Text(words("imported.ask", command=_COMMAND), "note"))
+    return Section("imported", words("imported.title"), tuple(blocks))
+
+
+def _verdicts(row: JudgedStudy, words: Words) -> Table:
+    question = row.question
+    names = ("arm", "metric", "seeds", "mean", "gap", "level", "verdict")
+    columns = tuple(words(f"imported.{name}") for name in names)
+    rows = [_baseline_row(row, words)]
+    for arm, judgement in row.judgements.items():
+        interval = judgement.interval
+        rows.append(
+            (
+                Cell(arm),
+                Cell(question.metric),
+                Cell(f"{judgement.num_seeds}/{judgement.planned}", judgement.num_seeds),
+                Cell(_mean_text(row.figures[arm], question)),
+                Cell(gap_text(judgement, question), None if interval is None else interval.value),
+                Cell("" if interval is None else level_text(interval.level)),
+                Cell(words(f"verdict.{judgement.verdict}"), judgement.verdict, MARKS.get(judgement.verdict, "")),
+            )
+        )
+    bound = "-" if question.criterion is None else bound_text(question.criterion)
+    given = {"study": row.study.name, "baseline": question.baseline, "metric": question.metric, "bound": bound}
+    scale, take = words(f"imported.as.{question.scale}"), words(f"imported.take.{question.take}")
+    caption = words("sentence.separator").join([words("imported.verdicts", **given), take, scale])
+    return Table(f"imported-{row.study.name}", caption, columns, tuple(rows), frozenset({2, 3, 4, 5}))
+
+
+def _baseline_row(row: JudgedStudy, words: Words) -> tuple[Cell, ...]:
+    assert row.question.baseline is not None
+    figures = row.figures[row.question.baseline]
+    seeds, mean = Cell(f"{len(figures)}/{row.question.planned}", len(figures)), Cell(_mean_text(figures, row.question))
+    name = words("imported.baseline", arm=row.question.baseline)
+    return Cell(name), Cell(row.question.metric), seeds, mean, Cell(""), Cell(""), Cell("")
+
+
+def _mean_text(figures: Mapping[int, float], question: Question) -> str:
+    mean = mean_figure(figures.values(), "ppl" if question.is_ratio else "accuracy")
+    return fixed(mean, 3) if question.is_ratio else f"{100 * mean:.2f}%"
+
+
+def gap_text(judgement: Judgement, question: Question) -> str:
+    """Return the gap with the interval that decides; nothing where there is none."""
+    if judgement.interval is None:
+        return ""
+    return ratio_text(judgement.interval) if question.is_ratio else points_text(judgement.interval)
+
+
+def bound_text(criterion: Criterion) -> str:
+    """Return a bound as it is typed."""
+    if criterion.ppl_ratio_at_most is not None:
+        return f"{criterion.ppl_ratio_at_most:g}x"
+    assert criterion.accuracy_loss_at_most is not None
+    return f"{100 * criterion.accuracy_loss_at_most:g}pt"
+
+
+def reasons_of(row: JudgedStudy, words: Words) -> list[str]:
+    """Return each arm's reasons in words, and once what no imported record proves."""
+    lines = []
+    for arm, judgement in row.judgements.items():
+        told = words("sentence.separator").join(reason_texts(judgement, words, is_ratio=row.question.is_ratio))
+        lines.append(words("imported.note", arm=arm, reasons=told))
+    return [*lines, words("reason.unproven")] if lines else lines
+
+
+def reason_texts(judgement: Judgement, words: Words, *, is_ratio: bool) -> list[str]:
+    """Return a judgement's own reasons in words, without what is true of every imported run."""
+    texts = []
+    for reason in judgement.reasons:
+        if reason.code == "unproven":
+            continue
+        values: dict[str, Any] = {}
+        for name, value in reason.values.items():
+            if isinstance(value, tuple):
+                values[name] = words.listed(value) or words("list.none")
+            elif name in ("bound", "low", "high", "value"):
+                values[name] = f"{fixed(value, 3)}x" if is_ratio else f"{100 * value:+.2f}"
+            else:
+                values[name] = level_text(value) if name == "level" else value
+        if reason.code == "many_comparisons":
+            texts.append(words("imported.together", **values))
+        elif reason.code == "no_criterion":
+            texts.append(words("imported.no_bound"))
+        else:
+            texts.append(words(f"reason.{reason.code}", **values))
+    return texts
+
+
+@dataclass(frozen=True)
+class ArmVerdict:
+    """What `oelm.verdict` finds of one arm: the gap to the baseline with its interval, and whether it meets the bound.
+
+    `value`, `low` and `high` are ratios of perplexities, or differences of accuracies as shares; None for a single seed.
+    """
+
+    arm: str
+    verdict: Verdict
+    value: float | None
+    low: float | None
+    high: float | None
+    level: float
+    seeds: int
+    planned: int
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        gap = "" if self.value is None else f", {self.value:.4g} [{self.low:.4g}, {self.high:.4g}] at {level_text(self.level)}"
+        return f"{self.arm}: {self.verdict}{gap}, {self.seeds} of {self.planned} planned seeds"
+
+
+def verdict(
+    frame: Any,
+    *,
+    baseline: str,
+    arm: str = "arm",
+    seed: str = "seed",
+    value: str = "eval_loss",
+    at_most: str | None = "1.05x",
+    scale: Scale | None = None,
+    planned: int = 5,
+    look: int = 1,
+) -> list[ArmVerdict]:
+    """Judge every arm of a table against its baseline, paired by seed; one row for each arm and seed.
+
+    `frame` is a list of dicts, a dict of lists, or a pandas DataFrame; `arm`, `seed` and `value` name its columns, `baseline`
+    an arm. Losses are compared as ratios of exp(loss), accuracies in points: `at_most` is '1.05x' or '2pt'. Arms are judged
+    together by Holm's rule; PASS, FAIL and INCONCLUSIVE need the `planned` seeds. `look` is 2 where seeds were added after a
+    first look. Raises ConfigError or DataError where the table does not fit.
+    """
+    question = parse_question(value, baseline=baseline, at_most=at_most, scale=scale, planned=planned)
+    figures: dict[str, dict[int, float]] = {}
+    for number, row in enumerate(_rows(frame, (arm, seed, value)), start=1):
+        name, own, where = str(row[arm]), _seed(row[seed], number), f"row {number}: {value}"
+        if own in figures.setdefault(name, {}):
+            raise DataError(f"row {number}: {name} has seed {own} twice; give one row for each arm and seed")
+        figures[name][own] = _on_scale(_finite(row[value], where), question.scale, where)
+    if look < 1:
+        raise ConfigError(f"look {look}: it is counted from 1")
+    found = judge_arms(figures, question, looks={name: (look, ()) for name in figures})
+    words = Words("en")
+    return [_arm_verdict(name, judgement, words, is_ratio=question.is_ratio) for name, judgement in found.items()]
+
+
+def _arm_verdict(arm: str, judgement: Judgement, words: Words, *, is_ratio: bool) -> ArmVerdict:
+    interval = judgement.interval
+    value, low, high = (None, None, None) if interval is None else (interval.value, interval.low, interval.high)
+    reasons = (*reason_texts(judgement, words, is_ratio=is_ratio), words("reason.unproven"))
+    return ArmVerdict(
+        arm, judgement.verdict, value, low, high, judgement.level, judgement.num_seeds, judgement.planned, reasons
+    )
+
+
+def _rows(frame: Any, columns: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the rows of any table; ConfigError where a column is not in it."""
+    if hasattr(frame, "columns") and hasattr(frame, "to_dict"):
+        frame = frame.to_dict("list")
+    if isinstance(frame, Mapping):
+        lists = {name: list(values) for name, values in frame.items()}
+        if len({len(values) for values in lists.values()}) > 1:
+            raise DataError("the columns of the table have different lengths")
+        frame = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+    rows = list(frame) if isinstance(frame, Iterable) and not isinstance(frame, str) else []
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise ConfigError("give a list of dicts, a dict of lists or a pandas DataFrame with at least one row")
+    for number, row in enumerate(rows, start=1):
+        for column in columns:
+            if column not in row:
+                raise ConfigError(
+                    f"row {number}: no column {column!r}{nearest(column, map(str, row))}; it has: {', '.join(row)}"
+                )
+    return [dict(row) for row in rows]
+
+
+def _seed(value: Any, number: int) -> int:
+    try:
+        # pandas makes floats of whole numbers where a cell is empty.
+        return int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)
+    except (TypeError, ValueError):
+        raise DataError(f"row {number}: the seed is {value!r}, not a whole number") from None
+
+
+def _finite(value: Any, where: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise DataError(f"{where} is {value!r}, not a number") from None
+    if not math.isfinite(number):
+        raise DataError(f"{where} is {number}: a run that diverged has no figure to compare")
+    return number
+
+
+def named_study(paths: Sequence[Path]) -> tuple[ImportedStudy, list[str]] | None:
+    """Return the study at paths, `<outputs>/imported/<study>` or `.../<arm>`, and the arms that they name, or all.
+
+    None where the first is no such path; ConfigError where the others are not of the same study.
+    """
+    places = [_place_of(path) for path in paths]
+    if places[0] is None:
+        return None
+    studies = {place and place[:2] for place in places}
+    if len(studies) > 1:
+        raise ConfigError(
+            "runs of several studies, or imported ones and our own, are not compared; import them under one --name"
+        )
+    root, name = places[0][:2]
+    study = next((study for study in collect_imported([root]) if study.name == name), None)
+    if study is None:
+        raise ConfigError(f"{paths[0]}: nothing is imported there")
+    folders = {run_path(root, run).parent.name: arm for arm, runs in study.arms.items() for run in runs.values()}
+    wanted = [place[2] for place in places if place is not None]
+    for folder, path in zip(wanted, paths, strict=True):
+        if folder is not None and folder not in folders:
+            raise ConfigError(f"{path}: no such arm{nearest(folder, folders)}; the arms are: {', '.join(folders)}")
+    return study, list(study.arms) if None in wanted else [folders[folder] for folder in wanted if folder is not None]
+
+
+def _place_of(path: Path) -> tuple[Path, str, str | None] | None:
+    """Return the outputs folder, the study and the arm's folder of an imported path; None where it is none."""
+    parts = path.resolve().parts
+    if IMPORTED not in parts[:-1]:
+        return None
+    place = len(parts) - 1 - parts[::-1].index(IMPORTED)
+    rest = parts[place + 1 :]
+    return (Path(*parts[:place]), rest[0], rest[1] if len(rest) == 2 else None) if len(rest) <= 2 else None
+
+
+def compare_imported(
+    study: ImportedStudy, question: Question, words: Words, *, only: Sequence[str]
+) -> tuple[JudgedStudy, Table, list[str]]:
+    """Return arms of a study against its baseline, as a table and what to know about it.
+
+    A verdict is the same whichever arms are named: all of the study are judged together.
+    """
+    judged = judge_study(study, question)
+    judged = replace(judged, judgements={arm: found for arm, found in judged.judgements.items() if arm in only})
+    return judged, _verdicts(judged, words), reasons_of(judged, words)

@@ -1,4 +1,4 @@
-"""Figures as people read them: of a run that diverged as a power of ten, never as hundreds of digits."""
+"""Figures as people read them: of a run that diverged as a power of ten, never as hundreds of digits; and times."""
 
 from __future__ import annotations
 
@@ -10,3 +10,11 @@ def fixed(value: float, places: int, *, sign: bool = False) -> str:
     if abs(value) < _READABLE:
         return f"{value:+.{places}f}" if sign else f"{value:.{places}f}"
     return f"{value:+.1e}" if sign else f"{value:.1e}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds as h:mm:ss, or as m:ss under an hour."""
+    if seconds is None:
+        return "-:--"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

@@ -114,26 +114,10 @@ def test_a_run_that_diverged_keeps_the_table_narrow(root: Path) -> None:
     assert max(map(len, oelm("status").stdout.splitlines())) < 120
 
 
-def test_curves_are_drawn_in_a_pipe_with_a_letter_for_each_experiment(root: Path) -> None:
-    for experiment, add in (("GPT-01", 0.0), ("GPT-02", 0.3)):
-        run = record(root, "done", experiment=experiment)
-        rows(run, *({"step": step, "val_loss": 3 + add + 10 / step} for step in (10, 20, 30)))
-    shown = oelm("status", "--curves").stdout
-    assert "GPT-01 smoke default: validation loss by step" in shown
-    assert "A  GPT-01: 3.333 at step 30" in shown and "B  GPT-02: 3.633 at step 30" in shown
-    assert max(len(line) for line in shown.splitlines() if "\u2502" in line) <= 140
-    assert "\x1b" not in shown
-
-
-def test_curves_without_evaluations_say_so(root: Path) -> None:
-    record(root, "queued")
-    assert "no run has an evaluation yet" in oelm("status", "--curves").stdout
-
-
 def test_a_pipe_that_knows_no_unicode_still_gets_the_table(root: Path) -> None:
-    rows(record(root, "done"), {"step": 10, "val_loss": 3.0})
+    record(root, "done", device="\u03bc-chip")
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    shown = subprocess.run([sys.executable, "-c", PROGRAM, "status", "--curves"], env=environment, capture_output=True)
+    shown = subprocess.run([sys.executable, "-c", PROGRAM, "status"], env=environment, capture_output=True)
     assert shown.returncode == 0 and b"GPT-02" in shown.stdout
 
 

@@ -17,9 +17,9 @@ from oelm.experiments.forecast import (
     count_parameters,
     expected_seconds,
     num_labels,
-    queue_seconds,
     step_operations,
 )
+from oelm.experiments.monitor import queue_seconds
 from oelm.experiments.plan import PlannedRun, make_config, plan_runs
 from oelm.files import write_json
 from oelm.method.apply import freeze

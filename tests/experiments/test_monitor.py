@@ -326,7 +326,7 @@ def test_an_id_without_runs_is_refused_with_what_there_is(tmp_path: Path, name: 
 
 
 def test_the_monitor_loads_no_torch() -> None:
-    code = "import sys, oelm.experiments.upkeep, oelm.experiments.curves, oelm.cli.status; sys.exit('torch' in sys.modules)"
+    code = "import sys, oelm.experiments.upkeep, oelm.cli.status, oelm.cli.watch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

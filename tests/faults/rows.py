@@ -193,8 +193,9 @@ ROWS: dict[str, Row] = {
         ),
     ),
     "S8": Row(
-        "no server: reports are files that load nothing",
+        "the live page's server: one reader, one page; reports are files that load nothing",
         (
+            "security/test_live_server.py",
             "security/test_banned.py::test_nothing_that_can_run_foreign_code_is_named",
             "report/test_html.py::test_every_address_in_the_page_is_inside_it",
             "report/test_html.py::test_the_policy_allows_nothing_but_the_pages_own_scripts_and_style",

@@ -93,13 +93,14 @@ class Browser:
             assert time.monotonic() < deadline, f"never true: {expression}"
             time.sleep(0.05)
 
-    def open(self, path: Path, *, width: int = 1280, theme: str = "light") -> None:
-        """Open a file at a width in CSS pixels and wait until it is whole."""
+    def open(self, page: Path | str, *, width: int = 1280, theme: str = "light") -> None:
+        """Open a file or an address at a width in CSS pixels and wait until it is whole."""
+        address = page if isinstance(page, str) else page.as_uri()
         self.events.clear()
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-        self.call("Page.navigate", url=path.as_uri())
-        self.wait_for("document.readyState === 'complete' && location.protocol === 'file:'")
+        self.call("Page.navigate", url=address)
+        self.wait_for(f"document.readyState === 'complete' && location.href === {json.dumps(address)}")
 
     def draw_all(self) -> None:
         """Scroll through the page so that every chart is drawn."""

@@ -42,6 +42,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "f'mixture.{mixture.code}'": get_args(MixtureCode),
     "f'mixed.{name}'": MIXED,
     "f'state.{state}'": get_args(State),
+    "f'live.state.{state}'": get_args(State),
+    "f'live.state.{view.state}'": get_args(State),
     "f'rung.{ingredient}'": tuple({ingredient for has in RUNGS.values() for ingredient in has}),
     "f'classes.{kind}'": CLASSES,
     "f'classes.{CLASSES[line.place]}'": CLASSES,
@@ -60,6 +62,8 @@ ELSEWHERE = {"found.key": set[str](), "keys[source]": {key for key in templates(
 NAMES = {
     "oelm",
     "report",
+    "watch",
+    "status",
     "bench",
     "GPT",
     "BERT",
@@ -74,7 +78,23 @@ NAMES = {
     "Kneser",
     "Ney",
 }
-TERMS = {"PASS", "FAIL", "INCONCLUSIVE", "CONFOUNDED", "PPL", "exp", "logit", "dropout", "nat", "MiB", "MB", "ms"}
+TERMS = {
+    "CPU",
+    "GPU",
+    "kJ",
+    "PASS",
+    "FAIL",
+    "INCONCLUSIVE",
+    "CONFOUNDED",
+    "PPL",
+    "exp",
+    "logit",
+    "dropout",
+    "nat",
+    "MiB",
+    "MB",
+    "ms",
+}
 IDS = {"baseline", "lean", "uniform", "laptop", "smoke", "cpu", "tinystories", "openwebtext", "mnli", "validations"}
 # Each is there on purpose: what users and records said stays as it was said.
 SAID = (OWN_SOURCE, MESSAGE)

@@ -27,6 +27,7 @@ from oelm.cli.run import run, sweep, work
 from oelm.cli.status import status
 from oelm.cli.stop import stop
 from oelm.cli.train import train
+from oelm.cli.watch import watch
 
 app = typer.Typer(
     name="oelm",
@@ -61,6 +62,7 @@ app.command()(sweep)
 app.command(hidden=True)(work)
 app.command()(project)
 app.command()(status)
+app.command()(watch)
 app.command()(logs)
 app.command()(stop)
 app.command()(clean)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import TerminalWatch, duration, out, printable, reported, shown_warnings
+from oelm.cli.shell import TerminalWatch, out, printable, reported, shown_warnings
+from oelm.decimals import duration
 from oelm.errors import REFUSED
 
 if TYPE_CHECKING:

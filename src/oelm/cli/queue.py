@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from rich.live import Live
 from rich.text import Text
 
-from oelm.cli.shell import duration, out, printable
+from oelm.cli.shell import out, printable
+from oelm.decimals import duration
 from oelm.errors import DataError
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class QueueView:
 
     def eta_s(self, jobs: Sequence[Job]) -> float | None:
         """Return the seconds that are left, by what runs say of themselves and by how long earlier ones took."""
-        from oelm.experiments.forecast import queue_seconds
+        from oelm.experiments.monitor import queue_seconds
 
         typical = sum(self._lengths) / len(self._lengths) if self._lengths else None
         # Those under way first: each has a slot.

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from oelm.cli.streams import Stream
+from oelm.decimals import duration
 from oelm.errors import STOPPED, OelmError
 
 if TYPE_CHECKING:
@@ -84,14 +85,6 @@ def shown_warnings() -> Iterator[None]:
         yield
     finally:
         logging.getLogger("oelm").removeHandler(handler)
-
-
-def duration(seconds: float | None) -> str:
-    """Return seconds as h:mm:ss, or as m:ss under an hour."""
-    if seconds is None:
-        return "-:--"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def roughly(seconds: float | None) -> str:

@@ -17,22 +17,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from oelm.cli.shell import duration, err, out, printable, reported
-from oelm.decimals import fixed
+from oelm.cli.shell import err, out, printable, reported
+from oelm.decimals import duration, fixed
 from oelm.errors import ClusterError, ConfigError, OelmError
 
 if TYPE_CHECKING:
-    from oelm.experiments.curves import Drawing
     from oelm.experiments.monitor import Gap, RunView
     from oelm.experiments.slurm import JobState
 
 _HEADINGS = ("experiment", "budget", "variant", "seed", "state", "step", "best", "gap", "ETA", "loss", "s/step", "device")
 _RIGHT = {"seed", "step", "loss", "best", "gap", "ETA", "s/step"}
 _STYLES = {"running": "green", "stale": "yellow", "dead": "red", "failed": "bold red", "damaged": "red", "done": "dim"}
-_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 _MAX_LINES, _MAX_MESSAGES, _REFRESH_S, _ASK_SLURM_S = 200, 5, 2.0, 30.0
 _WIDEST_CELL, _LONGEST_S = 28, 1e8
-_CURVE_HEIGHT = 14
 _HINTS = {
     "stale": "stale: no sign of life for a while: suspended, hung, or its host is gone",
     "dead": "dead: killed; the command that began them goes on from their last checkpoint",
@@ -46,13 +43,12 @@ def status(
     out_dir: Annotated[Path, typer.Option("--out", help="Where the runs are.")] = Path("outputs"),
     budget: Annotated[str | None, typer.Option(help="Only runs of this budget.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Go on showing it, anew every two seconds, until Ctrl-C.")] = False,
-    curves: Annotated[bool, typer.Option("--curves", help="Draw validation loss by step, too.")] = False,
     show_all: Annotated[bool, typer.Option("--all", help="A line for every run, however many there are.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The rows as JSON, for scripts.")] = False,
 ) -> None:
     """Show every run's state, step, loss, best figure, pace, time left, and distance from its baseline so far."""
-    if as_json and (watch or curves):
-        raise ConfigError(f"--json prints rows for scripts and --{'watch' if watch else 'curves'} a picture; give one of them")
+    if as_json and watch:
+        raise ConfigError("--json prints rows for scripts and --watch a table for people; give one of them")
     baselines, groups = load_known()
     jobs = ShownJobs(out_dir)
 
@@ -60,7 +56,7 @@ def status(
         views = find_runs(out_dir, ids or [], budget=budget, groups=groups, strict=not watch)
         if not views:
             return Text(no_answer(out_dir, ids or [], budget))
-        return _page(views, baselines, jobs.of(views), lines=lines, curves=curves)
+        return _page(views, baselines, jobs.of(views), lines=lines)
 
     if as_json:
         views = find_runs(out_dir, ids or [], budget=budget, groups=groups)
@@ -135,7 +131,7 @@ def _show(page: Text) -> None:
     if out.is_terminal:
         out.print(page, no_wrap=True, overflow="ellipsis", crop=True)
     else:
-        # Ten thousand lines in one piece: rich would measure each of them. Not every pipe can carry what curves are made of.
+        # Ten thousand lines in one piece: rich would measure each of them. Not every pipe can carry every character.
         encoding = sys.stdout.encoding or "utf-8"
         typer.echo(page.plain.encode(encoding, "replace").decode(encoding))
 
@@ -166,7 +162,6 @@ def _page(
     jobs: Mapping[Path, JobState],
     *,
     lines: int | None,
-    curves: bool,
 ) -> Text:
     """Return all that is shown; over `lines` runs, those under way and one line for each group of the others."""
     from oelm.experiments.monitor import ALIVE, gaps
@@ -177,8 +172,6 @@ def _page(
     if is_short:
         parts.append(_summary(views))
     parts.append(_footer(views))
-    if curves:
-        parts += _drawings(views, baselines)
     return Text("\n\n").join(parts)
 
 
@@ -282,28 +275,6 @@ def _footer(views: Sequence[RunView]) -> Text:
     if len(failed) > _MAX_MESSAGES:
         lines.append(f"failed: and {len(failed) - _MAX_MESSAGES} more; `oelm logs ID --seed N` shows what happened")
     return Text("\n".join(lines))
-
-
-def _drawings(views: Sequence[RunView], baselines: Mapping[str, str]) -> list[Text]:
-    from oelm.experiments.curves import draw, learning_curves
-
-    groups = learning_curves(views, baselines)
-    if not groups:
-        return [Text("no curves: no run has an evaluation yet")]
-    return [
-        Text.assemble(
-            (f"{title}: validation loss by step\n", "bold"), _coloured(draw(series, width=out.width, height=_CURVE_HEIGHT))
-        )
-        for title, series in groups.items()
-    ]
-
-
-def _coloured(drawing: Drawing) -> Text:
-    text = Text("\n".join(drawing.lines))
-    offsets = _offsets(drawing.lines)
-    for (line, column), index in drawing.owners.items():
-        text.stylize(_COLOURS[index % len(_COLOURS)], offsets[line] + column, offsets[line] + column + 1)
-    return text
 
 
 def _print_json(views: Sequence[RunView], baselines: Mapping[str, str], jobs: Mapping[Path, JobState]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -207,12 +207,3 @@ def _needs(config: RunConfig | FinetuneConfig, counted: Audit | None) -> Estimat
     checkpoint = 4 * (counted.total + 2 * counted.trainable)
     # Weights, gradients, two moments, and about as much again for what the backward pass keeps.
     return Estimate(memory=8 * 4 * counted.total, disk=checkpoint * (config.keep_checkpoints + 2), checkpoint=checkpoint)
-
-
-def queue_seconds(seconds: Iterable[float], slots: int) -> float:
-    """Return how long runs take on equal slots, each started as soon as one is free."""
-    ends = [0.0] * max(1, slots)
-    for length in seconds:
-        first = min(range(len(ends)), key=ends.__getitem__)
-        ends[first] += length
-    return max(ends)

@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -359,3 +359,12 @@ def _difference(ours: Any, theirs: Any, metric: Metric, *, step: int) -> Gap | N
 def is_number(value: Any) -> bool:
     """Whether a value from a file is a number that sums and differences can be made of."""
     return isinstance(value, int | float) and abs(value) < 1e300
+
+
+def queue_seconds(seconds: Iterable[float], slots: int) -> float:
+    """Return how long runs take on equal slots, each started as soon as one is free."""
+    ends = [0.0] * max(1, slots)
+    for length in seconds:
+        first = min(range(len(ends)), key=ends.__getitem__)
+        ends[first] += length
+    return max(ends)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oelm.errors import ConfigError
-from oelm.experiments.forecast import count_parameters, queue_seconds, run_steps, run_vocabulary, step_operations
+from oelm.experiments.forecast import count_parameters, run_steps, run_vocabulary, step_operations
+from oelm.experiments.monitor import queue_seconds
 from oelm.experiments.plan import PlannedRun
 from oelm.train.config import FinetuneConfig, RunConfig
 from oelm.train.dist import World

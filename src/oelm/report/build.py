@@ -10,7 +10,7 @@ from pathlib import Path
 from oelm.experiments.registry import Catalog
 from oelm.report.baselines import baselines_section
 from oelm.report.classes import classes_section
-from oelm.report.collect import ImportedStudy, collect, collect_imported
+from oelm.report.collect import Arm, ImportedStudy, collect, collect_imported
 from oelm.report.costs import costs_section, totals_section
 from oelm.report.document import Document, Section, Text
 from oelm.report.draws import draws_section
@@ -94,15 +94,25 @@ def build_report(
     A verdict is the same whatever is told beside it: arms of the same baselines are judged together, named or not. `question`
     is what others' runs are judged by.
     """
+    wanted = _with_baselines(only, catalog)
+    together = wanted | {name for name, baseline in catalog.baselines().items() if baseline in wanted}
+    report = report_on(collect(roots, only=together, budgets=budgets), roots, catalog, only=only)
+    # Who names experiments asks for those.
+    imported = collect_imported(roots) if question is not None or not (only or budgets) else []
+    return replace(report, imported=imported, judged_imported=judge_studies(imported, question))
+
+
+def _with_baselines(only: Collection[str], catalog: Catalog) -> set[str]:
     baseline_of = catalog.baselines()
-    wanted = set(only) | {baseline_of[name] for name in only if name in baseline_of}
-    together = wanted | {name for name, baseline in baseline_of.items() if baseline in wanted}
-    arms = collect(roots, only=together, budgets=budgets)
+    return set(only) | {baseline_of[name] for name in only if name in baseline_of}
+
+
+def report_on(arms: Sequence[Arm], roots: Sequence[Path], catalog: Catalog, *, only: Collection[str] = ()) -> Report:
+    """Judge arms, of which none that shares a baseline with one of `only` may be missing."""
     findings = find(arms, catalog, roots)
     judged = judge_all(findings)
     if only:
+        wanted = _with_baselines(only, catalog)
         findings = find([arm for arm in arms if arm.experiment in wanted], catalog, roots)
         judged = [row for row in judged if row.pair.arm.experiment in wanted]
-    # Who names experiments asks for those.
-    imported = collect_imported(roots) if question is not None or not (only or budgets) else []
-    return Report(findings, judged, imported, judge_studies(imported, question))
+    return Report(findings, judged)

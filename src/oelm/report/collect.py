@@ -220,11 +220,13 @@ def collect(roots: Sequence[Path], *, only: Some[str] = (), budgets: Some[str] =
             raise ConfigError(f"{root}: no such folder; give the one that holds the runs (--out)")
         views += scan(root, only=only)
     _check_budgets(budgets, {view.budget for view in views})
+    return arms_of(read_run(view) for view in views if not budgets or view.budget in budgets)
+
+
+def arms_of(runs: Iterable[Run]) -> list[Arm]:
+    """Return runs as arms, in the order of their names."""
     groups: dict[ArmKey, list[Run]] = {}
-    for view in views:
-        if budgets and view.budget not in budgets:
-            continue
-        run = _in_its_place(read_run(view))
+    for run in map(_in_its_place, runs):
         groups.setdefault((run.experiment, run.budget, run.variant), []).append(run)
     shown = _shown(groups)
     return [replace(_arm(key, runs), shown=shown[key]) for key, runs in sorted(groups.items())]

@@ -10,8 +10,9 @@ import itertools
 import json
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
@@ -19,7 +20,7 @@ from oelm.errors import MissingExtraError
 from oelm.report.document import Chart, Document, Table
 from oelm.report.gather import gather
 from oelm.report.plain import distinct_names, plain_text
-from oelm.report.svg import PAGE, chart_svg, unthemed
+from oelm.report.svg import PAGE, chart_svg, is_single_view, unthemed
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -31,6 +32,9 @@ _UNBROKEN = 20
 # An interval with its value. What has a verdict besides may break before that.
 _UNBROKEN_FIGURE = 24
 _IN_FIGURE = re.compile(r" (?=\[)|(?<=,) (?=[+-]?\d)")
+# No section holds another, and every text in one is escaped.
+_SECTION = re.compile(r'<section id="(?P<id>[^"]+)".*?</section>', re.DOTALL)
+_PHONE_WIDTH = 320
 _LANGUAGE_TAGS = {"en": "en", "zh": "zh-CN"}
 # A page may run our own scripts, known by their digest, and nothing else: no other script, no eval, no request of any kind.
 _POLICY = "default-src 'none'; script-src {scripts}; style-src {styles}; base-uri 'none'; form-action 'none'"
@@ -38,10 +42,35 @@ _POLICY = "default-src 'none'; script-src {scripts}; style-src {styles}; base-ur
 
 @dataclass(frozen=True)
 class _Picture:
-    """What the browser draws a chart from, and what is seen before that and on paper; both safe inside HTML."""
+    """What the browser draws a chart from, and what is seen before that and on paper; all safe inside HTML.
+
+    A live page has no definition: it is drawn here, for a wide and for a narrow window.
+    """
 
     definition: str
     still: str
+    narrow: str = ""
+
+
+@dataclass(frozen=True)
+class Live:
+    """How a page is kept up to date: by reloading its file, or in parts from the server it came from.
+
+    `every_s` is when to look again, `updated_s` the time of its content in seconds since 1970. 'over' looks no more.
+    """
+
+    source: Literal["file", "server", "over"]
+    every_s: float
+    updated_s: float
+
+
+@dataclass(frozen=True)
+class LivePage:
+    """A live page, its sections by id as they are in it, and a digest of each, by which a browser sees what is new."""
+
+    html: str
+    parts: Mapping[str, str]
+    digests: Mapping[str, str]
 
 
 def render_html(document: Document) -> str:
@@ -49,11 +78,58 @@ def render_html(document: Document) -> str:
 
     A chart's `width`, where it is a number, is the most it takes; without one it fills its column.
     """
-    template = _template()
-    pictures = _pictures([block for section in document.sections for block in section.blocks if isinstance(block, Chart)])
-    style, script = _asset("report.css"), _asset("report.js")
-    bundle = _bundle() if pictures else ""
+    pictures = _pictures(_charts(document))
+    return _rendered(document, pictures, _asset("report.js"), bundle=_bundle() if pictures else "")
+
+
+def render_live(document: Document, live: Live) -> LivePage:
+    """Return a page that keeps itself up to date; its charts are pictures, so that an update is small."""
+    pictures = [_Picture("", *_stills(_json_in_html(chart.spec), number)) for number, chart in enumerate(_charts(document))]
+    page = _rendered(document, pictures, _asset("report.js") + _asset("live.js"), live=live)
+    parts = {found["id"]: found[0] for found in _SECTION.finditer(page)}
+    digests = {name: hashlib.sha256(part.encode()).hexdigest()[:16] for name, part in parts.items()}
+    # Ids and digests need no escaping, and the first such place is in the head, before any text of users.
+    told = " ".join(f"{name}={digest}" for name, digest in digests.items())
+    return LivePage(page.replace('data-parts=""', f'data-parts="{told}"', 1), parts, digests)
+
+
+def _charts(document: Document) -> list[Chart]:
+    return [block for section in document.sections for block in section.blocks if isinstance(block, Chart)]
+
+
+# Most charts of a live page are the same as a moment ago, and each takes a tenth of a second.
+@functools.lru_cache(maxsize=64)
+def _stills(spec: str, number: int) -> tuple[str, str]:
+    """Return a chart as it is drawn for a wide window and for a phone."""
+    wide = json.loads(spec)
+    narrow = _narrowed(wide) | ({"width": _PHONE_WIDTH} if is_single_view(wide) else {})
+    # There is room to the left of an axis's title, below the other axis's labels.
+    look = PAGE | {"axisX": {"titleAnchor": "end", "titleLimit": _PHONE_WIDTH - 30}}
+    drawn = (
+        chart_svg(wide, config=PAGE, prefix=f"wide-{number}"),
+        chart_svg(narrow, config=look, prefix=f"narrow-{number}"),
+    )
+    return _safe(drawn[0]), _safe(drawn[1])
+
+
+def _narrowed(part: Any) -> Any:
+    """Return a chart's definition with legends and labels that fit a phone, as report.js does in the browser."""
+    if isinstance(part, list):
+        return [_narrowed(inner) for inner in part]
+    if not isinstance(part, dict):
+        return part
+    result = {key: value if key in ("data", "values") else _narrowed(value) for key, value in part.items()}
+    if isinstance(result.get("legend"), dict):
+        result["legend"] |= {"columns": 1, "labelLimit": _PHONE_WIDTH - 60}
+    if isinstance(axis := result.get("axis"), dict) and "labelLimit" in axis:
+        axis["labelLimit"] = _PHONE_WIDTH // 3
+    return result
+
+
+def _rendered(document: Document, pictures: list[_Picture], script: str, *, bundle: str = "", live: Live | None = None) -> str:
+    template, style = _template(), _asset("report.css")
     scripts = " ".join(_source(text) for text in (script, bundle) if text)
+    policy = _POLICY + ("; connect-src 'self'" if live is not None and live.source == "server" else "")
     anchors = distinct_names(section.name for section in document.sections)
     return template.render(
         document=document,
@@ -63,7 +139,7 @@ def render_html(document: Document) -> str:
         ],
         language=_LANGUAGE_TAGS.get(document.lang, "en"),
         words=_words(document.lang),
-        policy=_POLICY.format(scripts=scripts, styles=_source(style)),
+        policy=policy.format(scripts=scripts, styles=_source(style)),
         style=_safe(style),
         script=_safe(script),
         bundle=_safe(bundle),
@@ -72,6 +148,7 @@ def render_html(document: Document) -> str:
         glued=_glued,
         next_picture=iter(pictures).__next__,
         next_number=itertools.count(1).__next__,
+        live=live,
     )
 
 

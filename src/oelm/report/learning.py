@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from oelm.report.collect import Arm, Run
 from oelm.report.document import Block, Cell, Chart, Section, Table, Text
@@ -23,7 +24,7 @@ def learning_section(findings: Findings, words: Words) -> Section | None:
     families = findings.by_weight()
     for number, (baseline, pairs) in enumerate(families[:_MOST_FAMILIES]):
         arms = [baseline, *(pair.arm for pair in pairs)]
-        rows = [row for arm in arms for row in _curve(arm)]
+        rows = [row for arm in arms for row in band(label(arm), [run.curve for run in arm.runs], least=len(arm.runs))]
         if not rows:
             continue
         title = words("learning.caption", baseline=label(baseline), budget=baseline.budget)
@@ -38,15 +39,15 @@ def learning_section(findings: Findings, words: Words) -> Section | None:
     return Section("learning", words("learning.title"), (Text(words("learning.text")), *blocks))
 
 
-def _curve(arm: Arm) -> list[dict[str, object]]:
-    """Return mean, lowest and highest validation loss over seeds, at every step that all of them have."""
+def band(name: str, curves: Iterable[Mapping[int, float]], *, least: int) -> list[dict[str, object]]:
+    """Return mean, lowest and highest validation loss over seeds, at every step that at least so many of them have."""
     losses: dict[int, list[float]] = defaultdict(list)
-    for run in arm.runs:
-        for step, loss in run.curve.items():
+    for curve in curves:
+        for step, loss in curve.items():
             losses[step].append(loss)
     return [
         {
-            "arm": label(arm),
+            "arm": name,
             "step": step,
             "mean": statistics.fmean(values),
             "low": min(values),
@@ -54,7 +55,7 @@ def _curve(arm: Arm) -> list[dict[str, object]]:
             "seeds": len(values),
         }
         for step, values in sorted(losses.items())
-        if len(values) == len(arm.runs)
+        if len(values) >= least
     ]
 
 

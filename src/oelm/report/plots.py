@@ -23,7 +23,7 @@ SHAPES = {
 }
 
 
-def curves(rows: Rows, arms: Sequence[str], *, x: str, y: str) -> dict[str, Any]:
+def curves(rows: Rows, arms: Sequence[str], *, x: str, y: str, points: bool = True) -> dict[str, Any]:
     """Return mean lines with bands from the lowest to the highest seed. Rows have step, arm, mean, low and high."""
     colour = _colour(arms)
     shared: dict[str, Any] = {"x": _axis("step", x), "color": colour}
@@ -38,7 +38,7 @@ def curves(rows: Rows, arms: Sequence[str], *, x: str, y: str) -> dict[str, Any]
         "encoding": {**shared, "y": _axis("low", y, zero=False), "y2": {"field": "high"}},
     }
     line = {
-        "mark": {"type": "line", "point": True},
+        "mark": {"type": "line", "point": points},
         "encoding": {**shared, "y": _axis("mean", y, zero=False), "tooltip": tooltip},
         # Drag, or scroll with shift held, to look closer; a double click brings the whole back.
         "params": [{"name": "look", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}],

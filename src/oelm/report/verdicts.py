@@ -215,7 +215,7 @@ def verdict_section(findings: Findings, judged: list[Judged], words: Words) -> S
         blocks += [_figures(findings, words)] if any(arm.is_usable for arm in findings.arms) else []
         return Section("verdicts", words("verdict.title"), tuple(blocks))
     blocks.insert(0, Text(words("sentence.separator").join([_headline(judged, words), _where(judged, words)])))
-    blocks += [_table(findings, judged, words), *_forests(judged, words), _figures(findings, words)]
+    blocks += [verdict_table(findings, judged, words), *forests(judged, words), _figures(findings, words)]
     blocks += [Text(text, "note") for text in _reasons(judged, words)]
     return Section("verdicts", words("verdict.title"), tuple(blocks))
 
@@ -244,7 +244,7 @@ def _where(judged: list[Judged], words: Words) -> str:
     return words("verdict.on_both", tested=len(tested), others=len(judged) - len(tested))
 
 
-def _table(findings: Findings, judged: list[Judged], words: Words) -> Table:
+def verdict_table(findings: Findings, judged: list[Judged], words: Words) -> Table:
     names = ("arm", "budget", "seeds", "best", "gap", "verdict", "kind", "sensitivity", "method", "on", "interval_level")
     columns = tuple(words(f"verdict.{name}") for name in names)
     rows = tuple(_row(findings, row, words) for row in judged)
@@ -299,7 +299,7 @@ def best_text(arm: Arm, split: Split) -> str:
     return _seed_text(arm, arm.mean(split))
 
 
-def _forests(judged: list[Judged], words: Words) -> list[Block]:
+def forests(judged: list[Judged], words: Words) -> list[Block]:
     """Return a forest plot for each target that arms are held against."""
     charts: list[Block] = []
     verdicts = {code: words(f"verdict.{code}") for code in SHAPES}

@@ -161,7 +161,7 @@
   }
 
   function setUpCharts() {
-    const figures = [...document.querySelectorAll("figure.chart")];
+    const figures = [...document.querySelectorAll("figure.chart")].filter((figure) => figure.querySelector("script"));
     if (!figures.length) return;
     const config = JSON.parse(document.getElementById("chart-config").textContent);
     config.font = getComputedStyle(document.body).fontFamily;
@@ -203,6 +203,11 @@
     document.querySelectorAll("table").forEach(setUpSorting);
     setUpScrolling();
     addEventListener("resize", setUpScrolling);
+    // A live page replaces a section by a newer one.
+    document.addEventListener("replaced", (event) => {
+      event.target.querySelectorAll("table").forEach(setUpSorting);
+      setUpScrolling();
+    });
     setUpCharts();
   });
 })();

@@ -143,7 +143,7 @@ def test_spectral_rows_are_orthogonal_and_change_no_output(tiny: Tiny, parts: tu
             norms.append(gram.diagonal(dim1=-2, dim2=-1))
             # Rows of norm 1 or so, each entry rounded to float32.
             assert float((gram - torch.diag_embed(norms[-1])).abs().max()) <= 2.0**-21
-        assert torch.allclose(*norms, rtol=1e-5)
+        assert torch.allclose(norms[0], norms[1], rtol=1e-5)
 
 
 @every

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,9 +62,9 @@ def texts(document: Document) -> Iterator[str]:
                 yield from (block.caption, block.alt)
 
 
-def under_way(root: Path, experiment: str, seed: int, losses: tuple[float, ...], **facts: object) -> Path:
+def under_way(root: Path, experiment: str, seed: int, losses: tuple[float, ...], **facts: Any) -> Path:
     """Write a run under way, of another host: nobody here can say that it is dead."""
-    told = {"host": "elsewhere", "step": 10 * len(losses), "steps": 100, "metric": "ppl", "best": 31.0} | facts
+    told: dict[str, Any] = {"host": "elsewhere", "step": 10 * len(losses), "steps": 100, "metric": "ppl", "best": 31.0} | facts
     run = record(root, "running", experiment=experiment, budget="laptop", seed=seed, **told)
     rows = [{"step": 10 * n, "val_loss": loss, "val_ppl": 2.0 * loss} for n, loss in enumerate(losses, start=1)]
     write_lines(run / "metrics.jsonl", rows)

@@ -126,8 +126,8 @@ def _merge(module: SplitInProjection) -> None:
     module.__class__ = type(module).__bases__[1]
     for parts, name in fused:
         held = [module.get_parameter(part) for part in parts]
-        fused = torch.cat([parameter.detach() for parameter in held])
-        module.register_parameter(name, nn.Parameter(fused, requires_grad=held[0].requires_grad))
+        whole = torch.cat([parameter.detach() for parameter in held])
+        module.register_parameter(name, nn.Parameter(whole, requires_grad=held[0].requires_grad))
         for part in parts:
             if name == WEIGHT:
                 module._parameters[part] = None

@@ -84,8 +84,8 @@ def record_of(model: nn.Module) -> FrozenRecord | None:
 def set_record(model: nn.Module, record: FrozenRecord | None) -> None:
     modules = dict(model.named_modules(remove_duplicate=False))
     for module in modules.values():
-        vars(module).pop(_ATTRIBUTE, None)
-        vars(module).pop(_OWNS, None)
+        module.__dict__.pop(_ATTRIBUTE, None)
+        module.__dict__.pop(_OWNS, None)
     # Past nn.Module.__setattr__: this is a plain attribute, no parameter, buffer or submodule.
     object.__setattr__(model, _ATTRIBUTE, record)
     for owner in {name.rpartition(".")[0] for name in record.digests} & modules.keys() if record is not None else ():

@@ -57,7 +57,7 @@ def compare_runs(paths: Sequence[Path]) -> tuple[Table, list[str]]:
     rows = tuple(_row(side, None if side is first else first, split) for side in sides)
     unit = "PPL" if metric == "ppl" else "accuracy"
     figure = f"{unit} on test" if split == "test" else f"best {unit} on validation"
-    columns = ("run", "seeds", figure, "against the first", "trainable", "step")
+    columns: tuple[str, ...] = ("run", "seeds", figure, "against the first", "trainable", "step")
     if metric == "accuracy":
         # On validation the answers that a run keeps are those of its last step, and its figure is that of its best.
         columns += ("over examples" if split == "test" else "over examples, final models",)

@@ -92,7 +92,8 @@ def over_documents(ours: Sequence[Run], theirs: Sequence[Run], split: Split) -> 
     if len(texts) != 1:
         return None
     tokens = [count for _, count in texts.pop()]
-    return document_log_ratio(*([[row.nats for row in rows] for rows in side] for side in sides), tokens)
+    mine, reference = ([[row.nats for row in rows] for rows in side] for side in sides)
+    return document_log_ratio(mine, reference, tokens)
 
 
 def over_examples(ours: Sequence[Run], theirs: Sequence[Run], split: Split) -> Interval | None:

@@ -203,8 +203,9 @@ def _examples(pair: Pair) -> Interval | None:
     if not pair.seeds:
         return None
     arms = [{run.seed: run for run in arm.runs} for arm in (pair.arm, pair.baseline)]
+    ours, theirs = ([runs[seed] for seed in pair.seeds] for runs in arms)
     over = over_examples if pair.arm.metric == "accuracy" else over_documents
-    return over(*([runs[seed] for seed in pair.seeds] for runs in arms), pair.split)
+    return over(ours, theirs, pair.split)
 
 
 def verdict_section(findings: Findings, judged: list[Judged], words: Words) -> Section:

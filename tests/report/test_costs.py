@@ -10,6 +10,7 @@ import pytest
 
 from oelm.bench.record import FOLDER, TimedShape, write_timing
 from oelm.report.build import build_report
+from oelm.report.collect import load_runs
 from oelm.report.document import Document
 from tests.bench.test_record import OLD, timing
 from tests.report.reading import rows
@@ -64,3 +65,29 @@ def test_the_shape_of_a_record_is_shown_in_the_readers_language(
     write_timing(root, timing(shape=shape))
     assert [row["model"] for row in rows(document(root, "en"), "speed")] == [english]
     assert [row["模型"] for row in rows(document(root, "zh"), "speed")] == [chinese]
+
+
+def add_energy(root: Path, arm: str, seed: int, energy: dict[str, float]) -> None:
+    path = root / arm / "laptop" / "default" / f"seed-{seed}" / "timing_stats.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"energy_j": energy}))
+
+
+def test_without_a_counter_there_is_time_and_no_column_of_energy(root: Path) -> None:
+    (row, _) = rows(document(root, "en"), "costs")
+    assert row["time of a run"] == "1 s" and "energy of a run" not in row
+    assert all(row["energy_j"] is None for row in load_runs(root))
+
+
+def test_energy_is_the_median_over_runs_of_what_all_of_them_measured(root: Path) -> None:
+    add_energy(root, "GPT-02", 0, {"cpu": 1000.0, "gpu": 5000.0})
+    add_energy(root, "GPT-02", 1, {"cpu": 3000.0})
+    baseline, arm = rows(document(root, "en"), "costs")
+    assert baseline["energy of a run"] == "" and arm["energy of a run"] == "CPU 2.00 kJ"
+    assert [row["energy_j"] for row in load_runs(root)] == [None, None, 6000.0, 3000.0]
+    assert rows(document(root, "zh"), "costs")[1]["单次运行能耗"] == "CPU 2.00 kJ"
+
+
+@pytest.mark.parametrize("energy", [{"cpu": -1.0}, {"wind": 1.0}, {"cpu": "much"}])
+def test_energy_that_no_counter_gives_makes_a_record_unusable(root: Path, energy: dict[str, Any]) -> None:
+    add_energy(root, "GPT-02", 0, energy)
+    assert "timing_stats.json" in next(row["problem"] for row in load_runs(root) if row["problem"])

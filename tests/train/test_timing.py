@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oelm.train.timing import PHASES, Clock, step_statistics
+from oelm.train.records import Figures
+from oelm.train.run import train
+from oelm.train.stop import StopFlag
+from oelm.train.timing import PHASES, Clock, Meter, NvmlCounter, RaplCounter, energy_counters, step_statistics
+from oelm.train.watch import Silence, StepReport
+from tests.conftest import run_here, tiny_config
 
 
 class Seconds:
@@ -145,3 +151,149 @@ def test_one_step_has_no_spread() -> None:
 
 def test_no_steps_give_no_figures() -> None:
     assert step_statistics([], warmup_steps=100) == {"measured_steps": 0, "warmup_steps": 0}
+
+
+class Powercap:
+    """A powercap tree as Linux shows it: packages, memory, cores, the platform, and a second driver's view of the same."""
+
+    def __init__(self, root: Path, *, range_uj: int = 1_000_000) -> None:
+        self.root = root
+        for name, kind in (
+            ("intel-rapl:0", "package-0"),
+            ("intel-rapl:0:0", "core"),
+            ("intel-rapl:0:1", "dram"),
+            ("intel-rapl:1", "package-1"),
+            ("intel-rapl:2", "psys"),
+            ("intel-rapl-mmio:0", "package-0"),
+        ):
+            (root / name).mkdir(parents=True)
+            (root / name / "name").write_text(f"{kind}\n")
+            (root / name / "max_energy_range_uj").write_text(f"{range_uj}\n")
+            self.set(name, 0)
+        (root / "intel-rapl").mkdir()
+
+    def set(self, zone: str, microjoules: int) -> None:
+        (self.root / zone / "energy_uj").write_text(f"{microjoules}\n")
+
+
+def test_packages_and_memory_are_counted_and_nothing_twice(tmp_path: Path) -> None:
+    tree = Powercap(tmp_path)
+    counter = RaplCounter(tmp_path, clock=lambda: 0.0)
+    for zone, microjoules in (("0", 100_000), ("0:0", 90_000), ("0:1", 20_000), ("1", 3_000), ("2", 500_000)):
+        tree.set(f"intel-rapl:{zone}", microjoules)
+    tree.set("intel-rapl-mmio:0", 100_000)
+    assert counter.spent_j() == pytest.approx(0.123)
+    assert counter.spent_j() == 0.0
+
+
+def test_a_counter_that_comes_round_goes_on(tmp_path: Path) -> None:
+    tree = Powercap(tmp_path)
+    tree.set("intel-rapl:0", 999_000)
+    counter = RaplCounter(tmp_path, clock=lambda: 0.0)
+    tree.set("intel-rapl:0", 4_000)
+    assert counter.spent_j() == pytest.approx(0.005)
+
+
+def test_a_counter_that_may_have_come_round_unseen_is_given_up(tmp_path: Path) -> None:
+    Powercap(tmp_path, range_uj=262_143_328_850)
+    times = iter([0.0, 262.0, 262.0 + 263.0])
+    counter = RaplCounter(tmp_path, clock=lambda: next(times))
+    assert counter.spent_j() == 0.0
+    assert counter.spent_j() is None
+
+
+@pytest.mark.parametrize("change", ["none", "no-package", "unreadable", "no-number"])
+def test_a_machine_without_a_counter_that_can_be_read_has_none(tmp_path: Path, change: str) -> None:
+    tree = Powercap(tmp_path / "powercap")
+    if change == "none":
+        assert energy_counters(gpu_uuid=None, powercap=tmp_path / "not-there") == {}
+        return
+    for zone in ("intel-rapl:0", "intel-rapl:0:1", "intel-rapl:1"):
+        if change == "no-package":
+            (tree.root / zone / "name").write_text("psys\n")
+        elif change == "unreadable":
+            # As after CVE-2020-8694, where the file is root's alone; root itself reads everything, so there is none here.
+            (tree.root / zone / "energy_uj").unlink()
+        else:
+            (tree.root / zone / "energy_uj").write_text("plenty\n")
+    assert energy_counters(gpu_uuid=None, powercap=tree.root) == {}
+
+
+class _Nvml:
+    """NVML as far as a counter needs it."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *readings: int | None) -> None:
+        self._readings = list(readings)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, card: str) -> int:
+        reading = self._readings.pop(0)
+        if reading is None:
+            raise self.NVMLError
+        return reading
+
+
+def test_a_gpu_counts_millijoules_and_is_given_up_after_a_reset_or_an_error() -> None:
+    counter = NvmlCounter(_Nvml(5_000, 7_500, 100, 200, None), "card")
+    assert [counter.spent_j() for _ in range(4)] == [2.5, None, 0.1, None]
+
+
+class _Spending:
+    """A counter that spends what it is told to."""
+
+    def __init__(self, *spent: float | None) -> None:
+        self._spent = list(spent)
+
+    def spent_j(self) -> float | None:
+        return self._spent.pop(0)
+
+
+def test_energy_adds_up_over_sittings() -> None:
+    first = Meter({"cpu": _Spending(1.0, 2.0)})
+    assert [first.joules(), first.joules()] == [{"cpu": 1.0}, {"cpu": 3.0}]
+    assert Meter({"cpu": _Spending(4.0)}).continued({"cpu": 3.0}).joules() == {"cpu": 7.0}
+
+
+def test_what_one_sitting_did_not_count_is_left_out_for_good() -> None:
+    assert Meter({"cpu": _Spending(4.0), "gpu": _Spending(1.0)}).continued({"gpu": 3.0}).joules() == {"gpu": 4.0}
+    assert Meter({"cpu": _Spending(4.0)}).continued({}).joules() == {}
+    assert Meter({}).continued({"cpu": 3.0}).joules() == {}
+
+
+def test_a_counter_that_fails_in_the_middle_leaves_no_figure() -> None:
+    meter = Meter({"cpu": _Spending(1.0, None), "gpu": _Spending(1.0, 1.0, 1.0)})
+    assert [meter.joules(), meter.joules(), meter.joules()] == [{"cpu": 1.0, "gpu": 1.0}, {"gpu": 2.0}, {"gpu": 3.0}]
+
+
+class _Heater(Silence):
+    """A watch that has the first package spend a joule with every step, and stops the run after some."""
+
+    def __init__(self, tree: Powercap, stop: StopFlag, *, stop_at: int) -> None:
+        self._tree, self._stop, self._stop_at = tree, stop, stop_at
+
+    def on_step(self, report: StepReport) -> None:
+        self._tree.set("intel-rapl:0", 1_000_000 * report.step)
+        if report.step == self._stop_at:
+            self._stop.request("test")
+
+
+def test_a_run_records_what_its_sittings_spent_together(
+    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Powercap(tmp_path / "powercap", range_uj=262_143_328_850)
+    monkeypatch.setattr("oelm.train.timing.POWERCAP", tree.root)
+    config, out = tiny_config(text_file), tmp_path / "run"
+    for stop_at, status in ((6, "stopped"), (99, "done")):
+        stop = StopFlag()
+        result = train(config, out, stop=stop, watch=_Heater(tree, stop, stop_at=stop_at))
+        assert result.status == status
+    assert result.figures is not None and result.figures["energy_j"] == {"cpu": pytest.approx(12.0)}
+    assert Figures.model_validate(result.figures).energy_j == result.figures["energy_j"]
+
+
+def test_a_run_without_a_counter_records_no_energy(tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oelm.train.timing.POWERCAP", tmp_path / "not-there")
+    figures = run_here(tiny_config(text_file, steps=4), tmp_path / "run").figures
+    assert figures is not None and "energy_j" not in figures

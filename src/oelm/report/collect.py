@@ -477,8 +477,9 @@ def _rows(runs: Iterable[Run]) -> Iterable[dict[str, Any]]:
             "problem": run.problem or run.message or None,
         }
         figures = run.figures.model_dump() if run.figures is not None else dict.fromkeys(Figures.model_fields)
-        times, wall = figures.pop("step_s") or {}, figures.pop("wall_s") or {}
+        times, wall, energy = (figures.pop(name) or {} for name in ("step_s", "wall_s", "energy_j"))
         row |= figures | {"step_s": times.get("median"), "wall_s": wall.get("total")}
+        row |= {"energy_j": sum(energy.values()) if energy else None}
         row |= {name: getattr(run.audit, name, None) for name in ("total", "trainable", "frozen")}
         row |= {"data": run.fingerprint if run.manifest is not None else None}
         yield row | {f"config.{key}": value for key, value in flatten(run.config or {}).items() if key != "seed"}

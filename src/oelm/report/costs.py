@@ -22,15 +22,21 @@ _CHANGED = "+changes"
 
 def costs_section(findings: Findings, words: Words) -> Section | None:
     """Return parameters, bytes and step times of every arm beside its baseline's, and interleaved timings where there are."""
-    rows: list[tuple[Cell, ...]] = []
-    for baseline, pairs in findings.families():
-        rows += [_row(arm, words) for arm in (baseline, *(pair.arm for pair in pairs))]
-    if not rows:
+    arms = [arm for baseline, pairs in findings.families() for arm in (baseline, *(pair.arm for pair in pairs))]
+    if not arms:
         return None
-    names = ("arm", "budget", "trainable", "frozen", "share", "state", "checkpoint", "step")
-    columns = tuple(words(f"costs.{name}") for name in names)
-    table = Table("costs", words("costs.caption"), columns, tuple(rows), frozenset(range(2, 8)))
-    blocks: list[Block] = [Text(words("costs.text")), table, *_speed(findings, words)]
+    rows = [_row(arm, words) for arm in arms]
+    names = ("arm", "budget", "trainable", "frozen", "share", "state", "checkpoint", "step", "wall")
+    columns = [words(f"costs.{name}") for name in names]
+    texts = [Text(words("costs.text"))]
+    energies = [_energy(arm) for arm in arms]
+    # A column of what no machine here measures would promise too much.
+    if any(energies):
+        rows = [(*row, Cell(_energy_text(energy, words))) for row, energy in zip(rows, energies, strict=True)]
+        columns.append(words("costs.energy"))
+        texts.append(Text(words("costs.energy_text")))
+    table = Table("costs", words("costs.caption"), tuple(columns), tuple(rows), frozenset(range(2, len(columns))))
+    blocks: list[Block] = [*texts, table, *_speed(findings, words)]
     return Section("costs", words("costs.title"), tuple(blocks))
 
 
@@ -41,6 +47,7 @@ def _row(arm: Arm, words: Words) -> tuple[Cell, ...]:
     state = 8 * max(audit.trainable, audit.trainable + change)
     checkpoint = 4 * audit.total + state
     step = median_step(arm.runs)
+    wall = statistics.median(run.figures.wall_s["total"] for run in arm.runs if run.figures is not None)
     return (
         Cell(label(arm)),
         Cell(arm.budget),
@@ -50,7 +57,19 @@ def _row(arm: Arm, words: Words) -> tuple[Cell, ...]:
         Cell(f"{state / _MIB:,.1f} MiB", state),
         Cell(f"{checkpoint / _MIB:,.1f} MiB", checkpoint),
         Cell("" if step is None else f"{1000 * step:,.1f} ms", step),
+        Cell(f"{wall:,.0f} s", wall),
     )
+
+
+def _energy(arm: Arm) -> dict[str, float]:
+    """Return the median over runs of the joules of each source that was measured in all of them."""
+    found = [run.figures.energy_j for run in arm.runs if run.figures is not None]
+    shared = [name for name in found[0] if all(name in energy for energy in found)]
+    return {name: statistics.median(energy[name] for energy in found) for name in shared}
+
+
+def _energy_text(energy: dict[str, float], words: Words) -> str:
+    return words.listed(f"{name.upper()} {joules / 1000:,.2f} kJ" for name, joules in energy.items())
 
 
 def _counted(first: int, change: int, words: Words) -> str:

@@ -93,3 +93,11 @@ def apply_determinism(*, deterministic: bool) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses without it
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.benchmark = not deterministic
+
+
+def gpu_uuid(device: str) -> str | None:
+    """Return the GPU in use as NVML names it, whatever a launcher shows its run as number 0; None without one."""
+    if device != "cuda":
+        return None
+    uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)
+    return None if uuid is None else f"GPU-{uuid}"

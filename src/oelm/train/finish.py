@@ -109,6 +109,8 @@ def final_figures(session: Session) -> dict[str, Any]:
     return {
         "step_s": step_statistics([row.step_s for row in steps], warmup_steps=session.config.timing_warmup_steps),
         "wall_s": {**clock, "total": sum(clock.values())},
+        # Without a counter there is no such figure: energy is measured or absent, never estimated.
+        **({"energy_j": energy} if (energy := session.meter.joules()) else {}),
         "tokens": state.tokens,
         "final_loss": steps[-1].loss,
         **figures,

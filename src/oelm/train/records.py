@@ -21,6 +21,7 @@ from oelm.train.timing import PHASES, step_statistics
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
+Joules = Annotated[float, Field(ge=0)]
 _TESTED = ("test_step", "test_loss", "test_ppl", "test_bits_per_byte", "test_accuracy")
 _PPLS = ("test_ppl", "bigram_ppl", "test_bigram_ppl")
 
@@ -103,11 +104,13 @@ class Figures(Strict):
     Those of the test split are of the model that was best on validation, and there where the data has such a split;
     `majority_accuracy` is what naming the largest class always would come to on the same examples. `ngram` holds, by split,
     what n-gram models of order 1 to 5 make of the same text, counted on so many tokens of training text; runs made before
-    have a bigram model's figure only.
+    have a bigram model's figure only. `energy_j` is what the machine's own counters say: 'cpu' of all its packages and their
+    memory, whichever process used it, 'gpu' of the run's card; without such a counter there is none.
     """
 
     step_s: StepTimes
     wall_s: dict[str, Seconds]
+    energy_j: dict[Literal["cpu", "gpu"], Joules] = Field(default_factory=dict)
     tokens: Count
     final_loss: float
     final_val_loss: float

@@ -20,7 +20,7 @@ from oelm.method.record import record_of
 from oelm.train.binding import bound_settings, check_bound, check_frozen
 from oelm.train.checkpoint import Checkpoint, Checkpoints, load_model, load_optimizer
 from oelm.train.config import RunConfig, TrainConfig
-from oelm.train.device import Compute, apply_determinism, device_name
+from oelm.train.device import Compute, apply_determinism, device_name, gpu_uuid
 from oelm.train.dist import ALONE, World, agreed
 from oelm.train.evaluate import Judged
 from oelm.train.held import freeze_as_of
@@ -31,7 +31,7 @@ from oelm.train.state import SavedState, TrainState, environment, software
 from oelm.train.status import Metric, Progress
 from oelm.train.stop import StopFlag
 from oelm.train.task import Task
-from oelm.train.timing import Clock
+from oelm.train.timing import Clock, Meter, energy_counters
 from oelm.train.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class Session:
     state: TrainState = field(default_factory=TrainState)
     saved: TrainState | None = None
     clock: Clock = field(default_factory=lambda: Clock({}))
+    meter: Meter = field(default_factory=lambda: Meter({}))
     started_at: tuple[float, int] = (0.0, 0)
     last_evaluation: Judged | None = None
     last_loss: float | None = None
@@ -82,6 +83,7 @@ class Session:
         return SavedState(
             state=self.state,
             clock=self.clock.seconds(),
+            energy_j=self.meter.joules(),
             frozen=dict(record.digests) if record else {},
             data_fingerprint=self.task.data.fingerprint,
             tokenizer_sha256=self.task.data.tokenizer_sha256,
@@ -117,6 +119,8 @@ class Session:
 
     def progress(self) -> Progress:
         """Return how far the run is, for status.json."""
+        # With every heartbeat: energy counters come round within minutes.
+        self.meter.joules()
         metric: Metric = ""
         best: float | None = None
         if self.state.best_value is not None:
@@ -165,6 +169,8 @@ def build_session(
         stop=agreed(stop, world),
         watch=watch,
         world=world,
+        # Of several processes each would see a part of the GPUs, or another host.
+        meter=Meter(energy_counters(gpu_uuid=gpu_uuid(compute.device)) if world.size == 1 else {}),
     )
 
 
@@ -225,6 +231,7 @@ def _resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
         session.folder.run_id = saved.run or session.folder.run_id
         session.state = session.saved = saved.state
         session.clock = Clock(saved.clock)
+        session.meter = session.meter.continued(saved.energy_j)
         if session.scaler.is_enabled() and saved.state.loss_scale:
             session.scaler.load_state_dict(dict(saved.state.loss_scale))
         if session.world.is_writer:

@@ -53,6 +53,7 @@ class SavedState(Strict):
     software: dict[str, str] = {}
     run: str = ""
     config: dict[str, Any] = {}
+    energy_j: dict[str, float] = {}
 
 
 def environment(compute: Compute, *, processes: int = 1) -> dict[str, str]:

@@ -1,17 +1,25 @@
-"""Where the time goes: a clock that charges every second to one phase, and statistics of the steps."""
+"""Where time and energy go: seconds by phase, statistics of the steps, and joules where the machine measures them."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import re
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 PHASES = ("step", "data", "validation", "checkpoint", "other")
 # Steps slower than this many medians (another process woke up, a laptop slept) are left out of the mean.
 OUTLIER_MEDIANS = 3.0
+# Where Linux shows the energy counters of CPUs (RAPL).
+POWERCAP = Path("/sys/class/powercap")
+# A package, or a zone within one. What other drivers show besides (intel-rapl-mmio) is the same energy once more.
+_ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
+# No CPU package takes more: in less than its counter's range at this power, a counter has come round once at most.
+_MOST_W = 1000.0
 
 
 class Clock:
@@ -60,3 +68,103 @@ def step_statistics(step_seconds: Sequence[float], *, warmup_steps: int) -> dict
         "p95": measured[math.ceil(0.95 * len(measured)) - 1],
         "p99": measured[math.ceil(0.99 * len(measured)) - 1],
     }
+
+
+class EnergyCounter(Protocol):
+    """A counter of energy."""
+
+    def spent_j(self) -> float | None:
+        """Return the joules since the last call; None where that cannot be known."""
+
+
+class RaplCounter:
+    """The energy of the machine's CPU packages and memory, of all processes together.
+
+    Raises OSError or ValueError where there is no counter, or it is not ours to read.
+    """
+
+    def __init__(self, powercap: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        names = sorted(path.name for path in powercap.iterdir() if _ZONE.fullmatch(path.name))
+        self._zones = [powercap / name for name in names if _is_counted(powercap / name)]
+        if not self._zones:
+            raise ValueError(f"{powercap}: no CPU package has an energy counter here")
+        self._ranges = [_microjoules(zone / "max_energy_range_uj") for zone in self._zones]
+        self._clock, self._read_at = clock, clock()
+        self._last = [_microjoules(zone / "energy_uj") for zone in self._zones]
+
+    def spent_j(self) -> float | None:
+        now, before = self._clock(), self._read_at
+        try:
+            read = [_microjoules(zone / "energy_uj") for zone in self._zones]
+        except (OSError, ValueError):
+            return None
+        # After so long a counter may have come round twice, and nobody could tell.
+        if any((now - before) * _MOST_W * 1e6 > whole for whole in self._ranges):
+            return None
+        spent = [(new - old) % whole for new, old, whole in zip(read, self._last, self._ranges, strict=True)]
+        self._read_at, self._last = now, read
+        return sum(spent) / 1e6
+
+
+def _is_counted(zone: Path) -> bool:
+    """Whether a zone is a package, or memory beside one; cores are part of their package, and `psys` holds all of them."""
+    return (zone / "name").read_text(encoding="ascii").strip().startswith(("package-", "dram"))
+
+
+def _microjoules(path: Path) -> int:
+    return int(path.read_text(encoding="ascii"))
+
+
+class NvmlCounter:
+    """The energy of one GPU, by NVML. Raises NVML's error where the card does not count it."""
+
+    def __init__(self, nvml: Any, card: Any) -> None:
+        self._nvml, self._card = nvml, card
+        self._last = int(nvml.nvmlDeviceGetTotalEnergyConsumption(card))
+
+    def spent_j(self) -> float | None:
+        try:
+            read = int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._card))
+        except self._nvml.NVMLError:
+            return None
+        spent, self._last = read - self._last, read
+        # The driver was loaded anew, and counts from zero.
+        return spent / 1e3 if spent >= 0 else None
+
+
+def energy_counters(*, gpu_uuid: str | None, powercap: Path | None = None) -> dict[str, EnergyCounter]:
+    """Return the counters that this machine has and lets us read: 'cpu', and 'gpu' for the card of this UUID."""
+    found: dict[str, EnergyCounter] = {}
+    with contextlib.suppress(OSError, ValueError):
+        found["cpu"] = RaplCounter(powercap or POWERCAP)
+    if gpu_uuid is not None:
+        with contextlib.suppress(ImportError):
+            import pynvml  # type: ignore[import-untyped]
+
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlInit()
+                found["gpu"] = NvmlCounter(pynvml, pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid))
+    return found
+
+
+class Meter:
+    """Joules by source over all sittings of a run. Of a source that was not read throughout, nothing is returned."""
+
+    def __init__(self, counters: Mapping[str, EnergyCounter], *, earlier: Mapping[str, float] | None = None) -> None:
+        # What an earlier sitting did not count is not the whole energy of the run.
+        self._counters = {name: counter for name, counter in counters.items() if earlier is None or name in earlier}
+        self._joules = {name: (earlier or {}).get(name, 0.0) for name in self._counters}
+
+    def continued(self, earlier: Mapping[str, float]) -> Meter:
+        """Return a meter that goes on from what earlier sittings counted."""
+        return Meter(self._counters, earlier=earlier)
+
+    def joules(self) -> dict[str, float]:
+        """Return the joules up to now. Call it every few seconds: a counter that comes round unseen is lost."""
+        for name, counter in list(self._counters.items()):
+            spent = counter.spent_j()
+            if spent is None:
+                del self._counters[name], self._joules[name]
+            else:
+                self._joules[name] += spent
+        return dict(self._joules)

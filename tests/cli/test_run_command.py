@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +79,8 @@ def oelm(*arguments: str, code: int = 0) -> str:
         (("mine-02", "--model", "nowhere"), "--model nowhere: no such folder"),
         (("mine-02", "--from", "nowhere"), "--from nowhere: no such folder"),
         (("mine-02", "--catalog", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
+        (("mine-02", "--notify", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
+        (("mine-02", "--notify", "notes.txt"), "notes.txt"),
         (("mine-02", "--out", "notes.txt"), "--out notes.txt: notes.txt is a file"),
         (("mine-02", "--out", "notes.txt/deeper"), "notes.txt is a file"),
         (("mine-02", "--tuned"), "oelm sweep mine-02 --budget smoke"),
@@ -345,3 +348,16 @@ def test_interrupted_sweep_refuses_tuned_runs_until_it_is_finished(queue: Queue)
     for name in ("mine-01", "mine-02"):
         assert f"warning: {name}: the best optim.lr lies at the edge of the grid: try values beyond it" in printed
     queue.finish(*TUNED)
+
+
+def test_a_queue_tells_of_its_end_and_a_notifier_that_fails_stops_and_reveals_nothing(queue: Queue) -> None:
+    secret = "hook-secret-4711"
+    program = "import sys; open('told.txt', 'a').write(sys.stdin.read())"
+    # Nobody listens at port 9 of this machine.
+    config = {"webhook": f"http://127.0.0.1:9/{secret}", "headers": {"Authorization": secret}, "timeout_s": 20}
+    write_json(queue.folder / "notify.json", config | {"command": [sys.executable, "-c", program]})
+    printed = queue.finish("run", "mine-02", *SMOKE, "--seeds", "1", "--notify", "notify.json")
+    assert (queue.folder / "told.txt").read_text() == "oelm: the queue has ended: 2 done\n"
+    assert "warning: --notify: not sent: the webhook cannot be reached" in " ".join(printed.split())
+    left = [path.read_bytes() for path in queue.outputs.rglob("*") if path.is_file()]
+    assert left and not any(secret.encode() in content for content in [printed.encode(), *left])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -149,3 +150,19 @@ def test_a_page_that_cannot_be_written_for_a_while_is_written_later(root: Path) 
         record(root, "done")
         assert process.wait(timeout=90) == 0
     assert "1 done" in page.read_text(encoding="utf-8")
+
+
+def test_a_run_that_fails_while_it_is_watched_is_told_to_the_users_command(root: Path) -> None:
+    run = record(root, "running", host="elsewhere")
+    program = "import sys; open('told.txt', 'a').write(sys.argv[1] + ' ' + sys.stdin.read())"
+    Path("notify.json").write_text(json.dumps({"command": [sys.executable, "-c", program, "{event}"], "timeout_s": 60}))
+    with started(*oelm_command("watch", "--every", "1", "--until-done", "--notify", "notify.json")) as process:
+        wait_until(Path("watch.html").is_file)
+        record(root, "failed", message="out of memory")
+        assert process.wait(timeout=90) == 0
+    told = Path("told.txt").read_text().splitlines()
+    assert told == [
+        "failed oelm: GPT-02/smoke/default/seed-0 failed: out of memory",
+        "ended oelm: no run is left: 1 failed",
+    ]
+    assert "notify" not in "".join(path.read_text() for path in run.iterdir() if path.is_file())

@@ -17,7 +17,7 @@ from oelm.experiments.registry import load_catalog
 from oelm.report.build import build_report
 from oelm.report.document import Chart, Document, Table, Text
 from oelm.report.html import Live, render_live
-from oelm.report.live import LiveRuns, Moment, continue_command, live_document, machine_load, queue_eta_s
+from oelm.report.live import LiveRuns, Moment, continue_command, live_document, machine_load, news, queue_eta_s
 from oelm.report.words import Words
 from tests.experiments.recorded import record
 from tests.report.synthetic import Fate, write_arm, write_lines, write_run
@@ -258,3 +258,26 @@ def test_the_load_of_the_machine_is_told_as_far_as_it_is_known(tmp_path: Path) -
     load = machine_load(tmp_path / "not-there")
     assert "cores" in load and "disk" in load
     assert sys.platform != "linux" or {"load", "memory"} <= load.keys()
+
+
+def test_what_happens_between_two_looks_is_told_once(tmp_path: Path) -> None:
+    write_arm(tmp_path, "GPT-01", BASE)
+    write_arm(tmp_path, "GPT-02", ARM[:4], seeds=range(4))
+    under_way(tmp_path, "GPT-02", 4, (5.0,))
+    record(tmp_path, "failed", experiment="GPT-03", message="an old failure")
+    record(tmp_path, "queued", experiment="GPT-03", seed=1)
+    runs = runs_of(tmp_path)
+    first = runs.look()
+    assert news(first, runs.look()) == []
+    write_arm(tmp_path, "GPT-02", ARM[4:], seeds=[4])
+    record(tmp_path, "failed", experiment="GPT-03", seed=1, message="out of memory")
+    found = news(first, runs.look())
+    assert [(event, name) for event, name, _ in found] == [
+        ("failed", "GPT-03/smoke/default/seed-1"),
+        ("verdict", "GPT-02/laptop/default"),
+        ("ended", "queue"),
+    ]
+    assert found[0][2] == "GPT-03/smoke/default/seed-1 failed: out of memory"
+    assert "preliminary verdict PASS, gap +2." in found[1][2] and "`oelm report GPT-02` gives and records" in found[1][2]
+    assert found[2][2] == "no run is left: 2 failed, 10 done"
+    assert not (tmp_path / "looks.json").exists()

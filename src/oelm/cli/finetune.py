@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oelm.cli.many import Track, quiet_unless_first, train_one
-from oelm.cli.shell import out, reported, shown_warnings, stoppable
+from oelm.cli.shell import Notify, out, reported, shown_warnings, stoppable
 from oelm.errors import ConfigError
+from oelm.ranks import own_rank
 
 if TYPE_CHECKING:
     from oelm.train.config import FinetuneConfig
@@ -39,6 +40,7 @@ def finetune(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting by dotted path; may be repeated.")
     ] = None,
+    notify: Notify = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to resume in a setting that changes the bits.")] = False,
     no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Skip the check of memory and disk.")] = False,
     track: Track = None,
@@ -46,6 +48,7 @@ def finetune(
     """Train a classifier, or continue or find finished the run that the same command started."""
     quiet_unless_first()
     with stoppable() as stop, shown_warnings():
+        from oelm.experiments.notify import notifying_of
         from oelm.train.run import Options
         from oelm.train.track import tracker_named
 
@@ -73,7 +76,8 @@ def finetune(
         path = out_dir or Path("outputs") / "finetune" / size / run_config.variant / f"seed-{run_config.seed}"
         out.print(f"run directory: {path}", soft_wrap=True)
         options = Options(strict=strict, preflight=not no_preflight)
-        train_one(run_config, path, _accuracies, stop=stop, options=options, track=tracker)
+        with notifying_of(path, notify if own_rank() == 0 else None):
+            train_one(run_config, path, _accuracies, stop=stop, options=options, track=tracker)
 
 
 def _method(name: str | None) -> dict[str, Any] | None:

@@ -141,16 +141,25 @@ def ranks_of(
     return Ranks(nproc, nnodes, endpoint, name, max_restarts)
 
 
-def run_by_ranks(context: typer.Context, study: Study, runs: Sequence[PlannedRun], ranks: Ranks, how: How) -> list[Job]:
+def run_by_ranks(
+    context: typer.Context, study: Study, runs: Sequence[PlannedRun], ranks: Ranks, how: How, *, notify: Path | None = None
+) -> list[Job]:
     """Let torchrun bring a study's runs to their end, each on several processes."""
+    from oelm.experiments.notify import notify_ended, notify_failed, notifying
     from oelm.experiments.torchrun import run_by_torchrun
 
-    arguments = same_command(context, without=(*_OF_TORCHRUN, "retry"))
+    arguments = same_command(context, without=(*_OF_TORCHRUN, "retry", "notify"))
     where = printable(str(study.root))
     out.print(
         f"{counted(len(runs), 'run')} at budget {study.budget}, each on {ranks.nproc * ranks.nnodes} processes; in {where}"
     )
-    return run_by_torchrun(runs, study.root, ranks, arguments, stop=how.stop, retry=how.retry)
+    with notifying(notify) as notifier:
+        jobs = run_by_torchrun(runs, study.root, ranks, arguments, stop=how.stop, retry=how.retry)
+        if notifier is not None:
+            for job in jobs:
+                notify_failed(notifier, job)
+            notify_ended(notifier, jobs)
+    return jobs
 
 
 def work_together(study: Study, runs: Sequence[PlannedRun], how: How) -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ from oelm.cli.cluster import Account, ArrayLimit, Gres, Partition, Slurm, Time, 
 from oelm.cli.many import How, Track, code_of, quiet_unless_first, ranks_of, refuse_worker, run_by_ranks, work_together
 from oelm.cli.plan import print_plan, print_shortened
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import TerminalWatch, counted, err, out, printable, reported, shown_warnings, stoppable
+from oelm.cli.shell import Notify, TerminalWatch, counted, err, out, printable, reported, shown_warnings, stoppable
 from oelm.errors import STOPPED, ConfigError
 from oelm.ranks import is_one_of_many
 
@@ -65,6 +65,7 @@ def run(
     tuned: Annotated[bool, typer.Option("--tuned", help="Each arm with the best of its `oelm sweep`.")] = False,
     no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Only what is named, not its baseline.")] = False,
     retry: Retry = False,
+    notify: Notify = None,
     dry_run: DryRun = False,
     no_preflight: NoPreflight = False,
     track: Track = None,
@@ -93,6 +94,8 @@ def run(
         is_for_slurm = wish.is_for_slurm(slurm)
         if prepare_only and (dry_run or is_for_slurm):
             raise ConfigError("--prepare-only prepares data here and now; give it without --dry-run and --slurm")
+        if notify is not None and (is_for_slurm or is_one_of_many()):
+            raise ConfigError("--notify is for the process that starts the runs; use `oelm watch --notify` next to the jobs")
         ranks = ranks_of(nproc, nnodes, rdzv_endpoint, rdzv_id, max_restarts, gpus=gpus, jobs=jobs)
         if is_for_slurm:
             submit_study(context, study, runs, wish, how, dry_run=dry_run)
@@ -103,9 +106,9 @@ def run(
         if is_one_of_many():
             work_together(study, runs, how)
         if ranks is not None:
-            ended = run_by_ranks(context, study, runs, ranks, how)
+            ended = run_by_ranks(context, study, runs, ranks, how, notify=notify)
         else:
-            ended = _run_all(study, runs, _slots(gpus, jobs, budget), how)
+            ended = _run_all(study, runs, _slots(gpus, jobs, budget), how, notify=notify, catalog=catalog)
     _print_summary(runs, budget)
     _leave(ended)
 
@@ -162,22 +165,53 @@ def load(catalog: Path | None) -> Catalog:
     return load_catalog(catalog)
 
 
-def _run_all(study: Study, runs: Sequence[PlannedRun], slots: Slots, how: How) -> list[Job]:
+def _run_all(
+    study: Study,
+    runs: Sequence[PlannedRun],
+    slots: Slots,
+    how: How,
+    *,
+    notify: Path | None,
+    catalog: Path | None,
+) -> list[Job]:
     from oelm.experiments.forecast import expected_seconds
+    from oelm.experiments.notify import NotifyingWatch, notify_ended, notifying
     from oelm.experiments.runner import Runner
     from oelm.experiments.study import prepare_study, unfinished
 
     done = len(runs) - len(unfinished(runs))
     where = printable(str(study.root))
-    out.print(f"{counted(len(runs), 'run')} at budget {study.budget}, {done} of them done; {slots}; in {where}", soft_wrap=True)
-    print_shortened(runs)
-    given: dict[str, Any] = {"stop": how.stop, "retry": how.retry}
-    with TerminalWatch() as watch:
-        unready = prepare_study(runs, folder=study.copies, watch=watch, preflight=how.preflight, **given)
-    startable = [run for run in unfinished(runs) if run.path not in unready]
-    expected = expected_seconds(startable, study.root, threads=getattr(slots, "threads", None))
-    with QueueView(len(runs), slots.count, expected) as view:
-        return Runner(runs, study.root, slots, watch=view, options=how.options, unready=unready, **given).run()
+    # First of all, so that a wrong file is refused before anything is prepared.
+    with notifying(notify) as notifier:
+        told = f"{counted(len(runs), 'run')} at budget {study.budget}, {done} of them done; {slots}; in {where}"
+        out.print(told, soft_wrap=True)
+        print_shortened(runs)
+        given: dict[str, Any] = {"stop": how.stop, "retry": how.retry}
+        with TerminalWatch() as watch:
+            unready = prepare_study(runs, folder=study.copies, watch=watch, preflight=how.preflight, **given)
+        startable = [run for run in unfinished(runs) if run.path not in unready]
+        expected = expected_seconds(startable, study.root, threads=getattr(slots, "threads", None))
+        with QueueView(len(runs), slots.count, expected) as view:
+            told_to = view if notifier is None else NotifyingWatch(view, notifier, _decisions(study, runs, catalog))
+            jobs = Runner(runs, study.root, slots, watch=told_to, options=how.options, unready=unready, **given).run()
+        if notifier is not None:
+            notify_ended(notifier, jobs)
+    return jobs
+
+
+def _decisions(study: Study, runs: Sequence[PlannedRun], catalog: Path | None) -> Callable[[], list[tuple[str, str]]]:
+    """Return a function that returns the verdicts decided since it was last called; none of them is recorded as a look."""
+    from oelm.report.live import LiveRuns, decision_text
+
+    live = LiveRuns(study.root, load(catalog), only={run.experiment.id for run in runs}, budget=study.budget)
+    known = set(live.look().decided())
+
+    def decided() -> list[tuple[str, str]]:
+        new = {name: row for name, row in live.look().decided().items() if name not in known}
+        known.update(new)
+        return [(name, decision_text(row)) for name, row in new.items()]
+
+    return decided
 
 
 def _print_summary(runs: Sequence[PlannedRun], budget: str) -> None:
@@ -245,6 +279,7 @@ def sweep(
     catalog: CatalogFile = None,
     root: Out = Path("outputs"),
     retry: Retry = False,
+    notify: Notify = None,
     dry_run: DryRun = False,
     no_preflight: NoPreflight = False,
 ) -> None:
@@ -268,7 +303,8 @@ def sweep(
         if dry_run:
             print_plan(plan.runs, slots, root)
             return
-        ended = _run_all(study, plan.runs, slots, How(stop, retry=retry, preflight=not no_preflight))
+        how = How(stop, retry=retry, preflight=not no_preflight)
+        ended = _run_all(study, plan.runs, slots, how, notify=notify, catalog=catalog)
         records = conclude_sweep(plan)
         for record in records:
             _print_sweep(record)

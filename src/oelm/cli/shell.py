@@ -8,7 +8,8 @@ import logging
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 _STDOUT, _STDERR = Stream("stdout"), Stream("stderr")
 out = Console(file=cast(IO[str], _STDOUT), markup=False, highlight=False, emoji=False)
 err = Console(file=cast(IO[str], _STDERR), stderr=True, markup=False, highlight=False, emoji=False)
+Notify = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="YAML or JSON: the command or webhook to call on failures, at the end, on verdicts."),
+]
 _PLAIN_EVERY_S = 10.0
 _BAR_EVERY_S = 0.1
 

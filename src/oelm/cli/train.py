@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oelm.cli.many import Track, quiet_unless_first, train_one
-from oelm.cli.shell import out, reported, shown_warnings, stoppable
+from oelm.cli.shell import Notify, out, reported, shown_warnings, stoppable
 from oelm.decimals import fixed
 from oelm.errors import ConfigError
+from oelm.ranks import own_rank
 
 if TYPE_CHECKING:
     from oelm.train.config import RunConfig
@@ -43,6 +44,7 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting by dotted path; may be repeated.")
     ] = None,
+    notify: Notify = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to resume in a setting that changes the bits.")] = False,
     exact_step: Annotated[int | None, typer.Option(help="Resume from this step's checkpoint or not at all.")] = None,
     no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Skip the check of memory and disk.")] = False,
@@ -55,6 +57,7 @@ def train(
     quiet_unless_first()
     # Before anything heavy is loaded: a signal during start-up shall end as well as one during training.
     with stoppable() as stop, shown_warnings():
+        from oelm.experiments.notify import notifying_of
         from oelm.train.run import Options
         from oelm.train.track import tracker_named
 
@@ -75,7 +78,8 @@ def train(
         path = out_dir or Path("outputs") / "train" / size / run_config.variant / f"seed-{run_config.seed}"
         out.print(f"run directory: {path}", soft_wrap=True)
         options = Options(strict=strict, exact_step=exact_step, preflight=not no_preflight)
-        train_one(run_config, path, _perplexities, stop=stop, options=options, track=tracker)
+        with notifying_of(path, notify if own_rank() == 0 else None):
+            train_one(run_config, path, _perplexities, stop=stop, options=options, track=tracker)
 
 
 def _perplexities(figures: dict[str, Any]) -> str:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import err, out, printable, reported, shown_warnings, stoppable
+from oelm.cli.shell import Notify, err, out, printable, reported, shown_warnings, stoppable
 from oelm.errors import ConfigError, OelmError
 
 if TYPE_CHECKING:
+    from oelm.experiments.notify import Notifier
     from oelm.report.live import LiveRuns, Moment
     from oelm.report.serve import PageServer
     from oelm.report.words import Words
@@ -37,6 +38,7 @@ def watch(
     every: Annotated[float, typer.Option(min=1.0, max=3600.0, help="Seconds between updates; longer for many runs.")] = 5.0,
     until_done: Annotated[bool, typer.Option("--until-done", help="End once nothing runs or waits.")] = False,
     lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
+    notify: Notify = None,
     catalog: Annotated[Path | None, typer.Option(help="Your own experiments; default: experiments.yaml here.")] = None,
 ) -> None:
     """Keep one page about runs up to date: queue, learning curves, preliminary verdicts, failures, machine load."""
@@ -45,6 +47,7 @@ def watch(
     if serve and socket is not None:
         raise ConfigError("--serve and --socket: the page is served in one place; give one of them")
     with stoppable() as stop, shown_warnings(), contextlib.ExitStack() as stack:
+        from oelm.experiments.notify import notifying
         from oelm.report.serve import serving
         from oelm.report.words import Words
 
@@ -55,7 +58,7 @@ def watch(
             os.nice(10)
         server = stack.enter_context(serving(port=port, path=socket)) if serve or socket is not None else None
         file = html or (PAGE if server is None else None)
-        page = _Page(runs, words, file, server, every_s=every)
+        page = _Page(runs, words, file, server, every_s=every, notifier=stack.enter_context(notifying(notify)))
         page.update()
         # Whoever follows the address finds a page.
         _announce(file, server, socket)
@@ -111,8 +114,9 @@ class _Page:
         server: PageServer | None,
         *,
         every_s: float,
+        notifier: Notifier | None,
     ) -> None:
-        self._runs, self._words, self._file, self._server = runs, words, file, server
+        self._runs, self._words, self._file, self._server, self._notifier = runs, words, file, server, notifier
         self._least_s = self.every_s = every_s
         self._moment: Moment | None = None
         self._problem = ""
@@ -122,9 +126,14 @@ class _Page:
         return self._moment is not None and self._moment.is_over
 
     def update(self) -> None:
-        """Look at the runs and show what they are doing."""
+        """Look at the runs, show what they are doing, and notify of what is new."""
+        from oelm.report.live import news
+
         began = time.process_time()
-        self._moment = self._runs.look()
+        before, self._moment = self._moment, self._runs.look()
+        if self._notifier is not None and before is not None:
+            for event in news(before, self._moment):
+                self._notifier.send(*event)
         self._show(self._moment)
         self.every_s = max(self._least_s, round((time.process_time() - began) / _SHARE, 1))
 

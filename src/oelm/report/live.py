@@ -18,6 +18,7 @@ from oelm.errors import DataError, MissingExtraError
 from oelm.experiments.gpus import read_gpus
 from oelm.experiments.inventory import SWEEP
 from oelm.experiments.monitor import ALIVE, STATES, Gap, RunView, evaluations, gaps, is_number, queue_seconds, scan
+from oelm.experiments.notify import Event
 from oelm.experiments.portable import this_machine
 from oelm.experiments.registry import Catalog
 from oelm.files import read_json
@@ -29,7 +30,7 @@ from oelm.report.learning import band
 from oelm.report.plain import one_line
 from oelm.report.plots import curves
 from oelm.report.verdict import LOOKS
-from oelm.report.verdicts import Judged, forests, verdict_table
+from oelm.report.verdicts import Judged, decided_by, forests, verdict_table
 from oelm.report.words import Words
 from oelm.train.status import now_text
 
@@ -67,6 +68,31 @@ class Moment:
         """Return the comparisons with a PASS or a FAIL at their planned seeds, by name."""
         found = {"/".join(row.pair.arm.key): row for row in self.report.judged}
         return {name: row for name, row in found.items() if row.judgement.verdict in ("PASS", "FAIL")}
+
+
+def news(before: Moment, now: Moment) -> list[tuple[Event, str, str]]:
+    """Return what has happened between two moments: runs that failed or were killed, the end of all, verdicts."""
+    known = {view.folder: view.state for view in before.views}
+    failed = [view for view in now.views if view.state in ("failed", "dead") and known.get(view.folder) != view.state]
+    found: list[tuple[Event, str, str]] = []
+    for view in failed:
+        said = view.status.message if view.status is not None and view.state == "failed" else ""
+        word = "failed" if view.state == "failed" else "was killed"
+        found.append(("failed", view.name, f"{view.name} {word}{f': {said}' if said else ''}"))
+    earlier = before.decided()
+    found += [("verdict", name, decision_text(row)) for name, row in now.decided().items() if name not in earlier]
+    if now.is_over and not before.is_over:
+        counts = Counter(view.state for view in now.views)
+        found.append(("ended", "queue", f"no run is left: {', '.join(f'{counts[s]} {s}' for s in STATES if counts[s])}"))
+    return found
+
+
+def decision_text(row: Judged) -> str:
+    """Return a preliminary verdict as one sentence for a notification."""
+    name, experiment = "/".join(row.pair.arm.key), row.pair.arm.experiment
+    _, gap = decided_by(row, Words("en"))
+    told = f"{name}: preliminary verdict {row.judgement.verdict}, gap {gap}"
+    return f"{told}; `oelm report {experiment}` gives and records the verdict"
 
 
 class LiveRuns:

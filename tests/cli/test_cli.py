@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer.main
 from typer.testing import CliRunner, Result
 
 from oelm.cli.app import app
@@ -306,3 +308,24 @@ def test_the_demo_compares_four_arms_and_draws_them(tmp_path: Path) -> None:
         "learning-curves-seed-0.png",
         "learning-curves-seed-0.svg",
     ]
+
+
+def commands(group: Any, *path: str) -> Iterator[tuple[str, ...]]:
+    """Yield the words of every command below a group."""
+    for name, command in group.commands.items():
+        yield (*path, name)
+        if hasattr(command, "commands"):
+            yield from commands(command, *path, name)
+
+
+@pytest.mark.parametrize("words", [(), *commands(typer.main.get_command(app))], ids=" ".join)
+def test_no_flag_is_shown_with_a_type_and_help_fits_80_columns(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(app, [*words, "--help"]).stdout
+    assert "<bool>" not in shown and max(map(len, shown.splitlines())) <= 80
+
+
+def test_help_has_the_commands_in_four_groups() -> None:
+    shown = CliRunner().invoke(app, ["--help"]).stdout
+    places = [shown.index(f"─ {panel} ─") for panel in ("Start", "Study", "Look", "Machine")]
+    assert places == sorted(places)

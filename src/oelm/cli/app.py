@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +25,7 @@ from oelm.cli.logs import logs
 from oelm.cli.project import project
 from oelm.cli.report import compare, log, report
 from oelm.cli.run import run, sweep, work
+from oelm.cli.shell import Command, Group
 from oelm.cli.status import status
 from oelm.cli.stop import stop
 from oelm.cli.train import train
@@ -31,6 +33,7 @@ from oelm.cli.watch import watch
 
 app = typer.Typer(
     name="oelm",
+    cls=Group,
     help="A laboratory for transformers whose attention does not learn.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -54,29 +57,34 @@ def _root(
     pass
 
 
-app.command()(demo)
-app.command("list")(list_experiments)
-app.command()(show)
-app.command()(run)
-app.command()(sweep)
+# By the panels of `oelm --help`, in their order.
+_PANELS: dict[str, dict[str, Callable[..., Any]]] = {
+    "Start": {"demo": demo, "train": train, "finetune": finetune},
+    "Study": {
+        "list": list_experiments,
+        "show": show,
+        "run": run,
+        "sweep": sweep,
+        "status": status,
+        "watch": watch,
+        "logs": logs,
+        "stop": stop,
+        "clean": clean,
+    },
+    "Look": {
+        "report": report,
+        "compare": compare,
+        "import": import_runs,
+        "log": log,
+        "eval": evaluate,
+        "inspect": inspect,
+        "generate": generate,
+        "export": export,
+    },
+    "Machine": {"bench": bench, "doctor": doctor, "archive": archive, "project": project},
+}
+for _panel, _commands in _PANELS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, cls=Command, rich_help_panel=_panel)(_command)
 app.command(hidden=True)(work)
-app.command()(project)
-app.command()(status)
-app.command()(watch)
-app.command()(logs)
-app.command()(stop)
-app.command()(clean)
-app.command()(train)
-app.command()(finetune)
-app.add_typer(data_app)
-app.command()(generate)
-app.command("eval")(evaluate)
-app.command()(inspect)
-app.command()(export)
-app.command()(bench)
-app.command()(report)
-app.command()(compare)
-app.command()(log)
-app.command("import")(import_runs)
-app.command()(archive)
-app.command()(doctor)
+app.add_typer(data_app, rich_help_panel="Machine")

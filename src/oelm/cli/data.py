@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import TerminalWatch, out, printable, reported, shown_warnings
+from oelm.cli.shell import Command, Group, TerminalWatch, out, printable, reported, shown_warnings
 from oelm.decimals import duration
 from oelm.errors import REFUSED
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from oelm.data.encoded import ExampleMeta
     from oelm.data.tokens import TokenMeta
 
-data_app = typer.Typer(name="data", help="Data sets: list, prepare, look at, verify.", no_args_is_help=True)
+data_app = typer.Typer(name="data", cls=Group, help="Data sets: list, prepare, look at, verify.", no_args_is_help=True)
 
 
-@data_app.command("list")
+@data_app.command("list", cls=Command)
 @reported
 def list_sets() -> None:
     """Show the data sets that have a name, and what is prepared on this machine."""
@@ -41,7 +41,7 @@ def list_sets() -> None:
         out.print(f"  {line}", soft_wrap=True)
 
 
-@data_app.command()
+@data_app.command(cls=Command)
 @reported
 def prepare(
     name: Annotated[
@@ -104,7 +104,7 @@ def prepare(
     _print_meta(prepared.meta)
 
 
-@data_app.command()
+@data_app.command(cls=Command)
 @reported
 def info(
     what: Annotated[str, typer.Argument(help="A prepared set: its folder, or its name where one was prepared under it.")],
@@ -189,7 +189,7 @@ def _print_counters(path: Path, meta: TokenMeta | ExampleMeta) -> None:
         out.print(f"  best        {split} {best[2]:.4f} bits per byte: order {best[1]}, vocabulary {best[0]:,}")
 
 
-@data_app.command()
+@data_app.command(cls=Command)
 @reported
 def verify(
     what: Annotated[list[str] | None, typer.Argument(help="Folders or names of prepared sets; by default all of them.")] = None,

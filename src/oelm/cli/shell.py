@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from typer.core import TyperCommand, TyperGroup
 
 from oelm.cli.streams import Stream
 from oelm.decimals import duration
@@ -35,6 +36,28 @@ Notify = Annotated[
 ]
 _PLAIN_EVERY_S = 10.0
 _BAR_EVERY_S = 0.1
+
+
+def _without_types(params: list[Any]) -> list[Any]:
+    """Return parameters, flags without a type in their help: they take no value."""
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params
+
+
+class Command(TyperCommand):
+    """A command whose help shows no type for flags."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """A group of commands whose help shows no type for flags."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _without_types(super().get_params(ctx))
 
 
 def reported(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -86,5 +86,5 @@ _PANELS: dict[str, dict[str, Callable[..., Any]]] = {
 for _panel, _commands in _PANELS.items():
     for _name, _command in _commands.items():
         app.command(_name, cls=Command, rich_help_panel=_panel)(_command)
-app.command(hidden=True)(work)
+app.command(hidden=True, cls=Command)(work)
 app.add_typer(data_app, rich_help_panel="Machine")

@@ -339,6 +339,12 @@ def test_an_unknown_id_is_refused_with_the_groups_and_what_is_near(name: str) ->
             assert "did you mean" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["GPT2", "gpt02", "GPT_002"])
+def test_signs_and_zeros_that_were_left_out_are_found_before_a_group_of_a_similar_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"\(did you mean 'GPT-02'\?\)"):
+        load_catalog().select([name])
+
+
 def test_a_group_where_one_experiment_is_meant_is_told_to_be_one() -> None:
     with pytest.raises(ConfigError, match="^'encoder-decoder' is a group; name one of its experiments: T5-01, T5-02, BART-01"):
         load_catalog().get("encoder-decoder")

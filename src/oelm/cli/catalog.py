@@ -57,7 +57,7 @@ def _print_list(chosen: list[Experiment], catalog: Catalog) -> None:
         out.print(line if len(line) <= out.width else f"{line[: out.width - 3]}...", soft_wrap=True)
     if sets:
         out.print(f"\nSET: {', '.join(sets)}")
-    named = [f"{name} ({len(members)})" for name, members in groups.items() if "." not in name and f"{name}." not in members[0]]
+    named = [f"{name} ({len(members)})" for name, members in catalog.named_groups().items()]
     out.print(f"groups: {', '.join(named)}")
     out.print("next: `oelm show ID` for one experiment, `oelm run ID --budget smoke` to try it")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -104,6 +105,10 @@ class Catalog:
                 found.setdefault(group, []).append(experiment.id)
         return found
 
+    def named_groups(self) -> dict[str, list[str]]:
+        """Return the groups without those that stand for one arm, or for one data set."""
+        return {name: ids for name, ids in self.groups().items() if "." not in name and not ids[0].startswith(f"{name}.")}
+
     def baselines(self) -> dict[str, str]:
         """Return the baseline's id for each experiment that has one."""
         return {experiment.id: experiment.baseline for experiment in self if experiment.baseline is not None}
@@ -136,7 +141,7 @@ class Catalog:
         groups = self.groups()
         hint = nearest(name, [*self.experiments, *groups])
         return ConfigError(
-            f"no experiment or group called {name!r}{hint}; `oelm list` shows them, groups are: {', '.join(groups)}"
+            f"no experiment or group called {name!r}{hint}; `oelm list` shows them, groups are: {', '.join(self.named_groups())}"
         )
 
 
@@ -156,8 +161,15 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a question with the nearest of known names, whatever its case; '' where nothing is near."""
     by_case = {text.lower(): text for text in known}
-    near = difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=0.5)
+    # GPT2 is GPT-02.
+    alike = [text for text in by_case if _plain(text) == _plain(name)]
+    near = alike or difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=0.5)
     return f" (did you mean '{by_case[near[0]]}'?)" if near else ""
+
+
+def _plain(name: str) -> str:
+    """Return a name without what is easily left out: signs, and zeros before a number."""
+    return re.sub(r"[^a-z0-9]|(?<![0-9])0+(?=[0-9])", "", name.lower())
 
 
 def load_catalog(extra: Path | None = None) -> Catalog:

@@ -72,6 +72,8 @@ def example_source(config: ExamplesConfig) -> ExampleSource:
         return stdlib_examples()
     named = config.task in TASKS
     if not named and not Path(config.task).exists() and "/" not in config.task:
+        if "/" in config.task or "." in config.task:
+            raise ConfigError(f"no file {config.task!r} here; give the path of a table, or a task: stdlib, {', '.join(TASKS)}")
         raise ConfigError(f"no task called {config.task!r}: there are stdlib, {', '.join(TASKS)}; or give the path of a table")
     request = Request(
         name=config.task if named else None,

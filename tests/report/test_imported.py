@@ -255,6 +255,13 @@ def test_naming_arms_changes_no_verdict_and_the_first_is_the_baseline(place: Pat
     assert rows[0] == rows[1] and "\nbad" in whole and "\nbad" not in part
 
 
+def test_our_own_runs_in_a_folder_called_imported_are_compared_as_ours(place: Path) -> None:
+    first, second = (write_arm(place, name, [30.0, 31.0], seeds=[0, 1])[0].parent for name in ("GPT-01", "GPT-02"))
+    (place / "imported").mkdir()
+    moved = [folder.rename(place / "imported" / name) for name, folder in (("a", first), ("b", second))]
+    assert "method.init" in oelm_run("compare", *moved).output
+
+
 def test_without_a_bound_there_is_an_interval_and_no_verdict(place: Path) -> None:
     imported(place, {"base": BASE, "good": losses(0.01)})
     shown = oelm_run("compare", place / "imported" / "mine", *ASKED[:4]).output

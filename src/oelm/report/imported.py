@@ -502,7 +502,9 @@ def named_study(paths: Sequence[Path]) -> tuple[ImportedStudy, list[str]] | None
 def _place_of(path: Path) -> tuple[Path, str, str | None] | None:
     """Return the outputs folder, the study and the arm's folder of an imported path; None where it is none."""
     parts = path.resolve().parts
-    if IMPORTED not in parts[:-1]:
+    # A folder of that name may hold runs of ours, too.
+    is_ours = (path / "config.json").is_file() or any(path.glob("seed-*/config.json"))
+    if IMPORTED not in parts[:-1] or is_ours:
         return None
     place = len(parts) - 1 - parts[::-1].index(IMPORTED)
     rest = parts[place + 1 :]

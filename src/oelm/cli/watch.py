@@ -135,7 +135,9 @@ class _Page:
             for event in news(before, self._moment):
                 self._notifier.send(*event)
         self._show(self._moment)
-        self.every_s = max(self._least_s, round((time.process_time() - began) / _SHARE, 1))
+        # The first update reads every finished run, and later ones do not.
+        if before is not None:
+            self.every_s = max(self._least_s, round((time.process_time() - began) / _SHARE, 1))
 
     def try_update(self) -> None:
         """Update the page; what goes wrong is reported once, and tried again the next time."""

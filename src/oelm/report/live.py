@@ -38,9 +38,9 @@ from oelm.train.status import now_text
 _TROUBLED = ("failed", "dead", "stale", "damaged", "stopped")
 _MARKS: dict[str, Mark] = {"failed": "bad", "dead": "bad", "damaged": "bad", "stale": "warn", "stopped": "warn"}
 # Over so many runs, only those under way and in trouble have a row each; the others one for each arm.
-_MOST_RUNS, _MOST_ROWS = 60, 100
+_MOST_RUNS, _MOST_ROWS = 60, 70
 # What keeps a page of a thousand runs under 200 KB, and readable.
-_MOST_FAMILIES, _FAMILIES_OF_MANY, _MOST_CURVES, _MOST_POINTS, _MOST_IN_FOREST = 6, 3, 8, 20, 30
+_MOST_FAMILIES, _FAMILIES_OF_MANY, _MOST_CURVES, _MOST_POINTS, _MOST_IN_FOREST = 6, 2, 8, 20, 30
 _LONGEST_MESSAGE = 300
 # Of the report's table of verdicts: arm, gap, level, verdict, seeds, best, split, budget.
 _VERDICT_COLUMNS = (0, 4, 10, 5, 2, 3, 9, 1)

@@ -369,7 +369,7 @@ def _verdict_section(moment: Moment, words: Words) -> Section:
     table = Table("verdicts", words("live.verdict_caption"), tuple(columns), rows[:_MOST_ROWS], numeric)
     pictures = forests(report.judged, words) if len(rows) <= _MOST_IN_FOREST else []
     left_out = len(rows[_MOST_ROWS:])
-    notes = [_left_out(left_out, words)] if left_out else []
+    notes = [Text(words("live.verdicts_left_out", count=left_out), "note")] if left_out else []
     return Section("verdicts", title, (Text(words("live.preliminary"), "warning"), table, *notes, *pictures))
 
 

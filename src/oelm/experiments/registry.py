@@ -140,9 +140,8 @@ class Catalog:
     def _unknown(self, name: str) -> ConfigError:
         groups = self.groups()
         hint = nearest(name, [*self.experiments, *groups])
-        return ConfigError(
-            f"no experiment or group called {name!r}{hint}; `oelm list` shows them, groups are: {', '.join(self.named_groups())}"
-        )
+        named = ", ".join(self.named_groups())
+        return ConfigError(f"no experiment or group called {name!r}{hint}; `oelm list` shows them, groups are: {named}")
 
 
 def dotted(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -260,3 +260,28 @@ def test_the_interval_over_documents_is_that_of_a_ratio_of_sums_over_documents()
 @pytest.mark.parametrize("shape", [(0, 5), (2, 1)])
 def test_no_seed_or_one_document_has_no_interval_over_documents(shape: tuple[int, int]) -> None:
     assert document_log_ratio(np.ones(shape), np.ones(shape), np.ones(shape[1])) is None
+
+
+ODD = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("figure", [*ODD, 0.0, -1.0])
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_perplexity_that_has_no_logarithm_gives_no_interval(figure: float, is_ours: bool) -> None:
+    odd, plain = {0: 30.0, 1: 31.0, 7: figure}, {0: 29.0, 1: 30.5, 7: 30.0}
+    ours, theirs = (odd, plain) if is_ours else (plain, odd)
+    told = f"seed 7 has the figure {figure}: an interval needs finite numbers above zero"
+    with pytest.raises(DataError, match=told):
+        paired_log_ratio(ours, theirs)
+    with pytest.raises(DataError, match=told):
+        pooled_log_ratio({"a": ours, "b": theirs}, "a", "b")
+    # A seed that the other arm lacks is in no interval.
+    assert paired_log_ratio(odd, {0: 29.0, 1: 30.5}) is not None
+
+
+@pytest.mark.parametrize("figure", ODD)
+def test_an_accuracy_that_is_no_number_gives_no_interval(figure: float) -> None:
+    with pytest.raises(DataError, match=f"seed 1 has the figure {figure}"):
+        paired_difference({0: 0.5, 1: figure}, {0: 0.4, 1: 0.5})
+    with pytest.raises(DataError, match="hold NaN or infinity"):
+        example_difference([[0.0, figure]], [[1.0, 1.0]])

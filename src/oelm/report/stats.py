@@ -114,7 +114,7 @@ def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float], *,
 
     It covers seeds drawn anew, on the same examples. None for fewer than two common seeds.
     """
-    differences = [ours[seed] - theirs[seed] for seed in common_seeds(ours, theirs)]
+    differences = [_figure(ours, seed) - _figure(theirs, seed) for seed in common_seeds(ours, theirs)]
     return _t_interval(differences, level=level) if len(differences) > 1 else None
 
 
@@ -132,6 +132,8 @@ def example_difference(ours: npt.ArrayLike, theirs: npt.ArrayLike, *, level: flo
             f"outcomes by seed and example have the shapes {right.shape} and {reference.shape}: both arms need the same seeds "
             "and the same examples; compare runs that were judged on the same data"
         )
+    if not (np.isfinite(right).all() and np.isfinite(reference).all()):
+        raise DataError("outcomes by seed and example hold NaN or infinity; each must be 0 (wrong) or 1 (right)")
     num_seeds, num_examples = right.shape
     if num_seeds < 1 or num_examples < 2:
         return None
@@ -201,7 +203,21 @@ def common_seeds(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tupl
 
 def _log_ratios(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[int, float]:
     # A difference of logarithms: the ratio itself could overflow where a run diverged.
-    return {seed: math.log(ours[seed]) - math.log(theirs[seed]) for seed in common_seeds(ours, theirs)}
+    return {
+        seed: math.log(_figure(ours, seed, is_ratio=True)) - math.log(_figure(theirs, seed, is_ratio=True))
+        for seed in common_seeds(ours, theirs)
+    }
+
+
+def _figure(arm: Mapping[int, float], seed: int, *, is_ratio: bool = False) -> float:
+    """Return a seed's figure; raise DataError where no interval can hold it: it would be neither right nor wrong."""
+    value = arm[seed]
+    if not math.isfinite(value) or (is_ratio and value <= 0):
+        raise DataError(
+            f"seed {seed} has the figure {value}: an interval needs finite numbers{' above zero' if is_ratio else ''}. Report "
+            "a run that diverged by itself; without it the other seeds are no sample either"
+        )
+    return value
 
 
 def _pooled_variance(arms: Sequence[Mapping[int, float]]) -> tuple[float, float]:

@@ -14,7 +14,7 @@ import oelm
 from oelm.data.prepare import prepare
 from oelm.errors import CheckpointError, DataError, FrozenMovedError
 from oelm.method.record import digest
-from oelm.train.load import find_checkpoint, load_run
+from oelm.train.load import _followed, find_checkpoint, load_run
 from oelm.train.metrics import read_metrics
 from oelm.train.score import probe_windows, score_run
 from oelm.train.stop import StopFlag
@@ -50,6 +50,33 @@ def test_best_is_the_step_that_best_json_names(run: Path) -> None:
 
 def test_a_checkpoint_directory_opens_by_itself(run: Path) -> None:
     assert load_run(run / "checkpoints" / "step-00000006").step == 6
+
+
+def test_latest_is_followed_when_the_run_prunes_it_while_it_is_read(run: Path, tmp_path: Path) -> None:
+    live = tmp_path / "live"
+    shutil.copytree(run, live)
+    point = json.loads((live / "latest.json").read_text())
+    (live / "latest.json").write_text(json.dumps(point | {"checkpoint": "checkpoints/step-00000006", "step": 6}))
+    read: list[str] = []
+
+    def load(folder: Path) -> int:
+        read.append(folder.name)
+        if folder.name == "step-00000006":
+            (live / "latest.json").write_text(json.dumps(point))
+            (folder / "model.safetensors").unlink()
+        return load_run(folder).step
+
+    assert _followed(live, "latest", load) == 8 and read == ["step-00000006", "step-00000008"]
+
+
+def test_a_damaged_checkpoint_is_refused_with_the_others_by_their_numbers(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    for name in ("step-00000000", "step-00000010", "step-notes"):
+        (copy / "checkpoints" / name).mkdir()
+    (copy / "checkpoints" / "step-00000008" / "model.safetensors").write_bytes(b"cut")
+    with pytest.raises(CheckpointError, match="; try --checkpoint 0 or 2 or 4 or 6 or 10$"):
+        load_run(copy, which="8")
 
 
 def test_loaded_model_has_the_checkpoints_bytes(run: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tokenizers import Tokenizer
 from torch import nn
@@ -90,11 +92,14 @@ def _checked_tokenizer(run: Path, checkpoint: Checkpoint) -> Path:
 
 def load_any(path: Path, *, which: str = "best") -> LoadedRun | LoadedClassifier:
     """Open a run of either kind at its 'best' or 'latest' checkpoint or at a step, or a checkpoint directory itself."""
-    folder = find_checkpoint(path, which=which).resolve()
+    return _followed(path, which, _load_any)
+
+
+def _load_any(folder: Path) -> LoadedRun | LoadedClassifier:
     run = folder.parent.parent
     config = read_any_config(run / "config.json")
     if isinstance(config, RunConfig):
-        return load_run(path, which=which)
+        return _load_run(folder)
     checkpoint = _opened(folder)
     check_bound(checkpoint, run, config)
     model = shaped_classifier(run / "model")
@@ -111,7 +116,10 @@ def load_run(path: str | Path, *, which: str = "best") -> LoadedRun:
     """
     if not isinstance(path, str | os.PathLike):
         raise CheckpointError(f"load_run takes the path of a run, not {path!r} ({type(path).__name__})")
-    folder = find_checkpoint(Path(path), which=which).resolve()
+    return _followed(Path(path), which, _load_run)
+
+
+def _load_run(folder: Path) -> LoadedRun:
     checkpoint = _opened(folder)
     run = folder.parent.parent
     config = read_config(run / "config.json")
@@ -123,13 +131,29 @@ def load_run(path: str | Path, *, which: str = "best") -> LoadedRun:
     return LoadedRun(run, config, checkpoint, model.eval())
 
 
+Opened = TypeVar("Opened")
+
+
+def _followed(path: Path, which: str, load: Callable[[Path], Opened]) -> Opened:
+    """Load the checkpoint that is meant. A run that trains may replace and prune it meanwhile: then the one meant by then."""
+    while True:
+        folder = find_checkpoint(path, which=which).resolve()
+        try:
+            return load(folder)
+        except (CheckpointError, OSError):
+            if find_checkpoint(path, which=which).resolve() == folder:
+                raise
+
+
 def _opened(folder: Path) -> Checkpoint:
     """Open a checkpoint; where it is damaged, name the others of its run, one of which may be whole."""
     try:
         return open_checkpoint(folder)
     except CheckpointError as problem:
-        others = sorted(path.name.removeprefix("step-").lstrip("0") for path in folder.parent.glob("step-*") if path != folder)
-        way_on = f"try --checkpoint {' or '.join(others)}" if others else "the run has no other; repeat its command to train on"
+        names = [path.name.removeprefix("step-") for path in folder.parent.glob("step-*") if path != folder]
+        others = sorted(int(name) for name in names if name.isdecimal())
+        steps = " or ".join(map(str, others))
+        way_on = f"try --checkpoint {steps}" if others else "the run has no other; repeat its command to train on"
         raise CheckpointError(f"{problem}; {way_on}") from None
 
 

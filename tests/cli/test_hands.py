@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from typer.testing import CliRunner
 from oelm.bench.record import read_timings
 from oelm.cli.app import app
 from oelm.train.load import load_run
-from tests.conftest import run_here, tiny_config
+from tests.conftest import oelm_command, run_here, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,15 @@ def test_generate_repeats_itself_for_a_seed(run: Path) -> None:
     arguments = ["generate", str(run), "--max-tokens", "30", "--seed"]
     texts = [CliRunner().invoke(app, [*arguments, seed]).stdout for seed in ("1", "1", "2")]
     assert texts[0] == texts[1] != texts[2]
+
+
+def test_generate_ends_well_when_its_reader_leaves(run: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = oelm_command("generate", str(run), "--max-tokens", "100000")
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_eval_prints_the_recorded_loss_and_writes_documents(run: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -259,3 +260,25 @@ def test_a_damaged_sweep_is_named_in_the_whole_report(root: Path) -> None:
     (root / "GPT-02" / "laptop" / "sweep.json").write_text("xx", encoding="utf-8")
     shown = oelm("report").output
     assert "Cannot be used" in shown and "sweep.json: damaged" in shown
+
+
+@pytest.mark.parametrize("files", [(), ("--html", "page.html"), ("--table", "verdicts")], ids=["terminal", "html", "table"])
+def test_a_reader_that_leaves_gets_no_error_and_the_files_are_written(root: Path, files: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = oelm_command("report", "--out", str(root), *files)
+    ended = subprocess.run(command, cwd=root.parent, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (root / "looks.json").is_file() and (root.parent / "page.html").exists() == ("--html" in files)
+
+
+def test_a_look_that_cannot_be_recorded_is_refused_before_any_verdict(root: Path) -> None:
+    (root / ".looks.lock").mkdir()
+    result = CliRunner().invoke(app, ["report", "--out", str(root)])
+    assert result.exit_code != 0 and "PASS" not in result.output and not (root / "looks.json").exists()
+
+
+def test_a_table_that_is_not_shown_is_no_look(root: Path) -> None:
+    oelm("report", "--out", root, "--table", "nonsense", code=2)
+    assert not (root / "looks.json").exists()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.run import Budget, CatalogFile, Overrides
-from oelm.cli.shell import out, printable, reported, roughly
+from oelm.cli.shell import echo, out, printable, reported, roughly
 
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
@@ -35,7 +35,7 @@ def list_experiments(
     chosen = found.select(names) if names else list(found)
     if as_json:
         # ASCII, and not by the console: no title can drive a terminal, and no word between colons becomes a picture.
-        typer.echo(json.dumps([experiment.model_dump(mode="json") for experiment in chosen], indent=2))
+        echo(json.dumps([experiment.model_dump(mode="json") for experiment in chosen], indent=2))
         return
     _print_list(chosen, found)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import out, printable, reported
+from oelm.cli.shell import echo, out, printable, reported
 from oelm.cli.status import no_answer
 from oelm.cli.stop import named_runs
 
@@ -37,7 +37,7 @@ def clean(
     for view in views:
         done = act(out_dir, view, weights=weights)
         if line := _line(done):
-            typer.echo(line)
+            echo(line)
         if isinstance(done, Removal) and done.files:
             total, count = total + done.size_bytes, count + 1
     what = "the weights of " if weights else ""

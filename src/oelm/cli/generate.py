@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from itertools import islice
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from oelm.cli.shell import err, printable, reported
+from oelm.cli.shell import err, out, printable, reported
 from oelm.errors import ConfigError
 
 
@@ -48,7 +47,7 @@ def generate(
 
     def show(text: str) -> None:
         # What a model writes is data: it must not drive a terminal.
-        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+        out.file.write(printable(text) if out.file.isatty() else text)
 
     loaded = load_run(run, which=checkpoint)
     # Nothing to adjust at every token, and no product where a slice will do.
@@ -69,7 +68,7 @@ def generate(
         # A character may be cut between two tokens: hold it back until it is whole.
         if not text.endswith("\ufffd"):
             show(text[len(shown) :])
-            sys.stdout.flush()
+            out.file.flush()
             shown = text
     show(tokenizer.decode(written)[len(shown) :] + "\n")
     speed = len(written) / (time.perf_counter() - started)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import err, printable, reported
+from oelm.cli.shell import echo, err, printable, reported
 from oelm.cli.status import find_runs, load_known, no_answer
 from oelm.errors import RunDirError
 
@@ -103,7 +103,7 @@ def _print_tail(path: Path, lines: int, *, hold_back: bool) -> int:
 
 def _print_lines(lines: Sequence[bytes]) -> None:
     if lines:
-        typer.echo("\n".join(printable(line.decode("utf-8", errors="replace")) for line in lines))
+        echo("\n".join(printable(line.decode("utf-8", errors="replace")) for line in lines))
 
 
 def _follow(view: RunView, path: Path | None, position: int) -> None:

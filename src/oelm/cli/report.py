@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.run import CatalogFile
-from oelm.cli.shell import err, out, printable, reported
+from oelm.cli.shell import echo, err, out, printable, reported
+from oelm.cli.streams import ReaderLeftError
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,17 +75,17 @@ def report(
     only = [experiment.id for experiment in found.select(ids)] if ids else []
     made = build_report(places, found, only=only, budgets=budget or (), question=question)
     document = made.document(lang)
-    if table is not None or picture is not None:
-        typer.echo(_one(document, table=table, picture=picture))
+    one = _one(document, table=table, picture=picture) if table is not None or picture is not None else None
+    # Before anything is shown: a verdict that was seen counts, whatever happens next.
+    _record_looks(made, places)
+    if one is not None:
+        echo(one)
         _print_damages(made)
-        _record_looks(made, places)
         return
-    _print_verdicts(document)
-    try:
-        _write(document, html=html, markdown=markdown, csv=csv, latex=latex)
-    finally:
-        # The verdicts have been seen, whatever became of the files.
-        _record_looks(made, places)
+    # A reader that leaves after the first lines still wants the files.
+    with contextlib.suppress(ReaderLeftError):
+        _print_verdicts(document)
+    _write(document, html=html, markdown=markdown, csv=csv, latex=latex)
     if not any((html, markdown, csv, latex)):
         out.print("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex", soft_wrap=True)
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from typer.core import TyperCommand, TyperGroup
 
-from oelm.cli.streams import Stream
+from oelm.cli.streams import ReaderLeftError, Stream
 from oelm.decimals import duration
 from oelm.errors import STOPPED, OelmError
 
@@ -71,11 +71,27 @@ def reported(command: Callable[..., Any]) -> Callable[..., Any]:
             word, style = ("stopped", "bold yellow") if problem.exit_code == STOPPED else ("error", "bold red")
             err.print(f"{word}: {printable(str(problem))}", style=style, soft_wrap=True)
             raise typer.Exit(problem.exit_code) from None
+        except ReaderLeftError:
+            # It has what it wanted.
+            raise typer.Exit(0) from None
         except KeyboardInterrupt:
             err.print("stopped at once; nothing that was saved is lost", style="bold yellow")
             raise typer.Exit(STOPPED) from None
 
     return run
+
+
+def echo(text: str = "") -> None:
+    """Print text as it is, neither wrapped nor styled."""
+    _STDOUT.write(text + "\n")
+    _STDOUT.flush()
+
+
+def given_path(text: str) -> Path:
+    """Parse a path to read. An empty one (of an unset variable, say) is refused: to Path it is the current folder."""
+    if not text:
+        raise typer.BadParameter("the path is empty; give a file or a folder, '.' for the current one")
+    return Path(text)
 
 
 def printable(text: str) -> str:

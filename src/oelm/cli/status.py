@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from oelm.cli.shell import err, out, printable, reported
+from oelm.cli.shell import echo, err, out, printable, reported
 from oelm.decimals import duration, fixed
 from oelm.errors import ClusterError, ConfigError, OelmError
 
@@ -133,7 +133,7 @@ def _show(page: Text) -> None:
     else:
         # Ten thousand lines in one piece: rich would measure each of them. Not every pipe can carry every character.
         encoding = sys.stdout.encoding or "utf-8"
-        typer.echo(page.plain.encode(encoding, "replace").decode(encoding))
+        echo(page.plain.encode(encoding, "replace").decode(encoding))
 
 
 def _watch(page: Callable[[int | None], Text], *, show_all: bool) -> None:
@@ -141,7 +141,7 @@ def _watch(page: Callable[[int | None], Text], *, show_all: bool) -> None:
         if not out.is_terminal:
             while True:
                 _show(page(None))
-                typer.echo()
+                echo()
                 time.sleep(_REFRESH_S)
         from rich.live import Live
 
@@ -282,7 +282,7 @@ def _print_json(views: Sequence[RunView], baselines: Mapping[str, str], jobs: Ma
 
     rows = [_json_row(view, gap, jobs) for view, gap in zip(views, gaps(views, baselines), strict=True)]
     # ASCII: what a run calls itself may hold what drives a terminal.
-    typer.echo(json.dumps(rows, indent=2, allow_nan=False))
+    echo(json.dumps(rows, indent=2, allow_nan=False))
 
 
 def _json_row(view: RunView, gap: Gap | None, jobs: Mapping[Path, JobState]) -> dict[str, Any]:

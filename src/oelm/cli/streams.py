@@ -14,6 +14,11 @@ from oelm.errors import OelmError
 Broken = Callable[[str], None]
 
 
+# Not a BrokenPipeError: rich answers one with an exit code of its own.
+class ReaderLeftError(Exception):
+    """Whoever read standard output needs no more of it (`oelm report | head -1`)."""
+
+
 class Stream(io.TextIOBase):
     """A standard stream, looked up anew for each write, whose errors are handed to whoever listens.
 
@@ -76,7 +81,7 @@ class Stream(io.TextIOBase):
             if self._listener is not None:
                 self._listener(text)
             elif self._name == "stdout" and isinstance(problem, BrokenPipeError):
-                raise
+                raise ReaderLeftError(text) from None
             elif self._name == "stdout":
                 raise OelmError(text) from problem
 

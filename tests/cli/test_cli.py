@@ -329,3 +329,17 @@ def test_help_has_the_commands_in_four_groups() -> None:
     shown = CliRunner().invoke(app, ["--help"]).stdout
     places = [shown.index(f"─ {panel} ─") for panel in ("Start", "Study", "Look", "Machine")]
     assert places == sorted(places)
+
+
+EMPTY = [("train", "--text"), ("train", "--data"), ("data", "prepare", "--text"), ("eval", "run", "--text")]
+
+
+@pytest.mark.parametrize("words", EMPTY, ids=" ".join)
+def test_an_empty_path_is_refused_and_is_not_the_current_folder(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.txt").write_text(made_text(2000))
+    monkeypatch.chdir(tmp_path)
+    result = oelm(*words, "")
+    assert result.exit_code == 2 and "empty" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oelm.cli.many import Track, quiet_unless_first, train_one
-from oelm.cli.shell import Notify, out, reported, shown_warnings, stoppable
+from oelm.cli.shell import Notify, given_path, out, reported, shown_warnings, stoppable
 from oelm.decimals import fixed
 from oelm.errors import ConfigError
 from oelm.ranks import own_rank
@@ -28,7 +28,10 @@ def train(
         str | None,
         typer.Option("--data", "--dataset", help="A name of `oelm data list` (default stdlib), text, or a token set."),
     ] = None,
-    text: Annotated[Path | None, typer.Option(help="Train on this text file, or on every text file of this folder.")] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(parser=given_path, metavar="PATH", help="Train on this text file, or on every text file of this folder."),
+    ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="'gpt2', 'bpe:N', a tokenizer.json or its folder.")] = None,
     lr: Annotated[float | None, typer.Option("--lr", "--max_lr", help="Peak learning rate.")] = None,
     steps: Annotated[
@@ -101,6 +104,8 @@ def _source(data: str | None, text: Path | None) -> str | None:
         raise ConfigError("--data and --text both name what to train on; give one of them")
     if text is not None:
         return str(text.absolute())
+    if data == "":
+        raise ConfigError("--data is empty; give the name of a corpus or a path, '.' for the current folder")
     from oelm.data.sets import BUILT_IN, CORPORA
 
     # A path is kept whole, so that the config says where the data was whatever folder it is read in. A name stays one,

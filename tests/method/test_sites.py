@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -281,6 +282,15 @@ def test_what_is_registered_must_return_paths() -> None:
     register_sites(Grouped)(lambda module: {"q": "q"})  # type: ignore[arg-type, return-value]
     with pytest.raises(SiteError, match=r"gave \{'q': 'q'\}; it must return an oelm\.SitePaths"):
         attention_sites(Grouped())
+
+
+@pytest.mark.parametrize("call", [lambda m: m.nowhere, lambda m: 1 / 0, lambda: None], ids=["attribute", "zero", "arguments"])
+def test_what_is_registered_and_raises_is_named_with_its_error(call: Any) -> None:
+    register_sites(Grouped)(call)
+    told = r"what is registered for .*Grouped raised \w+Error: .*must return an oelm\.SitePaths"
+    with pytest.raises(SiteError, match=told) as raised:
+        attention_sites(Grouped())
+    assert raised.value.__cause__ is not None
 
 
 @pytest.mark.parametrize("given", [5, None, nn.Linear(2, 2)], ids=["number", "nothing", "module"])

@@ -178,6 +178,12 @@ def _paths(name: str, adapter: Adapter, module: nn.Module) -> SitePaths:
         paths = adapter(module)
     except SiteError as problem:
         raise SiteError(f"{name}: {problem}" if name else str(problem)) from None
+    # Somebody else's code, which may raise anything; nothing has been changed yet.
+    except Exception as problem:
+        raise SiteError(
+            f"{name or 'the model'}: what is registered for {class_path(type(module))} raised {type(problem).__name__}: "
+            f"{problem}; it must return an oelm.SitePaths (docs/architectures.md)"
+        ) from problem
     if not isinstance(paths, SitePaths):
         raise SiteError(
             f"{name or 'the model'}: what is registered for {class_path(type(module))} gave {paths!r}; it must return an "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import inspect
 import re
 import sys
@@ -30,9 +32,10 @@ def save_folded() -> None:
     takes them, every other reader the plain weights. The library's class is changed, not the model: what is saved may be a
     model around the one that was frozen, a part or a copy of it. Models on top of which nothing learns are saved as ever.
     """
-    _guard_adapters()
     # Imported already where the model is one of its own.
     library = sys.modules.get("transformers.modeling_utils")
+    if library is not None:
+        _guard_adapters()
     if library is None or hasattr(library.PreTrainedModel.save_pretrained, "_oelm_folds"):
         return
     save: Any = library.PreTrainedModel.save_pretrained
@@ -52,7 +55,10 @@ def save_folded() -> None:
 
 
 def _guard_adapters() -> None:
-    """Make peft's `save_pretrained`, too, refuse to write adapters without what learnt on top; where peft is imported."""
+    """Make peft's `save_pretrained`, too, refuse to write adapters without what learnt on top; where peft is installed."""
+    # Imported here where it is not yet: the user may do so after freezing, and nothing would call us then.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("peft.peft_model")
     library = sys.modules.get("peft.peft_model")
     if library is None or hasattr(library.PeftModel.save_pretrained, "_oelm_folds"):
         return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +190,39 @@ def test_adapters_of_peft_around_the_model_are_not_saved_without_what_learnt(tmp
     fold(model)
     model.save_pretrained(tmp_path)
     assert (tmp_path / "adapter_model.safetensors").is_file()
+
+
+PEFT_LATER = """
+import sys, transformers, oelm.errors
+config = transformers.BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32)
+model = transformers.BertForSequenceClassification(config)
+oelm.freeze(model, "oelm_head_gain")
+import peft
+wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["value"]))
+try:
+    wrapped.save_pretrained(sys.argv[1])
+except oelm.errors.MethodError as problem:
+    print("refused" if "saves adapters alone" in str(problem) else problem)
+"""
+
+
+def test_peft_that_is_imported_after_freezing_is_guarded_too(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    ended = subprocess.run([sys.executable, "-c", PEFT_LATER, str(tmp_path)], capture_output=True, text=True)
+    assert ended.stdout == "refused\n", ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def scaled(weight_HKD: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return weight_HKD * 0.5
+
+
+def test_an_init_function_is_pickled_by_its_name_and_one_without_is_refused_clearly() -> None:
+    named, nameless = (tiny_model(BY_NAME["our_gpt"]) for _ in range(2))
+    freeze(named, Method(init=scaled, freeze=("q", "k")))
+    torch.save(named, io.BytesIO())
+    freeze(nameless, Method(init=lambda weight, generator: weight * 0.5, freeze=("q", "k")))
+    with pytest.raises(MethodError, match=r"init is .*<lambda> cannot be pickled.* at the top level of a module"):
+        torch.save(nameless, io.BytesIO())
+    assert_unmoved(copy.deepcopy(nameless))
+    torch.save(nameless.state_dict(), io.BytesIO())

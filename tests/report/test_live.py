@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shlex
@@ -16,7 +17,7 @@ from oelm.experiments.plan import parse_seeds
 from oelm.experiments.registry import load_catalog
 from oelm.report.build import build_report
 from oelm.report.document import Chart, Document, Table, Text
-from oelm.report.html import Live, render_live
+from oelm.report.html import Live, render_html, render_live
 from oelm.report.live import LiveRuns, Moment, continue_command, live_document, machine_load, news, queue_eta_s
 from oelm.report.words import Words
 from tests.experiments.recorded import record
@@ -283,3 +284,43 @@ def test_what_happens_between_two_looks_is_told_once(tmp_path: Path) -> None:
     assert "preliminary verdict PASS, gap +2." in found[1][2] and "`oelm report GPT-02` gives and records" in found[1][2]
     assert found[2][2] == "no run is left: 2 failed, 10 done"
     assert not (tmp_path / "looks.json").exists()
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Document:
+    """A page with learning curves and a picture of intervals."""
+    root = tmp_path_factory.mktemp("drawn")
+    write_arm(root, "GPT-01", BASE)
+    write_arm(root, "GPT-02", ARM[:3], seeds=range(3))
+    return page_of(root)
+
+
+def test_only_a_served_page_may_ask_and_only_its_own_server(drawn: Document) -> None:
+    policies = {}
+    for source in ("file", "server", "over"):
+        page = render_live(drawn, Live(source, 5.0, 1000.0)).html
+        found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
+        assert found is not None
+        policies[source] = html.unescape(found[1])
+    assert policies["server"].endswith("; connect-src 'self'") and "connect-src" not in policies["file"] + policies["over"]
+    assert all(policy.startswith("default-src 'none'; script-src 'sha256-") for policy in policies.values())
+
+
+def test_a_page_that_is_over_asks_for_nothing_more(drawn: Document) -> None:
+    live, over = (render_live(drawn, Live(source, 7.4, 1000.0)).html for source in ("file", "over"))
+    assert '<noscript><meta http-equiv="refresh" content="7"></noscript>' in live and 'id="pause"' in live
+    assert "refresh" not in over.split("<style>")[0] and 'id="pause"' not in over
+
+
+def test_every_picture_is_there_for_a_wide_window_and_for_a_phone(drawn: Document) -> None:
+    page = render_live(drawn, LIVE).html
+    widths = [int(width) for width in re.findall(r'<svg width="(\d+)"', page)]
+    assert len(charts(drawn)) == 2 and len(widths) == 4
+    assert all(wide > 700 for wide in widths[::2]) and all(narrow <= 330 for narrow in widths[1::2])
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids)), "pictures do not share ids"
+    assert page.count("<script") == 1 and "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_report_is_no_live_page(drawn: Document) -> None:
+    assert "data-live" not in render_html(drawn) and "location.reload" not in render_html(drawn)

@@ -53,7 +53,8 @@ bench-speed: setup  ## where a step's time goes, ours against transformers and a
 	@$(BIN)/python benchmarks/training_step.py --record
 	@$(BIN)/python benchmarks/methods.py --record
 	@$(BIN)/python benchmarks/generation.py --record
-	@for table in bounds time step methods parameters generation; do echo; $(BIN)/python benchmarks/tables.py $$table; done
+	@$(BIN)/python benchmarks/classifier.py --record
+	@for table in bounds time step methods parameters generation classifier; do echo; $(BIN)/python benchmarks/tables.py $$table; done
 
 figures: setup  ## write the tables of README and docs anew from the records under results/
 	@$(BIN)/python studies/figures.py

@@ -22,7 +22,7 @@ from oelm.bench.speed import ArmFigures, Conditions, SpeedRecord, TimeSplit, rea
 from oelm.intervals import Ratio
 
 if TYPE_CHECKING:
-    from oelm.train.config import RunConfig
+    from oelm.bench.compare import BenchConfig
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench"
 # Beside the figures of a benchmark: under which circumstances they came about.
@@ -125,10 +125,13 @@ def chosen_shapes(options: argparse.Namespace, rounds: Mapping[str, int]) -> Ite
 
 
 def build_record(
-    part: str, shape: str, config: RunConfig, *, rounds: int, arms: Sequence[ArmFigures] = (), split: TimeSplit | None = None
+    part: str, shape: str, config: BenchConfig, *, rounds: int, arms: Sequence[ArmFigures] = (), split: TimeSplit | None = None
 ) -> SpeedRecord:
     """Return what a benchmark of speed measured, with what it was measured on."""
     import torch
+
+    from oelm.bench.compare import timed_shape
+    from oelm.train.config import FinetuneConfig
 
     conditions = Conditions(
         threads=torch.get_num_threads(),
@@ -136,7 +139,8 @@ def build_record(
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         torch=importlib.metadata.version("torch"),
     )
-    model = TimedShape(**config.model.model_dump(), batch_size=config.batch_size)
+    is_classifier = isinstance(config, FinetuneConfig)
+    model = TimedShape(**timed_shape(config).model_dump(), batch_size=config.batch_size, is_classifier=is_classifier)
     return SpeedRecord(part=part, shape=shape, model=model, rounds=rounds, arms=tuple(arms), split=split, conditions=conditions)
 
 

@@ -15,6 +15,7 @@ from oelm.bench.speed import ArmFigures, RatioFields, SpeedRecord, read_speed
 from oelm.models.flops import method_work
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench"
+CLASSIFIER = "bert"
 SHAPES = {"laptop": "laptop", "512": "6 x 512", "medium": "Medium-512"}
 # As plain data: the bound needs neither a model nor torch.
 _BOTH = ("q", "k")
@@ -52,6 +53,11 @@ WORDS = {
         "tokens": "tokens/s",
         "of baseline": "against the baseline [95%]",
         "of transformers": "against `transformers` on the export [95%]",
+        "classifier": "bert-base's shape, batch {batch} x {length}, {machine}",
+        "saved": "time saved",
+        "allows": "arithmetic allows",
+        "sentences": "baseline, batches padded to their longest, lengths of SST-2",
+        "pairs": "baseline, batches padded to their longest, lengths of MNLI",
     },
     "zh": {
         "missing": "尚未测量；请运行：make bench",
@@ -80,6 +86,11 @@ WORDS = {
         "tokens": "词元/秒",
         "of baseline": "相比基线 [95%]",
         "of transformers": "相比 `transformers`（运行导出的模型）[95%]",
+        "classifier": "bert-base 的形状，批大小 {batch} x {length}，{machine}",
+        "saved": "节省的时间",
+        "allows": "运算量所允许的上限",
+        "sentences": "基线，每批填充到其中最长的样本，长度取自 SST-2",
+        "pairs": "基线，每批填充到其中最长的样本，长度取自 MNLI",
     },
 }
 Words = dict[str, str]
@@ -191,6 +202,24 @@ def bounds_table(words: Words) -> str:
     return markdown([words["method"], *SHAPES.values()], [[f"`{name}`", *texts] for name, texts in rows.items()])
 
 
+def classifier_table(records: Records, words: Words, folder: Path) -> str:
+    """Freezing and padding at the classifier's shape, each against the baseline whose examples are all padded to one length."""
+    (record,) = records.values()
+    sizes = {"batch": record.model.batch_size, "length": record.model.seq_len}
+    title = words["classifier"].format(**sizes, machine=machine(records, words))
+    rows = [
+        [
+            words.get(arm.name, f"`{arm.name}`"),
+            f"{1000 * arm.median_s:,.0f} ms",
+            ratio_text(arm.ratio, words),
+            f"{100 * (1 - 1 / arm.ratio.value):.1f}%",
+            f"{arm.bound or 1:.3f}x",
+        ]
+        for arm in record.arms
+    ]
+    return markdown([title, words["step"], words["of baseline"], words["saved"], words["allows"]], rows)
+
+
 # By name: the part whose records it shows, and how.
 TABLES: dict[str, tuple[str, Callable[[Records, Words, Path], str]]] = {
     "time": ("time", time_table),
@@ -198,6 +227,7 @@ TABLES: dict[str, tuple[str, Callable[[Records, Words, Path], str]]] = {
     "methods": ("methods", methods_table),
     "parameters": ("methods", parameters_table),
     "generation": ("generation", generation_table),
+    "classifier": ("classifier", classifier_table),
 }
 
 
@@ -207,7 +237,7 @@ def table(name: str, folder: Path, language: str) -> str:
     if name == "bounds":
         return bounds_table(words)
     part, make = TABLES[name]
-    records = {shape: record for shape in SHAPES if (record := read_speed(folder, part, shape))}
+    records = {shape: record for shape in (*SHAPES, CLASSIFIER) if (record := read_speed(folder, part, shape))}
     return make(records, words, folder) if records else words["missing"]
 
 

@@ -20,7 +20,7 @@ from oelm.intervals import Ratio
 from oelm.method.apply import freeze
 from oelm.models.flops import step_work
 from oelm.models.gpt import build_gpt
-from oelm.train.config import RunConfig, parse_config
+from oelm.train.config import FinetuneConfig, RunConfig, parse_as, parse_config
 from oelm.train.optim import build_optimizer, optimizer_tensors
 from tests.conftest import tiny_config
 
@@ -49,6 +49,63 @@ def test_bound_of_a_method_against_itself_is_one_and_of_freezing_is_flops_own(te
     frozen = tiny_config(text_file, method="oelm_freeze", **settings)
     assert bound(baseline, baseline) == 1.0
     assert bound(baseline, frozen) == pytest.approx(step_work(baseline.model, batch_size=4).largest_speedup, rel=1e-12)
+
+
+def small_bert(method: str, **model: Any) -> FinetuneConfig:
+    settings = {
+        "model": {"vocab_size": 300, "model_dim": 32, "num_layers": 2, "num_heads": 2, "ff_dim": 48, "dropout": 0.0, **model},
+        "examples": {"task": "stdlib", "max_length": 12},
+        "optim": {"lr": 1e-3},
+        "schedule": {"warmup_steps": 0},
+        "steps": 10,
+        "batch_size": 4,
+        "micro_batch_size": 4,
+        "method": method,
+    }
+    return parse_as(FinetuneConfig, settings, where="test")
+
+
+def counted_operations(config: FinetuneConfig) -> int:
+    step = training_step(config)
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("method", ["oelm_freeze", "oelm_axes", "pretrained_lowrank"])
+def test_what_a_classifier_s_method_saves_is_what_torch_counts(method: str) -> None:
+    baseline, arm = (small_bert(name) for name in ("baseline", method))
+    counts = [counted_operations(config) for config in (baseline, arm)]
+    assert _work(baseline).matmuls - _work(arm).matmuls == counts[0] - counts[1]
+    # Torch does not count attention's own products on a CPU: forward two of T x T a head dimension, and twice that backward.
+    attention = 2 * 4 * 12 * 12 * (6 * 32 + 6 * 32)
+    # The last layer, of two labels, is the one that the shape does not tell of.
+    assert _work(baseline).matmuls - attention + 6 * 4 * 32 * 2 == counts[0]
+    assert bound(baseline, arm) > 1
+
+
+def test_a_classifier_s_batch_is_padded_to_its_longest_example() -> None:
+    config = small_bert("baseline")
+    step = training_step(config, lengths=[[3, 5, 2, 1], [12, 1, 1, 1]])
+    found = []
+    for _ in range(3):
+        with FlopCounterMode(display=False) as counter:
+            step()
+        found.append(counter.get_total_flops())
+    assert found[0] == found[2] < found[1] == counted_operations(config)
+
+
+def test_classifiers_are_compared_and_their_sizes_are_those_of_the_model() -> None:
+    arms = [(name, small_bert(name)) for name in ("baseline", "oelm_freeze")]
+    (found,) = compare(arms, rounds=2, progress=lambda text: None)
+    assert found.first.stored == found.second.stored and found.first.trainable - found.second.trainable == 2 * 2 * (
+        32 * 32 + 32
+    )
+    assert found.first.peak_bytes and found.first.checkpoint_bytes == 12 * found.first.stored
+    with pytest.raises(ConfigError, match="model.source = somewhere: fresh weights are timed"):
+        fresh = ("architecture", "vocab_size", "model_dim", "num_layers", "num_heads", "ff_dim")
+        given = {name: type(arms[0][1].model).model_fields[name].default for name in fresh}
+        model_size(small_bert("baseline", **given, source="somewhere"))
 
 
 def test_where_arithmetic_expects_no_difference_none_that_shows_is_no_noise() -> None:

@@ -113,7 +113,10 @@ def test_a_record_without_a_shape_is_no_timing(tmp_path: Path, shape: Any) -> No
 
 def test_the_file_holds_numbers_and_no_sentence(tmp_path: Path) -> None:
     kept = json.loads(write_timing(tmp_path, timing(first_stored=44_896_768)).read_text())
-    assert kept["shape"] == MEDIUM | {"short_conv": 0, "qk_dim": None} and kept["first_stored"] == 44_896_768
+    assert (
+        kept["shape"] == MEDIUM | {"short_conv": 0, "qk_dim": None, "is_classifier": False}
+        and kept["first_stored"] == 44_896_768
+    )
 
 
 def test_nothing_recorded_is_nothing_read(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from oelm.bench.shapes import shape_config
-from oelm.bench.speed import SpeedRecord, read_speed
+from oelm.bench.speed import SpeedRecord, read_speed, write_speed
 from oelm.models.gpt import build_gpt
 from oelm.train.loss import mean_cross_entropy
 
@@ -56,6 +56,22 @@ def test_methods_against_the_baseline(load: Load, tmp_path: Path) -> None:
     assert bounds[0] == 1 and bounds == sorted(bounds)
     # Q and K of two layers are stored nowhere.
     assert (arms["baseline"].stored or 0) - (arms["oelm_axes"].stored or 0) == 2 * 2 * 32 * 32
+
+
+def test_a_classifier_s_step_frozen_and_padded_otherwise(load: Load, tmp_path: Path) -> None:
+    found = quick(load("classifier"), "classifier", tmp_path)
+    arms = {arm.name: arm for arm in found.arms}
+    assert list(arms) == ["baseline", "oelm_freeze_pretrained", "sentences", "pairs"]
+    frozen = (arms["baseline"].trainable or 0) - (arms["oelm_freeze_pretrained"].trainable or 0)
+    # Two layers' Q and K with their biases.
+    assert found.model.is_classifier and frozen == 2 * 2 * (32 * 32 + 32)
+    bounds = [arms[name].bound or 0 for name in ("baseline", "oelm_freeze_pretrained", "pairs", "sentences")]
+    assert bounds[0] == 1 and bounds == sorted(bounds) and bounds[1] < 1.1 and bounds[3] > 3
+    write_speed(tmp_path, found.model_copy(update={"shape": "bert"}))
+    for language, title in (("en", "lengths of SST-2"), ("zh", "长度取自 SST-2")):
+        shown = load("tables").table("classifier", tmp_path, language)
+        assert title in shown and "batch 16 x 128" in shown or "批大小 16 x 128" in shown
+    assert load("tables").table("classifier", tmp_path / "none", "en") == "not measured yet; run: make bench"
 
 
 def test_generation_against_the_baseline_and_transformers(load: Load, tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oelm.bench.compare import bound
-from oelm.bench.shapes import PUBLISHED, shape_config, shape_settings, with_arm
+from oelm.bench.compare import bound, model_size
+from oelm.bench.shapes import PUBLISHED, classifier_config, shape_config, shape_settings, with_arm
 from oelm.errors import ConfigError, MethodError
 
 
@@ -25,6 +25,18 @@ def test_published_shapes_are_those_of_the_bars(
     assert (model.num_layers, model.model_dim, model.num_heads, model.ff_dim) == (layers, width, heads, inner)
     assert (model.seq_len, model.vocab_size, model.dropout, config.batch_size) == (tokens, vocabulary, 0.0, batch_size)
     assert config.micro_batch_size == batch_size and shape in PUBLISHED
+
+
+def test_the_classifier_has_the_shape_of_bert_base_and_the_study_s_batch() -> None:
+    config = classifier_config("oelm_freeze")
+    stored, trainable, _ = model_size(config)
+    # The count of the earlier study's model with three labels, of which Q and K of twelve layers have 12 x 2 x (768 + 1) x 768;
+    # the positions that are not read here are those beyond 128.
+    assert stored == 109_484_547 - (512 - 128) * 768 and stored - trainable == 12 * 2 * 769 * 768
+    assert (config.batch_size, config.examples.max_length) == (16, 128)
+    assert 1.03 < bound(classifier_config("baseline"), config) < 1.06
+    with pytest.raises(ConfigError, match="'thin' is an arm of our GPT, and shape 'bert' is a BERT"):
+        classifier_config("thin")
 
 
 def test_thin_is_the_baseline_with_an_eighth_of_the_rows() -> None:

@@ -127,6 +127,17 @@ def test_bench_takes_several_arms_at_a_named_shape(tmp_path: Path) -> None:
     assert "peak memory" not in words and all(timing.first_peak_bytes is None for timing in read_timings(tmp_path))
 
 
+def test_bench_times_classifiers_and_records_them_as_such(tmp_path: Path) -> None:
+    small = [
+        f"model.{name}={size}" for name, size in (("num_layers", 1), ("model_dim", 24), ("ff_dim", 32), ("vocab_size", 300))
+    ]
+    options = [text for pair in small for text in ("--set", pair)]
+    words = " ".join(oelm("bench", "--shape", "bert", "--rounds", 3, "--no-memory", *options, "--out", tmp_path).split())
+    assert "classifier, 1 layers, 24 wide, dropout 0.0, batch 16 x 128" in words and "arithmetic bound" in words
+    (found,) = read_timings(tmp_path)
+    assert found.shape.is_classifier and (found.first, found.second) == ("baseline", "oelm_freeze") and found.bound > 1
+
+
 def test_bench_times_generation_next_to_transformers() -> None:
     words = " ".join(oelm("bench", "--generate", "--shape", "tiny", "--rounds", 3, "--tokens", 5).split())
     assert "greedy text, batch 1" in words and "oelm_freeze" in words and "against transformers" in words
@@ -150,6 +161,9 @@ def test_doctor_answers_without_the_matrix_test() -> None:
         (("bench", "baseline", "oelm_frezee"), 2, "did you mean 'oelm_freeze'"),
         (("bench", "--rounds", "1"), 2, "--rounds"),
         (("bench", "--shape", "mediun"), 2, "did you mean 'medium'"),
+        (("bench", "thin", "--shape", "bert"), 2, "'thin' is an arm of our GPT"),
+        (("bench", "--generate", "--shape", "bert"), 2, "is a classifier and writes no text"),
+        (("bench", "--shape", "bert", "--set", "model.seq_len=64"), 2, "unknown key 'seq_len'"),
     ],
 )
 def test_bad_input_gets_one_clear_paragraph(arguments: tuple[str, ...], code: int, words: str, run: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from oelm.bench.ab import against, interleave
 from oelm.errors import ConfigError, OelmError
@@ -18,15 +21,17 @@ from oelm.files import dump_json
 from oelm.intervals import Ratio
 from oelm.method.apply import freeze
 from oelm.models.flops import MethodWork, method_work
-from oelm.models.gpt import GPT, build_gpt
-from oelm.train.config import RunConfig
-from oelm.train.device import choose_compute, look, synchronize
+from oelm.models.gpt import GPT, GPTConfig, build_gpt
+from oelm.models.hub import ClassifierShape, fresh_classifier
+from oelm.train.config import FinetuneConfig, RunConfig
+from oelm.train.device import Compute, choose_compute, look, synchronize
 from oelm.train.dist import ALONE, World
 from oelm.train.loss import mean_cross_entropy
 from oelm.train.optim import build_optimizer, muon_parameters
 from oelm.train.preflight import estimate
 from oelm.train.step import train_step
 
+BenchConfig = RunConfig | FinetuneConfig
 # Where arithmetic expects less of a difference than this, nobody wants to see one.
 _ALIKE = 0.005
 
@@ -63,7 +68,7 @@ class Comparison:
 
 
 def compare(
-    arms: Sequence[tuple[str, RunConfig]], *, rounds: int, progress: Callable[[str], None], has_memory: bool = True
+    arms: Sequence[tuple[str, BenchConfig]], *, rounds: int, progress: Callable[[str], None], has_memory: bool = True
 ) -> list[Comparison]:
     """Measure every config against the first: steps in turn in one process, memory each in a process of its own."""
     configs = {letter: config for letter, (_, config) in zip(ascii_uppercase, arms, strict=False)}
@@ -84,8 +89,9 @@ def compare(
     ]
 
 
-def _side(letter: str, name: str, config: RunConfig, median_s: float, peak_bytes: int | None) -> Side:
+def _side(letter: str, name: str, config: BenchConfig, median_s: float, peak_bytes: int | None) -> Side:
     stored, trainable, state = model_size(config)
+    is_text = isinstance(config, RunConfig)
     return Side(
         letter=letter,
         name=name,
@@ -94,7 +100,7 @@ def _side(letter: str, name: str, config: RunConfig, median_s: float, peak_bytes
         trainable=trainable,
         peak_bytes=peak_bytes,
         optimizer_bytes=state,
-        checkpoint_bytes=estimate(config, device="cpu").checkpoint,
+        checkpoint_bytes=estimate(config, device="cpu").checkpoint if is_text else 4 * stored + state,
         # DDP sums every gradient once a step, in float32; what is frozen has none.
         all_reduced_bytes=4 * trainable,
     )
@@ -108,10 +114,10 @@ class ModelSize(NamedTuple):
     state_bytes: int
 
 
-def model_size(config: RunConfig) -> ModelSize:
+def model_size(config: BenchConfig) -> ModelSize:
     """Count what a config's model keeps. AdamW has two numbers for each that learns, Muon one."""
     with torch.device("meta"):
-        model = GPT(config.model)
+        model = GPT(config.model) if isinstance(config, RunConfig) else _classifier(config)
     freeze(model, config.method)
     matrices = muon_parameters(model, config.optim)
     learning = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -119,45 +125,68 @@ def model_size(config: RunConfig) -> ModelSize:
     return ModelSize(sum(parameter.numel() for parameter in model.parameters()), sum(learning.values()), state)
 
 
-def bound(first: RunConfig, second: RunConfig) -> float:
+def timed_shape(config: BenchConfig) -> GPTConfig:
+    """Return the sizes of a config's model and inputs; a fresh classifier is described as if it were a GPT of that size."""
+    if isinstance(config, RunConfig):
+        return config.model
+    sizes = {name: getattr(config.model, name) for name in ("vocab_size", "model_dim", "num_layers", "num_heads", "ff_dim")}
+    return GPTConfig(**sizes, seq_len=config.examples.max_length, dropout=config.model.dropout or 0.0)
+
+
+def _classifier(config: FinetuneConfig) -> nn.Module:
+    """Return a fresh classifier; its data would say where its padding is and how many labels it has."""
+    size, shape = config.model, timed_shape(config)
+    if size.source is not None:
+        raise ConfigError(f"model.source = {size.source}: fresh weights are timed; leave it out, and give the sizes by --set")
+    labels = size.num_labels or 2
+    sizes = (size.vocab_size, shape.seq_len, size.model_dim, size.num_layers, size.num_heads, size.ff_dim)
+    built = ClassifierShape(*sizes, num_labels=labels, pad=0, end=None)
+    return fresh_classifier(size.architecture, built, dropout=size.dropout, seed=config.seed)
+
+
+def bound(first: BenchConfig, second: BenchConfig) -> float:
     """Return how many times as fast the second's step is at most, if every operation costs the same."""
     return _work(first).total / _work(second).total
 
 
-def _work(config: RunConfig) -> MethodWork:
+def _work(config: BenchConfig) -> MethodWork:
     """Return the operations of a config's first step, without those that its method leaves out."""
     method, depth = config.method, config.model.num_layers
     rows = ALONE.micro_batch_size(config.batch_size, config.micro_batch_size)
     return method_work(
-        config.model,
+        timed_shape(config),
         method,
         batch_size=config.batch_size,
         micro_batches=config.batch_size // rows,
         layers=[layer for layer in range(depth) if method.selects(layer, depth)],
         learn_layers=[layer for layer in range(depth) if method.learns_in(layer, depth)],
+        is_classifier=isinstance(config, FinetuneConfig),
     )
 
 
-def training_step(config: RunConfig, *, world: World = ALONE) -> Callable[[], None]:
+def training_step(
+    config: BenchConfig, *, world: World = ALONE, lengths: Sequence[Sequence[int]] | None = None
+) -> Callable[[], None]:
     """Return one whole training step of a config on random tokens, ready to be called again and again.
 
-    In a world of several processes it is this one's share of the batch, and the sum of gradients.
+    In a world of several processes it is this one's share of the batch, and the sum of gradients. A classifier's examples
+    all have the config's length; with `lengths` each step has the next batch of these, padded to the longest in it.
     """
     compute = choose_compute(config.device, config.precision, look())
-    model = build_gpt(config.model, seed=config.seed)
+    model = build_gpt(config.model, seed=config.seed) if isinstance(config, RunConfig) else _classifier(config)
     freeze(model, config.method, seed=config.seed)
     model.to(compute.device)
     optimizer = build_optimizer(model, config.optim, device=compute.device)
     scaler = torch.amp.GradScaler(compute.device, enabled=compute.precision == "fp16")
     forward = world.wrap(torch.compile(model) if config.compile else model)  # type: ignore[arg-type]
     size = world.micro_batch_size(config.batch_size, config.micro_batch_size)
-    shape = (size, config.model.seq_len + 1)
-    windows = torch.randint(config.model.vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(compute.device)
-
-    def loss(micro_batch: int) -> torch.Tensor:
-        with compute.autocast():
-            hidden = forward(windows[:, :-1]).flatten(0, 1)
-            return mean_cross_entropy(hidden, model.head_VD, windows[:, 1:].flatten())
+    shape = timed_shape(config)
+    windows = torch.randint(shape.vocab_size, (size, shape.seq_len + 1), generator=torch.Generator().manual_seed(0))
+    if isinstance(model, GPT):
+        loss = _text_loss(forward, model, windows.to(compute.device), compute)
+    else:
+        batches = itertools.cycle(lengths or [[shape.seq_len] * size])
+        loss = _label_loss(forward, windows.to(compute.device), batches, compute)
 
     def step() -> None:
         train_step(
@@ -178,7 +207,34 @@ def training_step(config: RunConfig, *, world: World = ALONE) -> Callable[[], No
     return step
 
 
-def peak_memory(config: RunConfig) -> int:
+Loss = Callable[[int], Tensor]
+
+
+def _text_loss(forward: nn.Module, model: GPT, windows: Tensor, compute: Compute) -> Loss:
+    def loss(micro_batch: int) -> Tensor:
+        with compute.autocast():
+            hidden = forward(windows[:, :-1]).flatten(0, 1)
+            return mean_cross_entropy(hidden, model.head_VD, windows[:, 1:].flatten())
+
+    return loss
+
+
+def _label_loss(forward: nn.Module, tokens: Tensor, batches: Iterator[Sequence[int]], compute: Compute) -> Loss:
+    """Return the loss of a classifier on random tokens, padded to the longest example of each batch."""
+    labels = torch.arange(len(tokens), device=tokens.device) % 2
+
+    def loss(micro_batch: int) -> Tensor:
+        lengths = torch.tensor(next(batches), device=tokens.device)
+        longest = int(lengths.max())
+        mask = torch.arange(longest, device=tokens.device) < lengths.unsqueeze(-1)
+        with compute.autocast():
+            logits: Tensor = forward(input_ids=tokens[:, :longest], attention_mask=mask.long()).logits
+        return F.cross_entropy(logits.float(), labels)
+
+    return loss
+
+
+def peak_memory(config: BenchConfig) -> int:
     """Return by how many bytes two steps grow a process of their own beyond its imports."""
     command = [sys.executable, "-m", "oelm.bench.peak"]
     child = subprocess.run(command, input=dump_json(config.as_dict()), capture_output=True, text=True)

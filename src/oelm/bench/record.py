@@ -32,6 +32,7 @@ class TimedShape(Strict):
     ff_dim: int | None = None
     vocab_size: int | None = None
     qk_dim: int | None = None
+    is_classifier: bool = False
 
 
 class TimingRecord(Strict):

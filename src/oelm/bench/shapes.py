@@ -7,7 +7,7 @@ import difflib
 from typing import Any
 
 from oelm.errors import ConfigError
-from oelm.train.config import RunConfig, parse_config
+from oelm.train.config import FinetuneConfig, RunConfig, parse_as, parse_config
 
 # Not the budgets: those may change, and a published ratio must keep its meaning.
 _SHAPES: dict[str, dict[str, int]] = {
@@ -49,6 +49,9 @@ _SHAPES: dict[str, dict[str, int]] = {
         "batch_size": 4,
     },
 }
+# The shape of bert-base with fresh weights: the earlier study's classifier, at its batch and length.
+CLASSIFIER = "bert"
+_BERT = {"vocab_size": 30522, "model_dim": 768, "num_layers": 12, "num_heads": 12, "ff_dim": 3072, "num_labels": 3}
 PUBLISHED = ("laptop", "512", "medium")
 # The arm whose Q and K have an eighth of the rows and learn: the rival in speed of a method that freezes them.
 THIN = "thin"
@@ -57,10 +60,12 @@ _THIN_SHARE = 8
 
 def shape_settings(name: str) -> dict[str, Any]:
     """Return the settings of a step of this shape, without dropout; raise ConfigError for a name that does not exist."""
+    if name == CLASSIFIER:
+        return _classifier_settings()
     if name not in _SHAPES:
-        near = difflib.get_close_matches(name, _SHAPES, n=1)
+        near = difflib.get_close_matches(name, (*_SHAPES, CLASSIFIER), n=1)
         hint = f" (did you mean '{near[0]}'?)" if near else ""
-        raise ConfigError(f"unknown shape {name!r}{hint}; shapes: {', '.join(_SHAPES)}")
+        raise ConfigError(f"unknown shape {name!r}{hint}; shapes: {', '.join((*_SHAPES, CLASSIFIER))}")
     model: dict[str, Any] = dict(_SHAPES[name])
     batch_size = model.pop("batch_size")
     return {
@@ -77,11 +82,26 @@ def shape_settings(name: str) -> dict[str, Any]:
     }
 
 
+def _classifier_settings() -> dict[str, Any]:
+    return {
+        "model": _BERT | {"dropout": 0.0},
+        # Random tokens are timed, as many as this; nothing is read.
+        "examples": {"task": "stdlib", "max_length": 128},
+        "optim": {"lr": 2e-5},
+        "schedule": {"warmup_steps": 0},
+        "steps": 1000,
+        "batch_size": 16,
+        "micro_batch_size": 16,
+    }
+
+
 def with_arm(settings: dict[str, Any], arm: str) -> dict[str, Any]:
     """Return the settings with a method's name, or those of the baseline with thin Q and K."""
     changed = copy.deepcopy(settings)
     if arm != THIN:
         return changed | {"method": arm}
+    if "examples" in changed:
+        raise ConfigError(f"{THIN!r} is an arm of our GPT, and shape '{CLASSIFIER}' is a BERT; give a method, e.g. oelm_freeze")
     head_dim = changed["model"]["model_dim"] // changed["model"]["num_heads"]
     changed["model"]["qk_dim"] = max(1, head_dim // _THIN_SHARE)
     return changed | {"method": "baseline"}
@@ -92,3 +112,10 @@ def shape_config(shape: str, arm: str, *, dropout: float = 0.0) -> RunConfig:
     settings = with_arm(shape_settings(shape), arm)
     settings["model"]["dropout"] = dropout
     return parse_config(settings, where=f"{arm} at {shape}")
+
+
+def classifier_config(arm: str, *, max_length: int = 128) -> FinetuneConfig:
+    """Return the config of one arm at the classifier's shape, with examples of this length."""
+    settings = with_arm(shape_settings(CLASSIFIER), arm)
+    settings["examples"]["max_length"] = max_length
+    return parse_as(FinetuneConfig, settings, where=f"{arm} at {CLASSIFIER}")

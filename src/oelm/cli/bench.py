@@ -13,7 +13,7 @@ from oelm.errors import ConfigError
 if TYPE_CHECKING:
     from oelm.bench.compare import Comparison
     from oelm.bench.record import TimedShape
-    from oelm.train.config import RunConfig
+    from oelm.train.config import FinetuneConfig, RunConfig
 
 _SECOND = "oelm_freeze"
 
@@ -25,7 +25,9 @@ def bench(
         typer.Argument(help="A, the reference, then the others: names of methods, 'thin', or config.json files of runs."),
     ] = None,
     budget: Annotated[str, typer.Option(help="Size for methods: paper (Medium-512), workstation, laptop or smoke.")] = "paper",
-    shape: Annotated[str | None, typer.Option(help="Instead of --budget, a published shape: laptop, 512 or medium.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Instead of --budget, a published shape: laptop, 512, medium or bert.")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=3, help="How often the arms take turns.")] = 10,
     generate: Annotated[
         bool, typer.Option("--generate", help="Time greedy text at batch 1 instead of training steps.")
@@ -44,8 +46,13 @@ def bench(
         (Path(name).parent.name if Path(name).is_file() else name, _config(name, budget, shape, overrides or []))
         for name in names
     ]
+    texts = [(name, config) for name, config in sides if not hasattr(config, "examples")]
+    if texts and len(texts) < len(sides):
+        raise ConfigError("a language model and a classifier have no step in common; give arms of one kind")
     if generate:
-        _generate(sides, rounds=rounds, tokens=tokens)
+        if not texts:
+            raise ConfigError(f"--generate: shape '{shape}' is a classifier and writes no text; leave one of the two out")
+        _generate(texts, rounds=rounds, tokens=tokens)
         return
     from oelm.bench.compare import compare
 
@@ -56,11 +63,11 @@ def bench(
         out.print(f"recorded in {_record(comparison, timed, sides[0][1].optim.name, root)}", soft_wrap=True)
 
 
-def _config(name: str, budget: str, shape: str | None, overrides: list[str]) -> RunConfig:
+def _config(name: str, budget: str, shape: str | None, overrides: list[str]) -> RunConfig | FinetuneConfig:
     from oelm.bench.shapes import shape_settings, with_arm
     from oelm.data.tokenizer import vocab_size_of
     from oelm.experiments.budget import budget_settings
-    from oelm.train.config import parse_config, parse_overrides, read_config, with_overrides
+    from oelm.train.config import parse_any, parse_overrides, read_config, with_overrides
 
     if Path(name).is_file():
         settings = read_config(Path(name)).as_dict()
@@ -72,14 +79,16 @@ def _config(name: str, budget: str, shape: str | None, overrides: list[str]) -> 
         settings = with_arm(budget_settings(budget), name)
         # No data is read here, so the tokenizer's size stands in for what it would give.
         settings["model"]["vocab_size"] = vocab_size_of(settings["data"]["tokenizer"])
-    settings = parse_config(settings, where=name).as_dict()
-    return parse_config(with_overrides(settings, parse_overrides(overrides)), where=name)
+    settings = parse_any(settings, where=name).as_dict()
+    return parse_any(with_overrides(settings, parse_overrides(overrides)), where=name)
 
 
-def _timed_shape(config: RunConfig) -> TimedShape:
+def _timed_shape(config: RunConfig | FinetuneConfig) -> TimedShape:
+    from oelm.bench.compare import timed_shape
     from oelm.bench.record import TimedShape
 
-    return TimedShape(**config.model.model_dump(), batch_size=config.batch_size)
+    sizes = timed_shape(config).model_dump()
+    return TimedShape(**sizes, batch_size=config.batch_size, is_classifier=hasattr(config, "examples"))
 
 
 def _record(comparison: Comparison, shape: TimedShape, optimizer: str, root: Path) -> Path:

@@ -54,17 +54,21 @@ class StepWork:
         return total / (total - self.frozen_saving)
 
 
-def step_work(model: Shape, *, batch_size: int) -> StepWork:
-    """Count the matrix products of forward and backward, the optimizer's update, and what frozen Q and K leave out."""
+def step_work(model: Shape, *, batch_size: int, is_classifier: bool = False) -> StepWork:
+    """Count the matrix products of forward and backward, the optimizer's update, and what frozen Q and K leave out.
+
+    A classifier is a BERT: it reads all tokens of an example, and multiplies by a pooler instead of the vocabulary.
+    """
     tokens, width = batch_size * model.seq_len, model.model_dim
     block = 2 * width * (model.qk_rows + width + model.ff_dim)
     head = model.vocab_size * width
     # A product costs 2 operations a weight and token forward, and twice that backward (input and weight gradients).
-    matmuls = 6 * tokens * (model.num_layers * block + head)
-    # Scores and mixed values, causal: half of T x T; the backward pass costs twice the forward.
-    matmuls += 3 * model.num_layers * tokens * model.seq_len * (model.qk_rows + width)
+    matmuls = 6 * tokens * model.num_layers * block + 6 * (batch_size * width**2 if is_classifier else tokens * head)
+    # Scores and mixed values: half of T x T where they are causal; the backward pass costs twice the forward.
+    pairs = tokens * model.seq_len * (2 if is_classifier else 1)
+    matmuls += 3 * model.num_layers * pairs * (model.qk_rows + width)
     frozen = model.num_layers * 2 * width * model.qk_rows
-    weights = model.num_layers * block + head + model.seq_len * width
+    weights = model.num_layers * block + head + model.seq_len * width + (width**2 if is_classifier else 0)
     return StepWork(
         matmuls=matmuls,
         optimizer=OPTIMIZER_OPERATIONS * weights,
@@ -92,6 +96,7 @@ def method_work(
     micro_batches: int = 1,
     layers: Collection[int] | None = None,
     learn_layers: Collection[int] | None = None,
+    is_classifier: bool = False,
 ) -> MethodWork:
     """Count the operations of a step in which a method freezes or skips Q and K.
 
@@ -100,7 +105,7 @@ def method_work(
     One whose `init` is axes leaves out its three products as well, because a selection replaces it.
     """
     fields = dict(method)
-    whole = step_work(model, batch_size=batch_size)
+    whole = step_work(model, batch_size=batch_size, is_classifier=is_classifier)
     everywhere = range(model.num_layers)
     concerned = everywhere if layers is None else layers
     learning = everywhere if learn_layers is None else learn_layers

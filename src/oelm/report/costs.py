@@ -118,7 +118,7 @@ def _memory_text(timing: TimingRecord) -> str:
 
 def shape_text(shape: TimedShape, words: Words) -> str:
     """Return the model and batch of a timing as the reader's language says it."""
-    return words(
+    told = words(
         "speed.model",
         layers=shape.num_layers,
         width=shape.model_dim,
@@ -128,6 +128,7 @@ def shape_text(shape: TimedShape, words: Words) -> str:
         length=shape.seq_len,
         vocabulary="" if shape.vocab_size is None else words("speed.vocabulary", size=shape.vocab_size),
     )
+    return words("speed.classifier", shape=told) if shape.is_classifier else told
 
 
 def totals_section(findings: Findings, words: Words) -> Section:

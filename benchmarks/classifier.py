@@ -59,8 +59,16 @@ def measure(configs: dict[str, FinetuneConfig], *, rounds: int, shape: str) -> S
     arms = []
     for name, found in timed.items():
         stored, trainable, _ = model_size(configs.get(name, baseline))
-        figures = {"median_s": found.median_s, "bound": bounds[name], "stored": stored, "trainable": trainable}
-        arms.append(ArmFigures(name=name, ratio=ratio_fields(found.ratio), **figures))
+        arms.append(
+            ArmFigures(
+                name=name,
+                median_s=found.median_s,
+                ratio=ratio_fields(found.ratio),
+                bound=bounds[name],
+                stored=stored,
+                trainable=trainable,
+            )
+        )
     return build_record("classifier", shape, baseline, rounds=rounds, arms=arms)
 
 

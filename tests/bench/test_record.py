@@ -97,7 +97,7 @@ def test_what_is_no_timing_is_passed_over(tmp_path: Path, content: bytes) -> Non
         ("6 layers, 512 wide, dropout 0.1, short convolution of 3, batch 8 x 512", {"short_conv": 3}),
     ],
 )
-def test_the_sentence_of_an_old_record_is_read_as_fields(tmp_path: Path, sentence: str, more: dict[str, int]) -> None:
+def test_the_sentence_of_an_old_record_is_read_as_fields(tmp_path: Path, sentence: str, more: dict[str, Any]) -> None:
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "old.json").write_text(json.dumps(OLD | {"shape": sentence}))
     (found,) = read_timings(tmp_path)

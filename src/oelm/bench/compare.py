@@ -28,7 +28,6 @@ from oelm.train.device import Compute, choose_compute, look, synchronize
 from oelm.train.dist import ALONE, World
 from oelm.train.loss import mean_cross_entropy
 from oelm.train.optim import build_optimizer, muon_parameters
-from oelm.train.preflight import estimate
 from oelm.train.step import train_step
 
 BenchConfig = RunConfig | FinetuneConfig
@@ -91,7 +90,6 @@ def compare(
 
 def _side(letter: str, name: str, config: BenchConfig, median_s: float, peak_bytes: int | None) -> Side:
     stored, trainable, state = model_size(config)
-    is_text = isinstance(config, RunConfig)
     return Side(
         letter=letter,
         name=name,
@@ -100,7 +98,7 @@ def _side(letter: str, name: str, config: BenchConfig, median_s: float, peak_byt
         trainable=trainable,
         peak_bytes=peak_bytes,
         optimizer_bytes=state,
-        checkpoint_bytes=estimate(config, device="cpu").checkpoint if is_text else 4 * stored + state,
+        checkpoint_bytes=4 * stored + state,
         # DDP sums every gradient once a step, in float32; what is frozen has none.
         all_reduced_bytes=4 * trainable,
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import Command, Group, TerminalWatch, given_path, out, printable, reported, shown_warnings
+from oelm.cli.shell import Command, Group, TerminalWatch, out, path_option, printable, reported, shown_warnings
 from oelm.decimals import duration
 from oelm.errors import REFUSED
 
@@ -50,9 +50,7 @@ def prepare(
     folder: Annotated[
         Path | None, typer.Option("--from", help="Take local copies of the named set from this folder, not from the hub.")
     ] = None,
-    text: Annotated[
-        Path | None, typer.Option(parser=given_path, metavar="PATH", help="Your own text: a UTF-8 file, or a folder of them.")
-    ] = None,
+    text: Annotated[Path | None, path_option("Your own text: a UTF-8 file, or a folder of them.")] = None,
     jsonl: Annotated[Path | None, typer.Option(help="Your own documents: one JSON object a line.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="Your own documents: one a row.")] = None,
     column: Annotated[str, typer.Option(help="The column of --jsonl or --parquet that holds the text.")] = "text",

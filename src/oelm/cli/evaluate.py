@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import TerminalWatch, given_path, out, reported
+from oelm.cli.shell import TerminalWatch, out, path_option, reported
 from oelm.decimals import fixed
 from oelm.errors import ConfigError, StoppedError
 
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run directory, or one of its checkpoints.")],
     data: Annotated[str | None, typer.Option(help="A token set; by default the run's own.")] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(parser=given_path, metavar="PATH", help="A text file or folder, tokenized as the run's own text was."),
-    ] = None,
+    text: Annotated[Path | None, path_option("A text file or folder, tokenized as the run's own text was.")] = None,
     split: Annotated[str, typer.Option(help="train, val or test, where the token set has it.")] = "val",
     checkpoint: Annotated[str, typer.Option(help="'best', 'latest' or the number of a step.")] = "best",
     documents: Annotated[

@@ -87,8 +87,13 @@ def echo(text: str = "") -> None:
     _STDOUT.flush()
 
 
-def given_path(text: str) -> Path:
-    """Parse a path to read. An empty one (of an unset variable, say) is refused: to Path it is the current folder."""
+def path_option(help_text: str) -> Any:
+    """Return an option that names a path to read and refuses an empty one."""
+    return typer.Option(parser=_given_path, metavar="PATH", help=help_text)
+
+
+def _given_path(text: str) -> Path:
+    """Parse a path. An empty one (of an unset variable, say) would be the current folder."""
     if not text:
         raise typer.BadParameter("the path is empty; give a file or a folder, '.' for the current one")
     return Path(text)

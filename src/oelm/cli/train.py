@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oelm.cli.many import Track, quiet_unless_first, train_one
-from oelm.cli.shell import Notify, given_path, out, reported, shown_warnings, stoppable
+from oelm.cli.shell import Notify, out, path_option, reported, shown_warnings, stoppable
 from oelm.decimals import fixed
 from oelm.errors import ConfigError
 from oelm.ranks import own_rank
@@ -28,10 +28,7 @@ def train(
         str | None,
         typer.Option("--data", "--dataset", help="A name of `oelm data list` (default stdlib), text, or a token set."),
     ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(parser=given_path, metavar="PATH", help="Train on this text file, or on every text file of this folder."),
-    ] = None,
+    text: Annotated[Path | None, path_option("Train on this text file, or on every text file of this folder.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="'gpt2', 'bpe:N', a tokenizer.json or its folder.")] = None,
     lr: Annotated[float | None, typer.Option("--lr", "--max_lr", help="Peak learning rate.")] = None,
     steps: Annotated[

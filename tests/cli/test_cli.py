@@ -343,3 +343,21 @@ def test_an_empty_path_is_refused_and_is_not_the_current_folder(
     result = oelm(*words, "")
     assert result.exit_code == 2 and "empty" in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_missing_manifest_and_a_torn_audit_are_told_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(made_text(3000))
+    succeeded(train("--text", tmp_path / "text.txt", "--out", tmp_path / "run"))
+    manifest, audit = tmp_path / "run" / "manifest.json", tmp_path / "run" / "audit.json"
+    kept = manifest.read_text()
+    manifest.unlink()
+    repeated = train("--text", tmp_path / "text.txt", "--out", tmp_path / "run")
+    exported = oelm("export", tmp_path / "run", tmp_path / "hf")
+    for result in (repeated, exported):
+        assert result.exit_code == 3 and "manifest.json: is gone" in result.output and "restore the file" in result.output
+        assert "other data" not in result.output
+    manifest.write_text(kept)
+    audit.write_text(audit.read_text()[:80])
+    result = oelm("eval", tmp_path / "run")
+    assert result.exit_code == 3 and "audit.json: cannot be read as JSON" in result.output
+    assert "restore the file from a copy, or move it aside" in " ".join(result.output.split())

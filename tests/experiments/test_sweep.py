@@ -312,7 +312,7 @@ def test_a_damaged_record_is_told_by_its_file(damage: Any, tmp_path: Path) -> No
     damaged = damage(path.read_text())
     assert damaged != path.read_text()
     path.write_text(damaged)
-    with pytest.raises(ConfigError, match=rf"^{path}: damaged \(.*\); repeat the sweep$"):
+    with pytest.raises(ConfigError, match=rf"^{path}: damaged \(.*\); restore it from a copy, or repeat the sweep$"):
         read_sweep("arm", "smoke", tmp_path)
 
 

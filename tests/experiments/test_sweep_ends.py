@@ -160,6 +160,14 @@ def test_a_sweep_that_was_taken_over_stands_until_the_arm_s_own_is_finished(tmp_
     assert read_sweep("other", "smoke", tmp_path).like is None
 
 
+@pytest.mark.parametrize(("content", "told"), [("", "the file is empty"), ("{}", r"\w+: Field required")])
+def test_a_damaged_record_is_refused_with_what_is_wrong(content: str, told: str, tmp_path: Path) -> None:
+    swept(tmp_path)
+    (tmp_path / "arm" / "smoke" / "sweep.json").write_text(content)
+    with pytest.raises(ConfigError, match=rf"sweep.json: damaged \({told}\); restore it from a copy, or repeat the sweep"):
+        read_sweep("arm", "smoke", tmp_path)
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[1]"])
 def test_a_damaged_record_gives_way_to_any(content: str, tmp_path: Path) -> None:
     swept(tmp_path)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from oelm.cli.shell import out, reported
+from oelm.errors import DataError
 
 
 @reported
@@ -18,10 +19,10 @@ def export(
 ) -> None:
     """Write a run as a plain folder that `transformers` loads with no code of ours: GPT-2, or a classifier's own kind."""
     from oelm.data.tokenizer import end_of_text_id
-    from oelm.files import read_json
     from oelm.method.audit import audit
     from oelm.models.export import export_gpt2
     from oelm.report.card import model_card
+    from oelm.train.binding import read_manifest
     from oelm.train.load import LoadedRun, load_any
 
     loaded = load_any(run, which=checkpoint)
@@ -36,11 +37,17 @@ def export(
         )
         return
     tokenizer = loaded.tokenizer()
+    data = read_manifest(loaded.path).get("data")
+    if data is None:
+        raise DataError(
+            f"{loaded.path / 'manifest.json'}: is gone, or names no data, and the model card says what the run was trained on; "
+            "restore the file from a copy"
+        )
     state = loaded.checkpoint.saved.state
     card = model_card(
         loaded.config,
         audit(loaded.model),
-        data=read_json(loaded.path / "manifest.json")["data"],
+        data=data,
         step=loaded.step,
         loss=state.best_value if state.is_best_here else None,
     )

@@ -355,7 +355,10 @@ def read_sweep(experiment: str, budget: str, root: Path, *, asked: str = "--tune
     try:
         return SweepRecord.model_validate_json(path.read_bytes())
     except ValidationError as problem:
-        raise ConfigError(f"{path}: damaged ({problem.errors()[0]['msg']}); repeat the sweep") from None
+        first = problem.errors()[0]
+        where = "".join(f"{part}: " for part in first["loc"])
+        reason = f"{where}{first['msg']}" if path.stat().st_size else "the file is empty"
+        raise ConfigError(f"{path}: damaged ({reason}); restore it from a copy, or repeat the sweep") from None
 
 
 class Tuned(NamedTuple):

@@ -113,7 +113,13 @@ def check_frozen(model: nn.Module, checkpoint: Checkpoint, run: Path) -> None:
     Only what is frozen both then and now is compared: a method may thaw, or freeze later.
     """
     path = run / "audit.json"
-    recorded = _recorded_digests(read_json(path, error=CheckpointError)) if path.is_file() else {}
+    try:
+        recorded = _recorded_digests(read_json(path, error=CheckpointError)) if path.is_file() else {}
+    except CheckpointError as problem:
+        raise CheckpointError(
+            f"{problem}, so the frozen weights cannot be compared with those that the run began with; restore the file from a "
+            "copy, or move it aside to go without that check"
+        ) from None
     for projection in audit(model).projections if recorded else ():
         then, now = recorded.get(projection.name), projection.digest
         if then and now and then != now:

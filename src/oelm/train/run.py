@@ -145,6 +145,11 @@ def _finished(session: Session) -> dict[str, Any] | None:
 def _check_data_unchanged(run: Path, task: Task) -> None:
     """Raise DataError when a finished run was made from other text than is there now: its figures are not this text's."""
     then, now = data_fingerprint(run), task.data.fingerprint
+    if not then:
+        raise DataError(
+            f"{run / 'manifest.json'}: is gone, or names no data, so nobody can tell what this finished run was trained on; "
+            f"restore the file from a copy, or move {run} aside and repeat the same command"
+        )
     if then != now:
         raise DataError(
             f"{run} was trained on other data (fingerprint {then[:12]}..., now {now[:12]}...): "

@@ -34,6 +34,8 @@ SOME_OF_THEM = {
     "oelm_odd": {"1.q", "1.k"},
     "oelm_q_only": {"0.q", "1.q", "2.q"},
     "oelm_axes_q": {"0.q", "1.q", "2.q"},
+    "oelm_axes_q_lowrank": {"0.q", "1.q", "2.q"},
+    "oelm_axes_k": {"0.k", "1.k", "2.k"},
     "oelm_k_only": {"0.k", "1.k", "2.k"},
 }
 SOME_FROZEN = "blocks.1.attention.k.weight"

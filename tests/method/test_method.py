@@ -47,6 +47,8 @@ AS_DESIGNED: dict[str, dict[str, Any]] = {
     "oelm_axes": {"init": "axes", "freeze": QK},
     "oelm_axes_lowrank": {"init": "axes", "freeze": QK, "correction": 0.125},
     "oelm_axes_q": {"init": "axes", "freeze": ["q"]},
+    "oelm_axes_k": {"init": "axes", "freeze": ["k"]},
+    "oelm_axes_q_lowrank": {"init": "axes", "freeze": ["q"], "correction": 0.125},
     "oelm_first_half": FRAMES | {"layers": "first half"},
     "oelm_last_half": FRAMES | {"layers": "last half"},
     "oelm_first_free": FRAMES | {"layers": "all but first 1"},

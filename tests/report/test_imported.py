@@ -79,6 +79,10 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Judged]:
     root = tmp_path_factory.mktemp("own")
     for name in FAMILY:
         shutil.copytree(RESULTS / name, root / name)
+    for path in root.rglob("timing_stats.json"):
+        # Recorded before the 5-gram was measured: with a bigram alone there would be no verdict to compare.
+        kept = {key: value for key, value in json.loads(path.read_text()).items() if "bigram" not in key}
+        path.write_text(json.dumps(kept))
     judged = build_report([root], load_catalog()).judged
     family = [row for row in judged if row.pair.baseline.experiment == "GPT-01" and row.pair.arm.variant.startswith("tuned")]
     assert len(family) == len(FAMILY) - 1 and any(row.judgement.is_look for row in family)

@@ -62,8 +62,7 @@ def finetune(
             "examples.task": _task(task),
             "examples.folder": str(folder.absolute()) if folder else None,
             "examples.dev": str(dev.absolute()) if dev else None,
-            "examples.columns": columns,
-            "examples.labels": labels,
+            **{"examples.columns": columns, "examples.labels": labels},
             "examples.language": language,
             "examples.max_length": max_length,
             "examples.max_train": max_train,
@@ -72,11 +71,11 @@ def finetune(
         }
         lengths = {"epochs": epochs, "steps": steps or 0} if epochs is not None or steps is not None else {}
         run_config = _config(config, budget or "laptop", _whole_path(model), chosen, lengths, overrides or [])
-        size = (budget or "laptop") if config is None else "custom"
-        path = out_dir or Path("outputs") / "finetune" / size / run_config.variant / f"seed-{run_config.seed}"
+        place = Path("outputs", "finetune", (budget or "laptop") if config is None else "custom", run_config.variant)
+        path = out_dir or place / f"seed-{run_config.seed}"
         out.print(f"run directory: {path}", soft_wrap=True)
-        options = Options(strict=strict, preflight=not no_preflight)
         with notifying_of(path, notify if own_rank() == 0 else None):
+            options = Options(strict=strict, preflight=not no_preflight)
             train_one(run_config, path, _accuracies, stop=stop, options=options, track=tracker)
 
 

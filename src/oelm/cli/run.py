@@ -90,8 +90,7 @@ def run(
         study = _study(ids, budget, seeds, overrides, folder, model, root, tuned=tuned, baselines=not no_baseline)
         runs = study.plan(load(catalog))
         how = How(stop, retry=retry, preflight=not no_preflight, track=tracker_named(track))
-        wish = Wish(partition, account, gres, time, array_limit)
-        is_for_slurm = wish.is_for_slurm(slurm)
+        is_for_slurm = (wish := Wish(partition, account, gres, time, array_limit)).is_for_slurm(slurm)
         if prepare_only and (dry_run or is_for_slurm):
             raise ConfigError("--prepare-only prepares data here and now; give it without --dry-run and --slurm")
         if notify is not None and (is_for_slurm or is_one_of_many()):

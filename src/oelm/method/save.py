@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 import re
 import sys
@@ -58,7 +57,7 @@ def _guard_adapters() -> None:
     """Make peft's `save_pretrained`, too, refuse to write adapters without what learnt on top; where peft is installed."""
     # Imported here where it is not yet: the user may do so after freezing, and nothing would call us then.
     with contextlib.suppress(ImportError):
-        importlib.import_module("peft.peft_model")
+        import peft.peft_model  # noqa: F401
     library = sys.modules.get("peft.peft_model")
     if library is None or hasattr(library.PeftModel.save_pretrained, "_oelm_folds"):
         return

@@ -274,7 +274,7 @@ def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
     plain, text = compared(pair.arm, pair.baseline, pair.split)
     if interval is not None:
         plain, text = interval, _interval_text(interval, pair)
-    other = row.pooled or row.examples
+    other = row.pooled if pair.arm.metric == "ppl" else row.examples
     other_text = "" if other is None else _interval_text(other, pair)
     if row.pooled is not None and row.examples is not None:
         other_text = words("verdict.documents", pooled=other_text, documents=_interval_text(row.examples, pair))

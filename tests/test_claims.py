@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -59,3 +64,34 @@ def test_keeping_the_row_space_helps_and_orthogonality_does_not() -> None:
     found = gaps("docs/bert-study.md", "python studies/bert.py pairs")
     assert ends(found["oelm_freeze_pretrained"])[0] > 0
     assert all(low < 0 < high for low, high in (ends(found[arm]) for arm in ("gaussian_matched", "oelm_random")))
+
+
+def study_ppls(arm: str) -> dict[int, float]:
+    """Return the perplexities of an arm of the study by seed, from its records alone."""
+    runs = (ROOT / "results" / "study").glob(f"{arm}.tinystories/workstation/*/seed-*/timing_stats.json")
+    return {int(run.parent.name[5:]): json.loads(run.read_text(encoding="utf-8"))["best_ppl"] for run in runs}
+
+
+def test_the_twenty_lines_of_the_study_recompute_its_headline(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/study.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(ROOT)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "study.md", "exec"), {})
+    _, *found = rows("docs/study.md", "python studies/headline.py")
+    arm = next(row for row in found if row[0].startswith("queries are slices"))
+    gap, share = printed.getvalue().splitlines()
+    assert gap.startswith(arm[3]) and share == f"share kept {arm[4].split()[0]}"
+
+
+def test_the_study_says_what_its_records_say() -> None:
+    base, arm = study_ppls("conv-learn"), study_ppls("conv-slices-q")
+    page = (ROOT / "docs/study.md").read_text(encoding="utf-8")
+    _, *found = rows("docs/study.md", "python studies/headline.py")
+    whole, sliced = (next(row for row in found if row[0].startswith(start)) for start in ("all of it", "queries are slices"))
+    low, high = ends(sliced[3])
+    assert f"the perplexity is {value(sliced[3]):g}% higher" in page and f"at most\n{high:g}%" in page and 0 < low < high < 5
+    stored = [int(row[5].replace(",", "")) for row in (whole, sliced)]
+    assert f"stores {100 * (1 - stored[1] / stored[0]):.1f}% fewer parameters" in page
+    assert base.keys() == arm.keys() and f"**{ {3: 'three', 5: 'five'}[len(base)] } seeds**" in page

@@ -28,7 +28,7 @@ from tests.method.tiny_models import ARCHITECTURES, BY_NAME, Tiny, loss, outputs
 
 ROOT = Path(__file__).parents[2]
 SLICED = [tiny for tiny in ARCHITECTURES if not tiny.name.startswith("torch")]
-METHODS = ("oelm_axes", "oelm_axes_lowrank", "oelm_axes_q")
+METHODS = ("oelm_axes", "oelm_axes_lowrank", "oelm_axes_q", "oelm_axes_q_lowrank")
 # Outputs are of order one; a product with zeros and ones is exact, what learns on top is folded in float64 and rounded once.
 ROUNDING = 1e-5
 

@@ -66,7 +66,12 @@ NOT_PURE = {"baseline": "free"} | dict.fromkeys(
     ("oelm_head_gain", "oelm_matrix", "oelm_lowrank", "oelm_lowrank_first", "oelm_axes_lowrank", "pretrained_lowrank"), "little"
 )
 NOT_PURE |= dict.fromkeys(
-    [name for name in AS_DESIGNED if name.endswith(("half", "even", "odd", "only", "free", "axes_q"))], "partial"
+    [
+        name
+        for name in AS_DESIGNED
+        if name.endswith(("half", "even", "odd", "only", "free", "axes_q", "axes_k", "axes_q_lowrank"))
+    ],
+    "partial",
 )
 NOT_PURE |= dict.fromkeys([name for name in AS_DESIGNED if name.startswith(("thaw", "train"))], "partial")
 

@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test test-all test-faults test-slurm soak mutants check bench bench-speed figures setup clean
 .DEFAULT_GOAL := demo
 
-demo: setup  ## train four small GPTs, compare them (under 5 minutes on 2 cores)
+demo: setup  ## train four small GPTs, compare them (about 5 minutes on 2 cores)
 	@$(BIN)/oelm demo
 
 # One more than there are cores, eight at the most: tests that kill and restart spend much of their time waiting.

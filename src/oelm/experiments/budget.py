@@ -8,6 +8,23 @@ from typing import Any
 
 from oelm.errors import ConfigError
 
+# The recipe that took the baseline past the 5-gram soonest (docs/log.md). Muon trains the layers' matrices at 5 x lr.
+_SMALL_RECIPE: dict[str, Any] = {
+    "model": {
+        "vocab_size": 0,
+        "seq_len": 256,
+        "model_dim": 128,
+        "num_layers": 4,
+        "num_heads": 4,
+        "ff_dim": 512,
+        "dropout": 0.0,
+    },
+    "data": {"source": "stdlib", "tokenizer": "bpe:512"},
+    "optim": {"name": "muon", "lr": 4e-3},
+    "schedule": {"warmup_steps": 100},
+    "batch_size": 8,
+    "micro_batch_size": 8,
+}
 # paper: the recipe of the earlier study ("Medium-512"), exactly; workstation: about 15 minutes on one core, for models that
 # beat a 5-gram; laptop: minutes, to learn the tool; smoke: seconds, a smoke test and never a result.
 _BUDGETS: dict[str, dict[str, Any]] = {
@@ -30,46 +47,9 @@ _BUDGETS: dict[str, dict[str, Any]] = {
         "eval_every": 1000,
         "save_every": 5000,
     },
-    # The recipe that took the baseline past the 5-gram soonest (docs/log.md). Muon trains the layers' matrices at 5 x lr.
-    "workstation": {
-        "model": {
-            "vocab_size": 0,
-            "seq_len": 256,
-            "model_dim": 128,
-            "num_layers": 4,
-            "num_heads": 4,
-            "ff_dim": 512,
-            "dropout": 0.0,
-        },
-        "data": {"source": "stdlib", "tokenizer": "bpe:512"},
-        "optim": {"name": "muon", "lr": 4e-3},
-        "schedule": {"warmup_steps": 100},
-        "steps": 2400,
-        "batch_size": 8,
-        "micro_batch_size": 8,
-        "eval_every": 800,
-        "save_every": 800,
-    },
-    # The recipe of `workstation`, cut short: attention is learnt by then, but a 5-gram is still better (docs/log.md).
-    "laptop": {
-        "model": {
-            "vocab_size": 0,
-            "seq_len": 256,
-            "model_dim": 128,
-            "num_layers": 4,
-            "num_heads": 4,
-            "ff_dim": 512,
-            "dropout": 0.0,
-        },
-        "data": {"source": "stdlib", "tokenizer": "bpe:512"},
-        "optim": {"name": "muon", "lr": 4e-3},
-        "schedule": {"warmup_steps": 100},
-        "steps": 1000,
-        "batch_size": 8,
-        "micro_batch_size": 8,
-        "eval_every": 500,
-        "save_every": 500,
-    },
+    "workstation": {**_SMALL_RECIPE, "steps": 2400, "eval_every": 800, "save_every": 800},
+    # Cut short: attention is learnt by then, but a 5-gram is still better (docs/log.md).
+    "laptop": {**_SMALL_RECIPE, "steps": 1000, "eval_every": 500, "save_every": 500},
     "smoke": {
         "model": {
             "vocab_size": 0,

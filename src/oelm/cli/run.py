@@ -221,7 +221,7 @@ def _print_summary(runs: Sequence[PlannedRun], budget: str) -> None:
     rows = summarize(runs)
     if not rows:
         return
-    notes = ["proves the path, is never a result"] if budget == "smoke" else [split_note(rows)]
+    notes = ["a smoke test, never a result"] if budget == "smoke" else [split_note(rows)]
     counts = {row.gap.count for row in rows if row.gap is not None}
     notes += ["95% intervals, paired by seed"] if max(counts, default=0) > 1 else []
     notes += ["a gap without an interval has one seed: no verdict"] if 1 in counts else []

@@ -17,7 +17,12 @@ myst_enable_extensions = ["dollarmath"]
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 # Pages of the repository's root, and the pages of this site that show them.
-ROOT_PAGES = {"README.md": "readme.md", "README.zh-CN.md": "zh.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "README.zh-CN.md": "zh.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
 _ROOT_LINK = re.compile(r"\]\((?:\.\./)?(" + "|".join(map(re.escape, ROOT_PAGES)) + r")(#[^)]*)?\)")
 
 

@@ -34,7 +34,14 @@ PICTURES = {
     "docs/images/demo.svg": "make demo",
     "docs/images/study.svg": "oelm report --out results/study --picture kept",
 }
-_SCRIPTS = ("benchmarks/record.py", "benchmarks/tables.py", "studies/bert.py", "studies/headline.py", "studies/log.py")
+_SCRIPTS = (
+    "benchmarks/record.py",
+    "benchmarks/tables.py",
+    "studies/bert.py",
+    "studies/contradictions.py",
+    "studies/headline.py",
+    "studies/log.py",
+)
 DEMO = "make demo"
 # What these ended with when they were last run with RECORD=1.
 RECORDED = {"make soak": "results/soak.txt"}

@@ -81,8 +81,8 @@ def speed() -> Row:
     return Row(
         "training step",
         f"{100 * claims()['bert_faster_share']:.0f}% faster on BERT (step times {100 * (1 - fast / slow):.1f}% apart)",
-        f"freezing Q and K leaves out their weight gradients: at most {block:.1f}% of a block's products, {gpt_share:.1f}% of a "
-        f"whole step of the GPT. A later comparison in turns by the same authors found the frozen arm "
+        f"freezing Q and K leaves out their weight gradients: at most {block:.1f}% of a block's products, {gpt_share:.1f}% of "
+        f"a whole step of the GPT. A later comparison in turns by the same authors found the frozen arm "
         f"{100 * claims()['later_slower_share']:.1f}% slower",
     )
 
@@ -133,8 +133,8 @@ def sizes() -> Row:
     return Row(
         "sizes of the data",
         f"OpenWebText: {low / 1e6:.0f}M and {high / 1e9:.0f}B tokens, {steps}; TinyStories: {stories} tokens",
-        f"OpenWebText's file of {file / 1e6:.0f} MB holds {file / 2 / 1e6:.1f}M tokens of two bytes. That the gap grows with the "
-        "data rests on these sizes",
+        f"OpenWebText's file of {file / 1e6:.0f} MB holds {file / 2 / 1e6:.1f}M tokens of two bytes. That the gap grows with "
+        "the data rests on these sizes",
     )
 
 

@@ -256,3 +256,20 @@ def is_uniform(arm: Arm) -> bool:
     method = (arm.runs[0].config or {}).get("method", {})
     is_zero = method.get("init") == "gaussian" and method.get("std") == 0
     return is_zero and method_kind(method) == "pure"
+
+
+def draw_of(arm: Arm) -> int | None:
+    """Return the seed of an arm's frames where it is one of their own."""
+    config = arm.runs[0].config
+    assert config is not None
+    method = config.get("method", {})
+    # Weights that are kept, or made from those that were there, are not drawn.
+    is_drawn = method.get("freeze") and method.get("init") not in (
+        "native",
+        "orthonormalized",
+        "polar",
+        "spectral",
+        "spectral_flat",
+    )
+    seed = method.get("seed") if is_drawn else None
+    return seed if isinstance(seed, int) else None

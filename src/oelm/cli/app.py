@@ -22,7 +22,6 @@ from oelm.cli.generate import generate
 from oelm.cli.imports import import_runs
 from oelm.cli.inspect import inspect
 from oelm.cli.logs import logs
-from oelm.cli.project import project
 from oelm.cli.report import compare, log, report
 from oelm.cli.run import run, sweep, work
 from oelm.cli.shell import Command, Group
@@ -81,7 +80,7 @@ _PANELS: dict[str, dict[str, Callable[..., Any]]] = {
         "generate": generate,
         "export": export,
     },
-    "Machine": {"bench": bench, "doctor": doctor, "archive": archive, "project": project},
+    "Machine": {"bench": bench, "doctor": doctor, "archive": archive},
 }
 for _panel, _commands in _PANELS.items():
     for _name, _command in _commands.items():

@@ -21,7 +21,6 @@ from oelm.cli.finetune import finetune
 from oelm.cli.generate import generate
 from oelm.cli.imports import import_runs
 from oelm.cli.inspect import inspect
-from oelm.cli.logs import logs
 from oelm.cli.report import compare, log, report
 from oelm.cli.run import run, sweep, work
 from oelm.cli.shell import Command, Group
@@ -66,7 +65,6 @@ _PANELS: dict[str, dict[str, Callable[..., Any]]] = {
         "sweep": sweep,
         "status": status,
         "watch": watch,
-        "logs": logs,
         "stop": stop,
         "clean": clean,
     },

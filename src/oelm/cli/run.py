@@ -248,7 +248,7 @@ def _leave(jobs: Sequence[Job]) -> None:
         )
     if failed:
         err.print(
-            f"{len(failed)} of {len(jobs)} runs failed (`oelm logs ID` tells why); mend the cause and repeat with --retry",
+            f"{len(failed)} of {len(jobs)} runs failed; `oelm status` shows why. Fix the cause and repeat with --retry",
             style="bold red",
             soft_wrap=True,
         )

@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import math
+import shlex
 import sys
 import time
 from collections import Counter
@@ -42,11 +43,11 @@ def status(
     ids: Annotated[list[str] | None, typer.Argument(help="Experiments or groups; all by default.")] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="Where the runs are.")] = Path("outputs"),
     budget: Annotated[str | None, typer.Option(help="Only runs of this budget.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on showing it, anew every two seconds, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 s until Ctrl-C.")] = False,
     show_all: Annotated[bool, typer.Option("--all", help="A line for every run, however many there are.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The rows as JSON, for scripts.")] = False,
 ) -> None:
-    """Show every run's state, step, loss, best figure, pace, time left, and distance from its baseline so far."""
+    """Show every run's state, step, loss, best figure, pace, time left, gap to its baseline so far, and where its log is."""
     if as_json and watch:
         raise ConfigError("--json prints rows for scripts and --watch a table for people; give one of them")
     baselines, groups = load_known()
@@ -147,7 +148,7 @@ def _watch(page: Callable[[int | None], Text], *, show_all: bool) -> None:
 
         with Live(console=out, auto_refresh=False, vertical_overflow="ellipsis") as live:
             while True:
-                text = page(None if show_all else min(_MAX_LINES, max(out.height - _MAX_MESSAGES - 4, 8)))
+                text = page(None if show_all else min(_MAX_LINES, max(out.height - 2 * _MAX_MESSAGES - 4, 8)))
                 text.no_wrap, text.overflow = True, "ellipsis"
                 live.update(text, refresh=True)
                 time.sleep(_REFRESH_S)
@@ -271,10 +272,22 @@ def _footer(views: Sequence[RunView]) -> Text:
     failed = [view for view in views if view.state == "failed"]
     for view in failed[:_MAX_MESSAGES]:
         said = one_line(view.status.message) if view.status is not None else ""
-        lines.append(f"failed: {view.name}: {said or 'no message'}")
+        where = f" (log: {one_line(str(view.log))})" if view.log is not None else ""
+        lines.append(f"failed: {view.name}: {said or 'no message'}{where}")
     if len(failed) > _MAX_MESSAGES:
-        lines.append(f"failed: and {len(failed) - _MAX_MESSAGES} more; `oelm logs ID --seed N` shows what happened")
-    return Text("\n".join(lines))
+        lines.append(f"failed: and {len(failed) - _MAX_MESSAGES} more; `oelm status ID` shows those of one experiment")
+    return Text("\n".join(lines + _logs(views)))
+
+
+def _logs(views: Sequence[RunView]) -> list[str]:
+    """Return where the logs of running runs are, and that of a run that is alone."""
+    from oelm.experiments.monitor import ALIVE
+
+    running = [view for view in views if view.state in ALIVE]
+    if not running and len(views) == 1 and views[0].state != "failed":
+        return [f"log: {one_line(str(views[0].log))}"] if views[0].log is not None else []
+    paths = [path for view in running[:_MAX_MESSAGES] if (path := view.log) is not None]
+    return [f"log: tail -f {one_line(shlex.quote(str(path)))}" for path in paths]
 
 
 def _print_json(views: Sequence[RunView], baselines: Mapping[str, str], jobs: Mapping[Path, JobState]) -> None:

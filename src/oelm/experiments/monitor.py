@@ -62,6 +62,13 @@ class RunView:
     def name(self) -> str:
         return f"{self.experiment}/{self.budget}/{self.variant}/seed-{self.seed}"
 
+    @property
+    def log(self) -> Path | None:
+        """The file that says most about the run: its own log, or its process's output if it failed before it began."""
+        never_began = self.state in ("failed", "dead") and (self.status is None or self.status.step == 0)
+        names = ("console.log", "training.log") if never_began else ("training.log", "console.log")
+        return next((self.path / name for name in names if _size(self.path / name) > 0), None)
+
 
 @dataclass(frozen=True, slots=True)
 class Gap:
@@ -368,3 +375,10 @@ def queue_seconds(seconds: Iterable[float], slots: int) -> float:
         first = min(range(len(ends)), key=ends.__getitem__)
         ends[first] += length
     return max(ends)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -16,7 +16,6 @@ from oelm.experiments.summary import figure_text, gap_text
 from oelm.intervals import exp_or_inf, mean_ratio
 from oelm.report.build import build_report
 from oelm.report.charts import _gaps
-from oelm.report.diary import write_diary
 from oelm.report.html import render_html
 from oelm.report.latex import render_latex
 from oelm.report.markdown import render_markdown
@@ -85,7 +84,7 @@ def test_no_format_of_a_report_spells_a_diverged_perplexity_out(diverged: dict[s
         assert found == [], name
 
 
-def test_demo_and_diary_are_short_too(diverged: dict[str, Any]) -> None:
+def test_the_demo_is_short_too(diverged: dict[str, Any]) -> None:
     root: Path = diverged["root"]
     runs = {
         name: [root / experiment / "laptop" / "default" / f"seed-{seed}" for seed in range(5)]
@@ -95,5 +94,3 @@ def test_demo_and_diary_are_short_too(diverged: dict[str, Any]) -> None:
     assert not any(LONG.search(_gap(row)) for row in rows)
     first = {name: paths[-1] for name, paths in runs.items()}
     assert all(math.isfinite(point["gap"]) for point in _gaps(first, "baseline"))
-    told = write_diary([root])
-    assert "PPL 3.8e+260" in told and not LONG.search(told)

@@ -1,4 +1,4 @@
-"""`oelm report`, `oelm compare` and `oelm log`: from recorded runs to a verdict, a quick look, and a diary."""
+"""`oelm report` and `oelm compare`: from recorded runs to a verdict, and a quick look."""
 
 from __future__ import annotations
 
@@ -260,20 +260,3 @@ def compare(
     _print_table(table, without=frozenset() if named is None else frozenset({1}))
     for remark in remarks:
         out.print(printable(remark), style="yellow", soft_wrap=True)
-
-
-@reported
-def log(
-    roots: Roots = None,
-    to: Annotated[Path | None, typer.Option(help="Write it to this file instead of the terminal.")] = None,
-) -> None:
-    """Write the dated log of all recorded runs: what was run when, on what, how it ended and what came out."""
-    from oelm.files import write_text
-    from oelm.report.diary import write_diary
-
-    text = write_diary(_places(roots))
-    if to is not None:
-        write_text(to, text)
-        out.print(f"wrote {to}", soft_wrap=True)
-    else:
-        out.print(printable(text), soft_wrap=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 import functools
 import json
 import math
@@ -18,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from oelm.errors import ConfigError, RunDirError
+from oelm.errors import ConfigError, RunDirError, suggest
 from oelm.names import NAME
 from oelm.train.status import HEARTBEAT_S, STATUS, Metric, Status
 
@@ -284,9 +283,8 @@ def choose(root: Path, names: Collection[str], *, groups: Mapping[str, Collectio
     for name in names:
         found = ({name.lower()} if name.lower() in there else by_group.get(name.lower(), set())) & there.keys()
         if not found:
-            near = difflib.get_close_matches(name.lower(), there, n=1, cutoff=0.5)
-            hint = f"did you mean '{there[near[0]]}'?" if near else f"there are: {', '.join(sorted(there.values())) or 'none'}"
-            raise ConfigError(f"no runs of {name!r} under {root}; {hint}")
+            hint = suggest(name, there.values()) or f"; there are: {', '.join(sorted(there.values())) or 'none'}"
+            raise ConfigError(f"no runs of {name!r} under {root}{hint}")
         chosen |= {there[key] for key in found}
     return sorted(chosen)
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import out, reported
+from oelm.cli.options import Out, Overrides
+from oelm.cli.shell import out, reported, say
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,10 +35,8 @@ def bench(
     ] = False,
     tokens: Annotated[int, typer.Option(min=1, help="With --generate: how many tokens each arm writes a round.")] = 200,
     memory: Annotated[bool, typer.Option(help="Measure peak memory, each arm in a process of its own.")] = True,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for all arms; may be repeated.")
-    ] = None,
-    root: Annotated[Path, typer.Option("--out", help="Where the record goes, for `oelm report`.")] = Path("outputs"),
+    overrides: Overrides = None,
+    root: Out = Path("outputs"),
 ) -> None:
     """Compare training steps of methods or configs: in turn, against the first, with intervals and the arithmetic bound."""
     names = arms or ["baseline"]
@@ -60,7 +59,7 @@ def bench(
     timed = _timed_shape(sides[0][1])
     _print(comparisons, timed)
     for comparison in comparisons:
-        out.print(f"recorded in {_record(comparison, timed, sides[0][1].optim.name, root)}", soft_wrap=True)
+        say(f"recorded in {_record(comparison, timed, sides[0][1].optim.name, root)}")
 
 
 def _config(name: str, budget: str, shape: str | None, overrides: list[str]) -> RunConfig | FinetuneConfig:

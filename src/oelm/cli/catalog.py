@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.run import CatalogFile, Overrides
-from oelm.cli.shell import counted, echo, out, printable, reported, roughly
+from oelm.cli.options import CatalogFile, Out, Overrides, SomeIds
+from oelm.cli.shell import counted, echo, out, printable, reported, roughly, say
 
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @reported
 def list_experiments(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids or groups; default: all.")] = None,
+    names: SomeIds = None,
     catalog: CatalogFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
 ) -> None:
@@ -54,7 +54,7 @@ def _print_list(chosen: list[Experiment], catalog: Catalog) -> None:
     width = max(map(len, rows), default=0)
     for name, what in rows.items():
         line = f"{name:{width}}  {printable(what)}"
-        out.print(line if len(line) <= out.width else f"{line[: out.width - 3]}...", soft_wrap=True)
+        say(line if len(line) <= out.width else f"{line[: out.width - 3]}...")
     if sets:
         out.print(f"\nSET: {', '.join(sets)}")
     named = [f"{name} ({len(members)})" for name, members in catalog.named_groups().items()]
@@ -80,7 +80,7 @@ def show(
     ] = None,
     price: Annotated[float, typer.Option(min=0.0, help="With --on: cost of one GPU for an hour.")] = 2.0,
     catalog: CatalogFile = None,
-    root: Annotated[Path, typer.Option("--out", help="Where runs are, for measured times.")] = Path("outputs"),
+    root: Out = Path("outputs"),
 ) -> None:
     """Show one experiment: its recipe at a budget, parameters, what was reported, and how long it takes here.
 
@@ -114,11 +114,11 @@ def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, ro
     _print_facts(own, [run for run in runs if run is not own], root)
     out.print("\nrecipe:", style="bold")
     for key, value in dotted(own.config.as_dict()).items():
-        out.print(f"  {key}: {printable(str(value))}", soft_wrap=True)
+        say(f"  {key}: {printable(str(value))}")
     command = ["oelm", "run", experiment.id, "--budget", budget]
     command += [part for text in overrides for part in ("--set", text)]
     command += ["--catalog", str(catalog)] if catalog is not None else []
-    out.print(f"\nrun it: {printable(shlex.join(command))}", soft_wrap=True)
+    say(f"\nrun it: {printable(shlex.join(command))}")
 
 
 def _print_projection(name: str, gpus: str, budget: str, price: float, overrides: list[str], catalog: Path | None) -> None:
@@ -151,16 +151,14 @@ def _print_projection(name: str, gpus: str, budget: str, price: float, overrides
     out.print(table)
     alone, queued, spread = sum(p.alone_s for p in found), queue_s(found, count), sum(p.spread_s for p in found)
     one, all_of_them = (f"{seconds / 3600 * price:,.0f}" for seconds in (alone, spread * count))
-    out.print(
+    say(
         f"\n{counted(len(found), 'run')} at {budget}: {roughly(alone)} on 1 {gpu.name} (cost {one}); "
-        f"{roughly(queued)} on {count}, a run each ({one}); {roughly(spread)} on {count}, each run on all ({all_of_them})",
-        soft_wrap=True,
+        f"{roughly(queued)} on {count}, a run each ({one}); {roughly(spread)} on {count}, each run on all ({all_of_them})"
     )
     unknown = f"; {len(runs) - len(found)} runs of models not known here are left out" if len(found) < len(runs) else ""
-    out.print(
+    say(
         f"calculated on paper, not measured: {100 * share:.1f}% of the data sheet's {gpu.operations_per_s / 1e12:.0f} "
-        f"TFLOP/s, {price:g} per GPU and hour, gradients summed without overlap{unknown}",
-        soft_wrap=True,
+        f"TFLOP/s, {price:g} per GPU and hour, gradients summed without overlap{unknown}"
     )
 
 
@@ -206,7 +204,7 @@ def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> Non
     out.print(experiment.id, style="bold")
     width = max(map(len, facts))
     for name, text in facts.items():
-        out.print(f"  {name:{width}}  {printable(text)}", soft_wrap=True)
+        say(f"  {name:{width}}  {printable(text)}")
 
 
 def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:

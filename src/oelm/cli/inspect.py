@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import TerminalWatch, out, reported
+from oelm.cli.options import Checkpoint, RunFolder
+from oelm.cli.shell import TerminalWatch, out, reported, say
 from oelm.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 @reported
 def inspect(
-    run: Annotated[Path, typer.Argument(help="A run directory, or one of its checkpoints.")],
+    run: RunFolder,
     heads: Annotated[bool, typer.Option("--heads", help="Also show what each head does, as a table and a picture.")] = False,
-    checkpoint: Annotated[str, typer.Option(help="'best', 'latest' or the number of a step.")] = "best",
+    checkpoint: Checkpoint = "best",
     picture: Annotated[Path | None, typer.Option(help="Where it goes, as .svg and .png; by default into the run.")] = None,
 ) -> None:
     """Count parameters by role, check every frozen weight by its digest, and look at the heads."""
@@ -29,7 +30,7 @@ def inspect(
 
     loaded = load_any(run, which=checkpoint)
     report = audit(loaded.model)
-    out.print(f"{loaded.path}, step {loaded.step}, method: {method_name(loaded.config.method)}", soft_wrap=True)
+    say(f"{loaded.path}, step {loaded.step}, method: {method_name(loaded.config.method)}")
     out.print(str(report))
     _print_roles(report)
     _print_projections(report)
@@ -47,7 +48,7 @@ def inspect(
         target = _without_kind(picture) if picture else loaded.path / f"heads-step-{loaded.step}"
         try:
             svg, png = save_chart(head_grid([summary.as_dict() for summary in summaries]), target)
-            out.print(f"picture: {svg} and {png.name}", soft_wrap=True)
+            say(f"picture: {svg} and {png.name}")
         except MissingExtraError as problem:
             out.print(f"no picture: {problem}")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oelm.cli.shell import counted, err, out, roughly
+from oelm.cli.shell import counted, out, roughly, say, warn
 
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
@@ -42,9 +42,7 @@ def print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
     whole = queue_seconds([length for length in seconds if length is not None], slots.count)
     unknown = sum(length is None for length in seconds)
     rest = f", and {counted(unknown, 'run')} of unknown length" if unknown else ""
-    out.print(
-        f"{counted(len(left), 'run')} at budget {runs[0].budget}: about {roughly(whole)} in all{rest}; {slots}", soft_wrap=True
-    )
+    say(f"{counted(len(left), 'run')} at budget {runs[0].budget}: about {roughly(whole)} in all{rest}; {slots}")
     if any(forecast.basis == "arithmetic" for forecast in forecasts.values()):
         start = f"and {roughly(START_S)} to start each"
         out.print(f"arithmetic: from the operations of a step, this machine's speed {start}; within a factor of two")
@@ -57,7 +55,7 @@ def print_shortened(runs: Sequence[PlannedRun]) -> None:
 
     for told in dict.fromkeys(shortened_warmup(run.config) for run in runs):
         if told:
-            err.print(told, style="bold yellow", soft_wrap=True)
+            warn(told)
 
 
 def _seeds(runs: Sequence[PlannedRun]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.run import CatalogFile
+from oelm.cli.options import CatalogFile
 from oelm.cli.shell import echo, err, out, printable, reported
 from oelm.cli.streams import ReaderLeftError
 from oelm.errors import ConfigError, suggest

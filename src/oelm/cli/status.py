@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from oelm.cli.shell import echo, err, out, printable, reported
+from oelm.cli.options import OnlyBudget, Out, SomeIds
+from oelm.cli.shell import echo, out, printable, reported, warn
 from oelm.decimals import duration, fixed
 from oelm.errors import ClusterError, ConfigError, OelmError
 
@@ -40,9 +41,9 @@ _HINTS = {
 
 @reported
 def status(
-    ids: Annotated[list[str] | None, typer.Argument(help="Experiments or groups; all by default.")] = None,
-    out_dir: Annotated[Path, typer.Option("--out", help="Where the runs are.")] = Path("outputs"),
-    budget: Annotated[str | None, typer.Option(help="Only runs of this budget.")] = None,
+    ids: SomeIds = None,
+    out_dir: Out = Path("outputs"),
+    budget: OnlyBudget = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 s until Ctrl-C.")] = False,
     show_all: Annotated[bool, typer.Option("--all", help="A line for every run, however many there are.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The rows as JSON, for scripts.")] = False,
@@ -98,7 +99,7 @@ def load_known() -> tuple[dict[str, str], dict[str, list[str]]]:
     try:
         catalog = load_catalog()
     except OelmError as problem:
-        err.print(f"no groups and no distances from baselines: {printable(str(problem))}", style="yellow", soft_wrap=True)
+        warn(f"no groups and no distances from baselines: {printable(str(problem))}", style="yellow")
         return {}, {}
     return catalog.baselines(), catalog.groups()
 

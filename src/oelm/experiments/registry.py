@@ -21,7 +21,7 @@ from oelm.strict import Strict
 # A file of this name in the working folder is read without being asked for.
 OWN_CATALOG = "experiments.yaml"
 ALL = "all"
-# What `oelm train`, `oelm finetune`, `oelm demo` and the import of others' runs keep beside experiments.
+# What `oelm train`, `oelm finetune`, earlier versions of `oelm demo` and the import of others' runs keep beside experiments.
 _TAKEN = {"train", "finetune", "demo", "imported", "bench"}
 # What an entry says of itself alone, so that `extends` does not hand it on.
 _OWN = ("title", "reported", "note", "extends")

@@ -1,4 +1,4 @@
-"""`oelm report`, `compare` and `log` as a user types them: what they print, what they write, and with which code they end."""
+"""`oelm report` and `compare` as a user types them: what they print, what they write, and with which code they end."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from oelm.cli.report import compare, log, report
+from oelm.cli.report import compare, report
 from tests.conftest import oelm_command
 from tests.experiments.recorded import record
 from tests.report.synthetic import Fate, write_arm, write_plain, write_run, write_sweep
 
 app = typer.Typer()
-for command in (report, compare, log):
+for command in (report, compare):
     app.command()(command)
 BASE = (30.0, 30.2, 29.9, 30.1, 30.05, 29.95, 30.15)
 ARM = (30.63, 30.77, 30.56, 30.64, 30.65, 30.6, 30.71)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.options import CatalogFile, Out, Overrides, SomeIds
-from oelm.cli.shell import counted, echo, out, printable, reported, roughly, say
+from oelm.cli.shell import counted, echo, out, print_table, printable, reported, roughly, say
 
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
@@ -123,8 +123,6 @@ def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, ro
 
 def _print_projection(name: str, gpus: str, budget: str, price: float, overrides: list[str], catalog: Path | None) -> None:
     """Print what an experiment, or a group, takes on GPUs according to their data sheets."""
-    from rich.table import Table
-
     from oelm.experiments.budget import budget_settings
     from oelm.experiments.projection import Assumptions, Projection, parse_gpus, project, queue_s, reported_efficiency
     from oelm.experiments.registry import load_catalog
@@ -137,18 +135,17 @@ def _print_projection(name: str, gpus: str, budget: str, price: float, overrides
     assumed = Assumptions(gpu, count, share, price)
     study = Study(names=(name,), budget=budget, root=Path("outputs"), changes=parse_overrides(overrides))
     runs = study.plan(load_catalog(catalog))
-    table = Table(box=None, pad_edge=False)
-    for heading in ("experiment", "runs", "each alone", f"each on {count}", "memory", "summed a step"):
-        table.add_column(heading, justify="left" if heading == "experiment" else "right")
+    cells = []
     found: list[Projection] = []
     for each in dict.fromkeys(run.experiment.id for run in runs):
         own = [one for run in runs if run.experiment.id == each and (one := project(run, assumed)) is not None]
         if own:
             first = own[0]
             memory, summed = gibibytes(first.memory_bytes), f"{first.summed_bytes / 1e6:.1f} MB"
-            table.add_row(each, str(len(own)), roughly(first.alone_s), roughly(first.spread_s), memory, summed)
+            cells.append((each, str(len(own)), roughly(first.alone_s), roughly(first.spread_s), memory, summed))
         found += own
-    out.print(table)
+    headings = ("experiment", "runs", "each alone", f"each on {count}", "memory", "summed a step")
+    print_table(headings, cells, left=("experiment",))
     alone, queued, spread = sum(p.alone_s for p in found), queue_s(found, count), sum(p.spread_s for p in found)
     one, all_of_them = (f"{seconds / 3600 * price:,.0f}" for seconds in (alone, spread * count))
     say(

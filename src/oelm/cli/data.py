@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import Command, Group, TerminalWatch, out, path_option, printable, reported, say, shown_warnings
+from oelm.cli.shell import (
+    Command,
+    Group,
+    TerminalWatch,
+    out,
+    path_option,
+    print_table,
+    printable,
+    reported,
+    say,
+    shown_warnings,
+)
 from oelm.decimals import duration
 from oelm.errors import REFUSED
 
@@ -165,8 +176,6 @@ def _by_order(split: str, values: list[float]) -> str:
 
 
 def _print_counters(path: Path, meta: TokenMeta | ExampleMeta) -> None:
-    from rich.table import Table
-
     from oelm.data.counters import count_vocabularies
     from oelm.data.tokens import TokenMeta, open_tokens
 
@@ -176,13 +185,12 @@ def _print_counters(path: Path, meta: TokenMeta | ExampleMeta) -> None:
         figures = count_vocabularies(open_tokens(path), progress=watch.on_preparing)
     out.print("  counters    bits per byte of n-gram models of the same text, by vocabulary and order:")
     orders = max(len(values) for by_split in figures.counters.values() for values in by_split.values())
-    table = Table(box=None, pad_edge=True)
-    for heading in ("split", "vocabulary", *map(str, range(1, orders + 1))):
-        table.add_column(heading, justify="left" if heading == "split" else "right")
-    for split in figures.ppl:
-        for vocabulary, by_split in figures.counters.items():
-            table.add_row(split, f"{vocabulary:,}", *(f"{value:.3f}" for value in by_split[split]))
-    out.print(table)
+    rows = [
+        (split, f"{vocabulary:,}", *(f"{value:.3f}" for value in by_split[split]))
+        for split in figures.ppl
+        for vocabulary, by_split in figures.counters.items()
+    ]
+    print_table(("split", "vocabulary", *map(str, range(1, orders + 1))), rows, left=("split",))
     for split in figures.ppl:
         best = figures.best_counter(split)
         assert best is not None
@@ -222,8 +230,6 @@ def _in_a_line(meta: TokenMeta | ExampleMeta) -> str:
 
 
 def _print_meta(meta: TokenMeta | ExampleMeta) -> None:
-    from rich.table import Table
-
     from oelm.data.tokens import TokenMeta
 
     facts = {"name": meta.name, "source": meta.source, "revision": meta.revision, "tokenizer": meta.tokenizer}
@@ -242,13 +248,8 @@ def _print_meta(meta: TokenMeta | ExampleMeta) -> None:
         say(f"  {fact:<11} {printable(value)}")
     if isinstance(meta, TokenMeta):
         _print_left_out(meta)
-    table = Table(box=None, pad_edge=True)
     columns = _columns(meta)
-    for heading in columns:
-        table.add_column(heading, justify="left" if heading == "split" else "right")
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    out.print(table)
+    print_table(list(columns), list(zip(*columns.values(), strict=True)), left=("split",))
 
 
 def _print_left_out(meta: TokenMeta) -> None:

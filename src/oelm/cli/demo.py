@@ -13,7 +13,7 @@ import typer
 from oelm.cli.many import How
 from oelm.cli.options import Budget, Out, Queueing
 from oelm.cli.run import leave_by, load, run_all
-from oelm.cli.shell import out, reported, say, shown_warnings, stoppable
+from oelm.cli.shell import print_table, reported, say, shown_warnings, stoppable
 from oelm.decimals import fixed
 
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ def demo(
 
 def _print_results(runs: Sequence[PlannedRun], budget: str) -> None:
     """Print the table of arms, and in two sentences what it says."""
-    from rich.table import Table
-
     from oelm.experiments.summary import figure_text, gap_text, summarize
 
     rows = summarize(runs)
@@ -58,15 +56,14 @@ def _print_results(runs: Sequence[PlannedRun], budget: str) -> None:
     count = len(rows[0].best)
     note = "one seed: no verdict" if count == 1 else f"{count} seeds; 95% intervals, paired by seed"
     note += "; a smoke test, never a result" if budget == "smoke" else ""
-    table = Table(title=note, title_justify="left", title_style="bold yellow")
-    for name in ("arm", "PPL", "vs baseline", "stored", "trainable"):
-        table.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
+    # No time: runs that share a machine are no fair measure of it, `oelm bench` is.
+    cells = []
     for row in rows:
-        # No time: runs that share a machine are no fair measure of it, `oelm bench` is.
-        audit = audits[row.experiment.id]
-        counts = f"{audit.total:,}", f"{audit.trainable:,}"
-        table.add_row(str(row.experiment.method), figure_text(row.metric, row.mean), gap_text(row.gap), *counts)
-    out.print("\n", table, sep="")
+        counts = audits[row.experiment.id].total, audits[row.experiment.id].trainable
+        figures = figure_text(row.metric, row.mean), gap_text(row.gap), *(f"{count:,}" for count in counts)
+        cells.append((str(row.experiment.method), *figures))
+    say("")
+    print_table(("arm", "PPL", "vs baseline", "stored", "trainable"), cells, left=("arm",), title=note, boxed=True)
     costs = {str(row.experiment.method): fixed(100 * (row.gap.value - 1), 1, sign=True) for row in rows if row.gap is not None}
     saved = audits["demo-learn"].total - audits["demo-slices"].total
     say(

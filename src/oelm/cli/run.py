@@ -15,7 +15,7 @@ from oelm.cli.many import How, code_of, quiet_unless_first, refuse_worker, run_b
 from oelm.cli.options import Cluster, NoPreflight, Queueing, Spread, Track, What, grouped
 from oelm.cli.plan import print_plan, print_shortened
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import TerminalWatch, counted, out, printable, reported, say, shown_warnings, stoppable, warn
+from oelm.cli.shell import TerminalWatch, counted, out, print_table, printable, reported, say, shown_warnings, stoppable, warn
 from oelm.errors import STOPPED, ConfigError
 from oelm.ranks import is_one_of_many
 
@@ -140,8 +140,6 @@ def _decisions(study: Study, runs: Sequence[PlannedRun], catalog: Path | None) -
 
 
 def _print_summary(runs: Sequence[PlannedRun], budget: str) -> None:
-    from rich.table import Table
-
     from oelm.experiments.summary import figure_text, gap_text, split_note, summarize
 
     rows = summarize(runs)
@@ -152,14 +150,12 @@ def _print_summary(runs: Sequence[PlannedRun], budget: str) -> None:
     notes += ["95% intervals, paired by seed"] if max(counts, default=0) > 1 else []
     notes += ["a gap without an interval has one seed: no verdict"] if 1 in counts else []
     say(f"\nbudget {budget}: {'; '.join(notes)}", style="bold yellow")
-    table = Table(box=None, pad_edge=False)
-    for name in ("experiment", "seeds", "best", "against its baseline", ""):
-        table.add_column(name, justify="left" if name in ("experiment", "") else "right", no_wrap=name != "")
+    cells = []
     for row in rows:
         remark = f"CONFOUNDED: {'; '.join(row.confounded)}" if row.confounded else ""
         against = f"{gap_text(row.gap)} {row.experiment.baseline}" if row.gap is not None else ""
-        table.add_row(row.experiment.id, str(len(row.best)), figure_text(row.metric, row.mean), against, remark)
-    out.print(table)
+        cells.append((row.experiment.id, str(len(row.best)), figure_text(row.metric, row.mean), against, remark))
+    print_table(("experiment", "seeds", "best", "against its baseline", ""), cells, left=("experiment", ""))
 
 
 def leave_by(jobs: Sequence[Job]) -> None:
@@ -238,20 +234,16 @@ def _take_over(what: What, like: str, *, dry_run: bool) -> None:
 
 
 def _print_sweep(record: SweepRecord) -> None:
-    from rich.table import Table
-
     from oelm.experiments.sweep import value_text
 
     title = f"{record.experiment} at {record.budget}, {counted(len(record.points[0].seeds), 'seed')} a point"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for name in (*record.grid, "score (less is better)", ""):
-        table.add_column(name, justify="right" if name else "left")
+    cells = []
     for number, point in enumerate(record.points):
         missing = "diverged" if point.has_failed else "failed" if point.problem else "unfinished"
         score = missing if point.score is None else f"{point.score:.4f}"
         remark = "best" if number == record.best else "close" if point in record.close else ""
-        table.add_row(*map(value_text, point.values.values()), score, remark)
-    out.print(table)
+        cells.append((*map(value_text, point.values.values()), score, remark))
+    print_table((*record.grid, "score (less is better)", ""), cells, left=("",), title=title, boxed=True)
     if any(point.problem for point in record.points):
         warn(f"the sweep of {record.experiment} {record.why_no_best}", style="bold red")
     for key in record.at_edge:

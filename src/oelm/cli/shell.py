@@ -7,7 +7,7 @@ import functools
 import logging
 import time
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -85,6 +85,21 @@ def say(text: str, *, style: str | None = None) -> None:
 def warn(text: str, *, style: str = "bold yellow") -> None:
     """Print text to standard error as lines of its own length, without what could drive a terminal."""
     err.print(printable(text), style=style, soft_wrap=True)
+
+
+def print_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = (), title: str = "", boxed: bool = False
+) -> None:
+    """Print a table whose columns are aligned to the right, but for those named in `left`."""
+    from rich.table import Table
+
+    looks: dict[str, Any] = {} if boxed else {"box": None, "pad_edge": False}
+    table = Table(title=title or None, title_justify="left", title_style="bold yellow", **looks)
+    for name in headings:
+        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(printable, row))
+    out.print(table)
 
 
 def echo(text: str = "") -> None:

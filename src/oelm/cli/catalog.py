@@ -114,11 +114,11 @@ def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, ro
     _print_facts(own, [run for run in runs if run is not own], root)
     out.print("\nrecipe:", style="bold")
     for key, value in dotted(own.config.as_dict()).items():
-        say(f"  {key}: {printable(str(value))}")
+        say(f"  {key}: {value}")
     command = ["oelm", "run", experiment.id, "--budget", budget]
     command += [part for text in overrides for part in ("--set", text)]
     command += ["--catalog", str(catalog)] if catalog is not None else []
-    say(f"\nrun it: {printable(shlex.join(command))}")
+    say(f"\nrun it: {shlex.join(command)}")
 
 
 def _print_projection(name: str, gpus: str, budget: str, price: float, overrides: list[str], catalog: Path | None) -> None:
@@ -201,7 +201,7 @@ def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> Non
     out.print(experiment.id, style="bold")
     width = max(map(len, facts))
     for name, text in facts.items():
-        say(f"  {name:{width}}  {printable(text)}")
+        say(f"  {name:{width}}  {text}")
 
 
 def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:

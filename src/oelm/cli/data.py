@@ -15,7 +15,6 @@ from oelm.cli.shell import (
     out,
     path_option,
     print_table,
-    printable,
     reported,
     say,
     shown_warnings,
@@ -216,7 +215,7 @@ def verify(
             say(f"whole    {path}  {_in_a_line(opened.meta)}")
         except DataError as problem:
             damaged += 1
-            say(f"DAMAGED  {printable(str(problem))}")
+            say(f"DAMAGED  {problem}")
     if damaged:
         raise typer.Exit(REFUSED)
 
@@ -245,7 +244,7 @@ def _print_meta(meta: TokenMeta | ExampleMeta) -> None:
         facts |= {f"in {file}": f"integer labels mean {meaning}" for file, meaning in meta.integers.items()}
     facts["fingerprint"] = meta.fingerprint
     for fact, value in facts.items():
-        say(f"  {fact:<11} {printable(value)}")
+        say(f"  {fact:<11} {value}")
     if isinstance(meta, TokenMeta):
         _print_left_out(meta)
     columns = _columns(meta)
@@ -255,7 +254,7 @@ def _print_meta(meta: TokenMeta | ExampleMeta) -> None:
 def _print_left_out(meta: TokenMeta) -> None:
     for number, (reason, gone) in enumerate(meta.left_out.items()):
         counts = f"{gone.files:,} files, {gone.text_bytes / 1e6:.2f} MB"
-        say(f"  {'' if number else 'left out':<11} {printable(reason)}: {counts}")
+        say(f"  {'' if number else 'left out':<11} {reason}: {counts}")
 
 
 def _columns(meta: TokenMeta | ExampleMeta) -> dict[str, list[str]]:

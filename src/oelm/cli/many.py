@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import TerminalWatch, counted, err, out, print_result, printable, say, warn
+from oelm.cli.shell import TerminalWatch, counted, err, out, print_problem, print_result, printable, say
 from oelm.errors import DONE, REFUSED, STOPPED, ConfigError, OelmError, RankLostError
 from oelm.ranks import is_one_of_many, own_rank
 
@@ -73,8 +73,7 @@ def world_of(config: TrainConfig) -> Iterator[World]:
         with joined(choose_compute(config.device, config.precision, look()).device) as world, world.guarded():
             yield world
     except OelmError as problem:
-        word, style = ("stopped", "bold yellow") if problem.exit_code == STOPPED else ("error", "bold red")
-        warn(f"{word}: {printable(str(problem))}", style=style)
+        print_problem(problem)
         code, is_lost = problem.exit_code, isinstance(problem, RankLostError)
     except typer.Exit as ended:
         code = ended.exit_code

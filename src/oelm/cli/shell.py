@@ -64,8 +64,7 @@ def reported(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except OelmError as problem:
-            word, style = ("stopped", "bold yellow") if problem.exit_code == STOPPED else ("error", "bold red")
-            warn(f"{word}: {printable(str(problem))}", style=style)
+            print_problem(problem)
             raise typer.Exit(problem.exit_code) from None
         except ReaderLeftError:
             # It has what it wanted.
@@ -85,6 +84,12 @@ def say(text: str, *, style: str | None = None) -> None:
 def warn(text: str, *, style: str = "bold yellow") -> None:
     """Print text to standard error as lines of its own length, without what could drive a terminal."""
     err.print(printable(text), style=style, soft_wrap=True)
+
+
+def print_problem(problem: OelmError) -> None:
+    """Print why a command ends, as one paragraph."""
+    is_stop = problem.exit_code == STOPPED
+    warn(f"{'stopped' if is_stop else 'error'}: {problem}", style="bold yellow" if is_stop else "bold red")
 
 
 def print_table(
@@ -137,7 +142,7 @@ def stoppable() -> Iterator[StopFlag]:
 
         def on_broken(why: str) -> None:
             stop.request(why)
-            warn(f"{printable(why)}; saving and stopping at the next step")
+            warn(f"{why}; saving and stopping at the next step")
 
         with _STDOUT.heard_by(on_broken):
             yield stop

@@ -99,7 +99,7 @@ def load_known() -> tuple[dict[str, str], dict[str, list[str]]]:
     try:
         catalog = load_catalog()
     except OelmError as problem:
-        warn(f"no groups and no distances from baselines: {printable(str(problem))}", style="yellow")
+        warn(f"no groups and no distances from baselines: {problem}", style="yellow")
         return {}, {}
     return catalog.baselines(), catalog.groups()
 

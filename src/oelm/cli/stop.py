@@ -52,7 +52,7 @@ def _jobs(root: Path, views: Sequence[RunView]) -> dict[Path, JobState]:
     try:
         return jobs_of(root, views)
     except ClusterError as problem:
-        warn(f"jobs of SLURM are left alone: {printable(str(problem))}")
+        warn(f"jobs of SLURM are left alone: {problem}")
         return {}
 
 

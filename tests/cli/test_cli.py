@@ -323,6 +323,12 @@ def test_no_flag_is_shown_with_a_type_and_help_fits_80_columns(words: tuple[str,
     assert "<bool>" not in shown and max(map(len, shown.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("name", ["run", "sweep", "train", "finetune"])
+def test_help_of_commands_with_many_options_fits_two_screens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(CliRunner().invoke(app, [name, "--help"]).stdout.splitlines()) <= 100
+
+
 def test_help_has_the_commands_in_four_groups() -> None:
     shown = CliRunner().invoke(app, ["--help"]).stdout
     places = [shown.index(f"─ {panel} ─") for panel in ("Start", "Study", "Look", "Machine")]

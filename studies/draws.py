@@ -1,9 +1,11 @@
-"""Can good frames be told before they are trained on? Scores of a draw against the perplexity that came of it.
+"""How much depends on the draw of the frames, and can good frames be recognized before training?
 
-    python studies/draws.py [--results results/draws] [--lang zh]
+    python studies/draws.py [scores] [--results results/draws] [--lang zh]
+    python studies/draws.py spread [--results results/draws]
 
-Reads the records of runs whose frames have a seed of their own (`method.seed`), crossed with seeds of training; builds the
-frames of each anew, scores them, and correlates score and log PPL over draws, both meant over the seeds of training. What is
+Reads the records of runs whose frames have a seed of their own (`method.seed`), crossed with seeds of training. `spread`
+separates the two kinds of luck: the same frames under several seeds, several frames under one. `scores` builds the frames
+of each run again, scores them, and correlates score and log PPL over draws, both averaged over the seeds of training. What is
 gained by training on the best of `CHOICE` draws instead of on any one: the mean over all choices among those that were run.
 To make such records: `oelm run GPT-02 --no-baseline --set method.seed=11 --seeds 2`, and so on with 12, 13, ...
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +26,7 @@ from scipy import stats
 import oelm
 from oelm.method.sites import attention_sites
 from oelm.report.collect import recipe_differences
-from oelm.report.draws import shared_recipe
+from oelm.report.stats import LEVEL
 from oelm.train.config import parse_config
 from oelm.train.schedule import warmup_steps
 
@@ -34,6 +36,10 @@ HEADINGS = {
 }
 # Of so many draws the best is taken.
 CHOICE = 4
+
+
+# By (draw, seed): log PPL.
+Crossed = Mapping[tuple[int, int], float]
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,13 @@ def read(results: Path) -> list[Drawn]:
         found.append(Drawn(draw, config["seed"], math.log(json.loads(figures.read_text())["best_ppl"]), config, losses))
     refuse_mixture(recipes)
     return found
+
+
+def shared_recipe(config: Mapping[str, Any], fingerprint: str) -> dict[str, Any]:
+    """Return what all runs must share: their settings without the two seeds, and what they read."""
+    method = {key: value for key, value in config["method"].items() if key != "seed"}
+    rest = {key: value for key, value in config.items() if key != "seed"}
+    return rest | {"method": method, "data.fingerprint": fingerprint}
 
 
 def refuse_mixture(recipes: dict[Path, dict[str, Any]]) -> None:
@@ -172,8 +185,76 @@ def best_of(scores: list[float], runs: list[Drawn], *, is_better: Literal["highe
     return math.exp(float(np.dot(chances, log_ppls[order]))) - 1
 
 
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviations of log PPL over draws, over seeds of training, and what is left of both together.
+
+    `p_value` is how often draws that make no difference would seem to make this much (F test against the rest); `low` and
+    `high` are the ends of a 95% interval of the spread over draws (by Tukey and Williams, a little wide).
+    """
+
+    draws: int
+    seeds: int
+    over_draws: float
+    over_seeds: float
+    rest: float
+    p_value: float
+    low: float
+    high: float
+
+
+def spread(values: Crossed) -> Spread | None:
+    """Estimate the two variances apart from a crossed design without gaps, two of each at least; None otherwise."""
+    draws, seeds = (sorted({key[place] for key in values}) for place in (0, 1))
+    if len(draws) < 2 or len(seeds) < 2 or len(values) != len(draws) * len(seeds):
+        return None
+    table = np.array([[values[draw, seed] for seed in seeds] for draw in draws])
+    mean = table.mean()
+    by_draw, by_seed = table.mean(axis=1), table.mean(axis=0)
+    between_draws = len(seeds) * float(((by_draw - mean) ** 2).sum()) / (len(draws) - 1)
+    between_seeds = len(draws) * float(((by_seed - mean) ** 2).sum()) / (len(seeds) - 1)
+    left = table - by_draw[:, None] - by_seed[None, :] + mean
+    freedom = (len(draws) - 1) * (len(seeds) - 1)
+    rest = float((left**2).sum()) / freedom
+    ratio = between_draws / rest if rest > 0 else math.inf if between_draws > 0 else 0.0
+    low, high = _ends(between_draws, ratio, len(draws) - 1, freedom)
+    return Spread(
+        draws=len(draws),
+        seeds=len(seeds),
+        # A variance below what the rest explains is none: the moment estimate may fall below zero.
+        over_draws=math.sqrt(max(0.0, (between_draws - rest) / len(seeds))),
+        over_seeds=math.sqrt(max(0.0, (between_seeds - rest) / len(draws))),
+        rest=math.sqrt(rest),
+        p_value=float(stats.f.sf(ratio, len(draws) - 1, freedom)),
+        low=low / math.sqrt(len(seeds)),
+        high=high / math.sqrt(len(seeds)),
+    )
+
+
+def _ends(mean_square: float, ratio: float, freedom: int, rest_freedom: int) -> tuple[float, float]:
+    """Return between what a factor's spread lies, times the root of how often each of its levels was seen."""
+    if ratio == 0:
+        return 0.0, 0.0
+    outside = (1 - LEVEL) / 2
+    quantiles = [(stats.f.ppf(q, freedom, rest_freedom), stats.chi2.ppf(q, freedom)) for q in (1 - outside, outside)]
+    squares = [freedom * mean_square * max(0.0, 1 - f / ratio) / chi for f, chi in quantiles]
+    return math.sqrt(squares[0]), math.sqrt(squares[1])
+
+
+def print_spread(runs: list[Drawn]) -> None:
+    """Print the standard deviation of the perplexity over draws, over seeds of training, and what neither explains."""
+    found = spread({(run.draw, run.seed): run.log_ppl for run in runs})
+    assert found is not None
+    # Of a logarithm, so about a share of the PPL itself.
+    over_draws = f"{100 * found.over_draws:.2f}% [{100 * found.low:.2f}, {100 * found.high:.2f}]"
+    rest = f"{100 * found.over_seeds:.2f}% | {100 * found.rest:.2f}% | {found.p_value:.3f}"
+    print("| draws x seeds | over draws [95%] | over seeds | rest | p |\n|---|---|---|---|---|")
+    print(f"| {found.draws} x {found.seeds} | {over_draws} | {rest} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", nargs="?", choices=("scores", "spread"), default="scores")
     parser.add_argument("--results", type=Path, default=Path("results/draws"))
     parser.add_argument("--lang", choices=sorted(HEADINGS), default="en", help="of the table's headings")
     options = parser.parse_args()
@@ -181,14 +262,23 @@ def main() -> None:
     draws, seeds = ({getattr(run, name) for run in runs} for name in ("draw", "seed"))
     if len(draws) < CHOICE or len(runs) != len(draws) * len(seeds):
         raise SystemExit(f"{options.results}: {len(runs)} runs, not {CHOICE} draws or more at the same seeds of training each")
-    print(f"{HEADINGS[options.lang].format(choice=CHOICE)}\n|---|---|---|---|---|---|")
+    if options.table == "scores":
+        print_scores(runs, options.lang, design=f"{len(draws)} x {len(seeds)}")
+    elif len(seeds) > 1:
+        print_spread(runs)
+    else:
+        raise SystemExit(f"{options.results}: one seed of training; two or more separate its luck from that of the draw")
+
+
+def print_scores(runs: list[Drawn], lang: str, *, design: str) -> None:
+    """Print how well each score predicts the perplexity that came of a draw."""
+    print(f"{HEADINGS[lang].format(choice=CHOICE)}\n|---|---|---|---|---|---|")
     for score in SCORES:
         scores = [score.of(run) for run in runs]
         r, p = correlation(scores, runs)
         known = f"{r:+.2f} | {p:.3f}" if score.of is not outcome else " | "
         gain = f"{100 * best_of(scores, runs, is_better=score.is_better):+.1f}%"
-        better = WORDS[score.is_better][options.lang]
-        print(f"| {score.names[options.lang]} | {better} | {len(draws)} x {len(seeds)} | {known} | {gain} |")
+        print(f"| {score.names[lang]} | {WORDS[score.is_better][lang]} | {design} | {known} | {gain} |")
 
 
 if __name__ == "__main__":

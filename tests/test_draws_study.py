@@ -1,4 +1,4 @@
-"""Scores of a draw of frames: what was planted is found, what was not is not, and gaps in the design are refused."""
+"""Draws of frames: planted spreads and scores are found, others are not, and gaps in the design are refused."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from statistics import fmean
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from oelm.experiments.budget import budget_settings
@@ -175,3 +176,100 @@ def test_half_of_a_laptop_run_leaves_an_early_loss(draws: ModuleType) -> None:
     config = parse_config(with_overrides(settings, {"steps": settings["steps"] // 2}), where="here")
     losses = {step: 9.0 if step <= 100 else 5.0 for step in range(10, config.steps + 1, 10)}
     assert draws.early_loss(draws.Drawn(11, 0, 3.0, config.as_dict(), losses)) == 5.0
+
+
+def test_the_spread_of_a_folder_is_printed(
+    draws: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # By draw, far apart; seeds of training make no difference.
+    ppls = {11: 20.0, 12: 25.0, 13: 20.0, 14: 25.0, 15: 22.0}
+    write_all(tmp_path, lambda draw, seed: ppls[draw])
+    monkeypatch.setattr("sys.argv", ["draws.py", "spread", "--results", str(tmp_path)])
+    draws.main()
+    *_, row = capsys.readouterr().out.splitlines()
+    expected = 100 * float(np.std([math.log(ppl) for ppl in ppls.values()], ddof=1))
+    assert row.startswith(f"| 5 x 2 | {expected:.2f}% [") and "| 0.00% | 0.00% | 0.000 |" in row
+
+
+def crossed(
+    *, over_draws: float, over_seeds: float, rest: float, draws: int, seeds: int, seed: int
+) -> dict[tuple[int, int], float]:
+    """Return log PPLs of a study in which the spreads are known."""
+    random = np.random.default_rng(seed)
+    by_draw, by_seed = over_draws * random.standard_normal(draws), over_seeds * random.standard_normal(seeds)
+    noise = rest * random.standard_normal((draws, seeds))
+    return {(d, s): 3.0 + by_draw[d] + by_seed[s] + noise[d, s] for d in range(draws) for s in range(seeds)}
+
+
+@pytest.mark.parametrize(("over_draws", "over_seeds"), [(0.03, 0.01), (0.01, 0.03), (0.02, 0.0)])
+def test_many_studies_estimate_both_variances_without_bias(draws: ModuleType, over_draws: float, over_seeds: float) -> None:
+    found = [
+        draws.spread(crossed(over_draws=over_draws, over_seeds=over_seeds, rest=0.005, draws=40, seeds=40, seed=number))
+        for number in range(40)
+    ]
+    # The mean of 40 estimates of a variance from 40 levels each has a relative error of about sqrt(2 / 1600) = 3.5%.
+    for name, true in (("over_draws", over_draws), ("over_seeds", over_seeds), ("rest", 0.005)):
+        mean = np.mean([getattr(each, name) ** 2 for each in found])
+        assert mean == pytest.approx(true**2, rel=0.15, abs=1e-7)
+
+
+def test_a_single_table_is_computed_as_by_hand(draws: ModuleType) -> None:
+    found = draws.spread({(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 6.0})
+    assert found is not None
+    # Means: draws 1.5 and 4.5, seeds 2 and 4, all 3. Squares: draws 9, seeds 4, rest 1, one degree of freedom each.
+    assert found.rest == pytest.approx(1.0)
+    assert found.over_draws == pytest.approx(2.0)
+    assert found.over_seeds == pytest.approx((3 / 2) ** 0.5)
+
+
+def test_a_table_of_more_draws_than_seeds_is_computed_as_by_hand(draws: ModuleType) -> None:
+    found = draws.spread({(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0, (1, 1): 6.0, (2, 0): 5.0, (2, 1): 7.0})
+    assert found is not None
+    # Means: draws 1.5, 4.5 and 6, seeds 3 and 5, all 4. Squares: draws 2 x 10.5 over 2, seeds 3 x 2 over 1; what is left is
+    # 0.5, -0.5, -0.5, 0.5, 0 and 0, squared 1 over 2. F(2, 2) is above 10.5 / 0.5 = 21 with a chance of 1 / (1 + 21).
+    expected = {"over_draws": 5.0**0.5, "over_seeds": (5.5 / 3) ** 0.5, "rest": 0.5**0.5, "p_value": 1 / 22}
+    assert {name: getattr(found, name) for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("over_draws", "num_draws", "num_seeds"), [(0.03, 12, 2), (0.01, 6, 3), (0.0, 4, 2)])
+def test_the_interval_holds_the_spread_over_draws_nineteen_times_of_twenty(
+    draws: ModuleType, over_draws: float, num_draws: int, num_seeds: int
+) -> None:
+    found = [
+        draws.spread(crossed(over_draws=over_draws, over_seeds=0.02, rest=0.01, draws=num_draws, seeds=num_seeds, seed=number))
+        for number in range(1000)
+    ]
+    held = np.mean([each is not None and each.low <= over_draws <= each.high for each in found])
+    # Three standard errors of a share of 0.95 among 1000 are 0.021; at no spread at all only the lower end can miss.
+    assert 0.95 - 0.021 < held < (0.95 + 0.021 if over_draws else 1.0)
+    assert all(each is not None and each.low <= each.over_draws <= each.high for each in found)
+
+
+def test_draws_that_make_no_difference_seem_to_in_one_of_twenty_studies(draws: ModuleType) -> None:
+    studies = [
+        draws.spread(crossed(over_draws=0.0, over_seeds=0.02, rest=0.01, draws=4, seeds=3, seed=number))
+        for number in range(1000)
+    ]
+    share = np.mean([each is not None and each.p_value < 0.05 for each in studies])
+    # Binomial with n = 1000 and p = 0.05: three standard errors are 0.021.
+    assert share == pytest.approx(0.05, abs=0.021)
+
+
+def test_a_variance_is_never_below_zero(draws: ModuleType) -> None:
+    found = draws.spread({(0, 0): 1.0, (0, 1): 2.0, (1, 0): 2.0, (1, 1): 1.0})
+    assert found is not None
+    assert (found.over_draws, found.over_seeds) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {(0, 0): 1.0}, {(0, 0): 1.0, (1, 0): 2.0}, {(0, 0): 1.0, (0, 1): 2.0}, {(0, 0): 1.0, (0, 1): 2.0, (1, 0): 3.0}],
+)
+def test_a_design_that_cannot_tell_them_apart_gives_nothing(draws: ModuleType, values: dict[tuple[int, int], float]) -> None:
+    assert draws.spread(values) is None
+
+
+def test_equal_figures_have_no_spread(draws: ModuleType) -> None:
+    found = draws.spread(dict.fromkeys([(0, 0), (0, 1), (1, 0), (1, 1)], 2.0))
+    assert found is not None
+    assert (found.over_draws, found.over_seeds, found.rest, found.p_value) == (0.0, 0.0, 0.0, 1.0)

@@ -11,7 +11,7 @@ from oelm.cli.app import app
 from oelm.errors import ConfigError
 from oelm.experiments.budget import budget_settings
 from oelm.experiments.plan import PlannedRun
-from oelm.experiments.projection import GPUS, Assumptions, gpu_named, project, queue_s, reported_efficiency
+from oelm.experiments.projection import GPUS, Assumptions, parse_gpus, project, queue_s, reported_efficiency
 from oelm.experiments.registry import load_catalog
 from oelm.experiments.study import Study
 from oelm.train.config import parse_config
@@ -47,14 +47,19 @@ def test_eight_gpus_take_an_eighth_and_the_exchange(pair: list[PlannedRun]) -> N
 
 
 def test_unknown_gpus_and_shares_beyond_one_are_refused() -> None:
-    with pytest.raises(ConfigError, match="data sheets known here: A5000"):
-        gpu_named("ZX-81")
+    for text in ("ZX-81", "8A100", "0xA100", "x"):
+        with pytest.raises(ConfigError, match="give one of A5000"):
+            parse_gpus(text)
     with pytest.raises(ConfigError, match="a share from 0 to 1"):
         Assumptions(GPUS["A100"], 8, 1.5, 2.0)
 
 
+def test_gpus_are_named_in_any_case_one_or_several() -> None:
+    assert parse_gpus("a100") == (GPUS["A100"], 1) and parse_gpus("8xh100") == parse_gpus("8XH100") == (GPUS["H100"], 8)
+
+
 def test_command_says_that_it_is_paper() -> None:
-    result = CliRunner().invoke(app, ["project", "GPT-02", "--seeds", "5"])
+    result = CliRunner().invoke(app, ["show", "GPT-02", "--on", "8xA100"])
     assert result.exit_code == 0, result.output
     assert "calculated on paper, not measured" in " ".join(result.output.split())
     assert "10 runs at paper" in result.output
@@ -62,17 +67,17 @@ def test_command_says_that_it_is_paper() -> None:
 
 def test_settings_change_what_is_projected() -> None:
     wide = ["--set", "model.model_dim=768", "--set", "model.num_layers=12", "--set", "model.num_heads=12"]
-    small, large = (CliRunner().invoke(app, ["project", "GPT-01", "--seeds", "1", *more]).output for more in ([], wide))
-    assert "1 run at paper" in small and "1 run at paper" in large and small != large
+    small, large = (CliRunner().invoke(app, ["show", "GPT-01", "--on", "a100", *more]).output for more in ([], wide))
+    assert "5 runs at paper" in small and "5 runs at paper" in large and small != large
     # 124M numbers instead of 45M.
     summed = [float(text.partition(" MB")[0].split()[-1]) for text in (small, large)]
     assert summed[1] > 2 * summed[0]
-    wrong = CliRunner().invoke(app, ["project", "GPT-01", "--set", "model.width=3"])
+    wrong = CliRunner().invoke(app, ["show", "GPT-01", "--on", "A100", "--set", "model.width=3"])
     assert wrong.exit_code == 2 and "unknown key 'width'" in wrong.output
 
 
 def test_guide_prints_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = CliRunner(env={"COLUMNS": "128"}).invoke(app, ["project", "study"]).output
+    printed = CliRunner(env={"COLUMNS": "128"}).invoke(app, ["show", "study", "--on", "8xA100"]).output
     guide = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
-    _, _, block = guide.partition("$ oelm project study\n")
+    _, _, block = guide.partition("$ oelm show study --on 8xA100\n")
     assert block.partition("\n```")[0].split() == printed.split()

@@ -55,8 +55,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "f'imported.as.{question.scale}'": SCALES,
     "f'imported.take.{question.take}'": TAKES,
 }
-# Keys that are not in the call at all: a contradiction names its own where it is made, a source is found by its English text.
-ELSEWHERE = {"found.key": set[str](), "keys[source]": {key for key in templates("en") if key.startswith("source.")}}
+# A source is found by its English text.
+ELSEWHERE = {"keys[source]": {key for key in templates("en") if key.startswith("source.")}}
 
 # Every word of ASCII letters that a Chinese report may hold: names, units, and what researchers write in English.
 NAMES = {

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.run import Budget, CatalogFile, Overrides
-from oelm.cli.shell import echo, out, printable, reported, roughly
+from oelm.cli.options import CatalogFile, Out, Overrides, SomeIds
+from oelm.cli.shell import counted, echo, out, print_table, printable, reported, roughly, say
 
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @reported
 def list_experiments(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids or groups; default: all.")] = None,
+    names: SomeIds = None,
     catalog: CatalogFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
 ) -> None:
@@ -54,7 +54,7 @@ def _print_list(chosen: list[Experiment], catalog: Catalog) -> None:
     width = max(map(len, rows), default=0)
     for name, what in rows.items():
         line = f"{name:{width}}  {printable(what)}"
-        out.print(line if len(line) <= out.width else f"{line[: out.width - 3]}...", soft_wrap=True)
+        say(line if len(line) <= out.width else f"{line[: out.width - 3]}...")
     if sets:
         out.print(f"\nSET: {', '.join(sets)}")
     named = [f"{name} ({len(members)})" for name, members in catalog.named_groups().items()]
@@ -71,20 +71,35 @@ def _reported(experiment: Experiment) -> str:
 
 @reported
 def show(
-    name: Annotated[str, typer.Argument(metavar="ID", help="An experiment of `oelm list`.")],
-    budget: Budget = "laptop",
+    name: Annotated[str, typer.Argument(metavar="ID", help="An experiment of `oelm list`; with --on also a group.")],
+    budget: Annotated[str | None, typer.Option(help="Size: paper, workstation, laptop (default) or smoke.")] = None,
     overrides: Overrides = None,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="GPU", help="Estimate time and cost on A5000, V100, L4, A100, H100, or 8xA100."),
+    ] = None,
+    price: Annotated[float, typer.Option(min=0.0, help="With --on: cost of one GPU for an hour.")] = 2.0,
     catalog: CatalogFile = None,
-    root: Annotated[Path, typer.Option("--out", help="Where runs are, for measured times.")] = Path("outputs"),
+    root: Out = Path("outputs"),
 ) -> None:
-    """Show one experiment: its whole recipe at a budget, parameters, what was reported, and what it will take here."""
+    """Show one experiment: its recipe at a budget, parameters, what was reported, and how long it takes here.
+
+    With --on, estimate it and its baseline on GPUs at budget paper, from operations and data sheets, never measured.
+    """
+    if on is not None:
+        _print_projection(name, on, budget or "paper", price, overrides or [], catalog)
+        return
+    _show(name, budget or "laptop", overrides or [], catalog, root)
+
+
+def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, root: Path) -> None:
     from oelm.experiments.plan import check_changes, plan_runs, variant_name
     from oelm.experiments.registry import dotted, load_catalog
     from oelm.train.config import parse_overrides
 
     found = load_catalog(catalog)
     experiment = found.get(name)
-    changes = parse_overrides(overrides or [])
+    changes = parse_overrides(overrides)
     check_changes(changes)
     arms = [experiment] + ([found.get(experiment.baseline)] if experiment.baseline else [])
     runs = plan_runs(
@@ -99,20 +114,58 @@ def show(
     _print_facts(own, [run for run in runs if run is not own], root)
     out.print("\nrecipe:", style="bold")
     for key, value in dotted(own.config.as_dict()).items():
-        out.print(f"  {key}: {printable(str(value))}", soft_wrap=True)
+        say(f"  {key}: {value}")
     command = ["oelm", "run", experiment.id, "--budget", budget]
-    command += [part for text in overrides or [] for part in ("--set", text)]
+    command += [part for text in overrides for part in ("--set", text)]
     command += ["--catalog", str(catalog)] if catalog is not None else []
-    out.print(f"\nrun it: {printable(shlex.join(command))}", soft_wrap=True)
+    say(f"\nrun it: {shlex.join(command)}")
 
 
-def _counts(counted: Audit, method: Method) -> str:
+def _print_projection(name: str, gpus: str, budget: str, price: float, overrides: list[str], catalog: Path | None) -> None:
+    """Print what an experiment, or a group, takes on GPUs according to their data sheets."""
+    from oelm.experiments.budget import budget_settings
+    from oelm.experiments.projection import Assumptions, Projection, parse_gpus, project, queue_s, reported_efficiency
+    from oelm.experiments.registry import load_catalog
+    from oelm.experiments.study import Study
+    from oelm.train.config import parse_config, parse_overrides
+    from oelm.train.preflight import gibibytes
+
+    gpu, count = parse_gpus(gpus)
+    share = reported_efficiency(parse_config(budget_settings("paper"), where="paper"))
+    assumed = Assumptions(gpu, count, share, price)
+    study = Study(names=(name,), budget=budget, root=Path("outputs"), changes=parse_overrides(overrides))
+    runs = study.plan(load_catalog(catalog))
+    cells = []
+    found: list[Projection] = []
+    for each in dict.fromkeys(run.experiment.id for run in runs):
+        own = [one for run in runs if run.experiment.id == each and (one := project(run, assumed)) is not None]
+        if own:
+            first = own[0]
+            memory, summed = gibibytes(first.memory_bytes), f"{first.summed_bytes / 1e6:.1f} MB"
+            cells.append((each, str(len(own)), roughly(first.alone_s), roughly(first.spread_s), memory, summed))
+        found += own
+    headings = ("experiment", "runs", "each alone", f"each on {count}", "memory", "summed a step")
+    print_table(headings, cells, left=("experiment",))
+    alone, queued, spread = sum(p.alone_s for p in found), queue_s(found, count), sum(p.spread_s for p in found)
+    one, all_of_them = (f"{seconds / 3600 * price:,.0f}" for seconds in (alone, spread * count))
+    say(
+        f"\n{counted(len(found), 'run')} at {budget}: {roughly(alone)} on 1 {gpu.name} (cost {one}); "
+        f"{roughly(queued)} on {count}, a run each ({one}); {roughly(spread)} on {count}, each run on all ({all_of_them})"
+    )
+    unknown = f"; {len(runs) - len(found)} runs of models not known here are left out" if len(found) < len(runs) else ""
+    say(
+        f"calculated on paper, not measured: {100 * share:.1f}% of the data sheet's {gpu.operations_per_s / 1e12:.0f} "
+        f"TFLOP/s, {price:g} per GPU and hour, gradients summed without overlap{unknown}"
+    )
+
+
+def _counts(found: Audit, method: Method) -> str:
     """Return what trains and what is frozen, and what becomes of it on the way."""
     from oelm.method.kind import learning_later
 
-    change = learning_later(method.model_dump(mode="json"), counted.projections)
+    change = learning_later(method.model_dump(mode="json"), found.projections)
     later = f"; {abs(change):,} of Q and K {'thaw' if change > 0 else 'freeze'} on the way" if change else ""
-    return str(counted).removeprefix("parameters: ") + later
+    return str(found).removeprefix("parameters: ") + later
 
 
 def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> None:
@@ -122,7 +175,7 @@ def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> Non
     from oelm.train.preflight import gibibytes
 
     experiment = run.experiment
-    counted = count_parameters(run.config)
+    audit = count_parameters(run.config)
     threads = max(1, num_cores() // min(num_cores(), 8)) if run.budget != "paper" else num_cores()
     forecast = Forecaster(root, threads=threads).forecast(run)
     unknown = "the model is not known here; fetch it, or give its folder with --set model.source=FOLDER"
@@ -132,7 +185,7 @@ def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> Non
         "baseline": experiment.baseline or "none: it is one",
         "success": str(experiment.criterion) if experiment.criterion else "no criterion",
         "seeds planned": str(experiment.seeds),
-        "parameters": _counts(counted, run.config.method) if counted is not None else unknown,
+        "parameters": _counts(audit, run.config.method) if audit is not None else unknown,
         "one run here": f"about {roughly(forecast.seconds)} on the CPU ({forecast.basis}, threads: {threads})",
         "memory, disk": f"about {gibibytes(forecast.needs.memory)} and {gibibytes(forecast.needs.disk)}",
     }
@@ -148,7 +201,7 @@ def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> Non
     out.print(experiment.id, style="bold")
     width = max(map(len, facts))
     for name, text in facts.items():
-        out.print(f"  {name:{width}}  {printable(text)}", soft_wrap=True)
+        say(f"  {name:{width}}  {text}")
 
 
 def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:

@@ -1,19 +1,18 @@
-"""`oelm report`, `oelm compare` and `oelm log`: from recorded runs to a verdict, a quick look, and a diary."""
+"""`oelm report` and `oelm compare`: from recorded runs to a verdict, and a quick look."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.run import CatalogFile
+from oelm.cli.options import CatalogFile
 from oelm.cli.shell import echo, err, out, printable, reported
 from oelm.cli.streams import ReaderLeftError
-from oelm.errors import ConfigError
+from oelm.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     from oelm.report.build import Report
@@ -150,9 +149,7 @@ def _one(document: Document, *, table: str | None, picture: str | None) -> str:
     nothing = "" if "verdicts" in tables else "; no arm in it has finished runs beside its baseline's"
     for option, name, there in (("--table", table, list(tables)), ("--picture", picture, list(charts))):
         if name is not None and name not in there:
-            near = difflib.get_close_matches(name, there, n=1)
-            hint = f" (did you mean '{near[0]}'?)" if near else ""
-            raise ConfigError(f"{option} {name!r}{hint}: this report has {', '.join(there) or 'none'}{nothing}")
+            raise ConfigError(f"{option} {name!r}{suggest(name, there)}: this report has {', '.join(there) or 'none'}{nothing}")
     return table_text(tables[table]) if table is not None else picture_text(charts[picture or ""])
 
 
@@ -233,7 +230,6 @@ def compare(
 
     Imported runs: give outputs/imported/NAME, or arms in it, with --metric, and --at-most for a verdict.
     """
-    from oelm.experiments.registry import nearest
     from oelm.report.compare import compare_runs
     from oelm.report.imported import compare_imported, named_study, record_imported_looks
     from oelm.report.words import Words
@@ -248,7 +244,7 @@ def compare(
     else:
         study, arms = named
         if metric not in study.metrics:
-            found = "" if metric is None else f", and {metric!r} is none of them{nearest(metric, study.metrics)}"
+            found = "" if metric is None else f", and {metric!r} is none of them{suggest(metric, study.metrics)}"
             raise ConfigError(f"imported runs are compared by --metric, one of {', '.join(study.metrics)}{found}")
         baseline = baseline or (arms[0] if len(runs) > 1 else None)
         question = _question(metric, baseline, at_most, scale, take, planned)
@@ -260,20 +256,3 @@ def compare(
     _print_table(table, without=frozenset() if named is None else frozenset({1}))
     for remark in remarks:
         out.print(printable(remark), style="yellow", soft_wrap=True)
-
-
-@reported
-def log(
-    roots: Roots = None,
-    to: Annotated[Path | None, typer.Option(help="Write it to this file instead of the terminal.")] = None,
-) -> None:
-    """Write the dated log of all recorded runs: what was run when, on what, how it ended and what came out."""
-    from oelm.files import write_text
-    from oelm.report.diary import write_diary
-
-    text = write_diary(_places(roots))
-    if to is not None:
-        write_text(to, text)
-        out.print(f"wrote {to}", soft_wrap=True)
-    else:
-        out.print(printable(text), soft_wrap=True)

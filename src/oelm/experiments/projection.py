@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ class Assumptions:
 
     def __post_init__(self) -> None:
         if not 0 < self.efficiency <= 1 or self.count < 1 or self.price_per_hour < 0:
-            raise ConfigError("--efficiency is a share from 0 to 1, --count 1 at least, and --price 0 or more")
+            raise ConfigError("the efficiency is a share from 0 to 1, GPUs are 1 at least, and --price is 0 or more")
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,12 @@ def reported_efficiency(medium: RunConfig) -> float:
     return operations / _REPORTED_STEP_S / GPUS[_REPORTED_ON].operations_per_s
 
 
-def gpu_named(name: str) -> Gpu:
-    """Return a GPU by name, whatever its case."""
-    if name.upper() not in GPUS:
-        raise ConfigError(f"--gpu {name!r}: data sheets known here: {', '.join(GPUS)}")
-    return GPUS[name.upper()]
+def parse_gpus(text: str) -> tuple[Gpu, int]:
+    """Return a GPU by name, whatever its case, and how many: `A100`, or `8xA100`."""
+    found = re.fullmatch(r"(?:([1-9][0-9]{0,5})x)?(.+)", text.upper(), re.IGNORECASE)
+    if found is None or found[2] not in GPUS:
+        raise ConfigError(f"--on {text!r}: give one of {', '.join(GPUS)}, or several of it, such as 8xA100")
+    return GPUS[found[2]], int(found[1] or 1)
 
 
 def project(run: PlannedRun, on: Assumptions) -> Projection | None:

@@ -13,7 +13,6 @@ from oelm.report.classes import classes_section
 from oelm.report.collect import Arm, ImportedStudy, collect, collect_imported
 from oelm.report.costs import costs_section, totals_section
 from oelm.report.document import Document, Section, Text
-from oelm.report.draws import draws_section
 from oelm.report.earlier import reported_section
 from oelm.report.findings import Findings, find, swept_remarks
 from oelm.report.imported import JudgedStudy, Question, imported_section, judge_studies
@@ -57,7 +56,6 @@ class Report:
             costs_section(findings, words),
             reach_section(findings, words),
             tuning_section(findings, words),
-            draws_section(findings, words),
             why_section(findings, words),
             reported_section(findings, words),
             repeat_section(findings, words),

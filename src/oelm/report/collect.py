@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 import re
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oelm.dotted import flatten
-from oelm.errors import ConfigError, DataError
+from oelm.errors import ConfigError, DataError, suggest
 from oelm.experiments.budget import BUDGETS
 from oelm.experiments.fair import is_tuned_alone
 from oelm.experiments.imported import IMPORTED, ImportedRun, load_imported, run_path, studies
@@ -246,11 +245,8 @@ def _check_budgets(wanted: Some[str], found: set[str]) -> None:
     known = {*BUDGETS, *found}
     for budget in wanted:
         if budget not in known:
-            near = difflib.get_close_matches(budget, known, n=1)
-            hint = f" (did you mean '{near[0]}'?)" if near else ""
-            raise ConfigError(
-                f"no budget called {budget!r}{hint}; there are: {', '.join((*BUDGETS, *sorted(found - {*BUDGETS})))}"
-            )
+            there = ", ".join((*BUDGETS, *sorted(found - {*BUDGETS})))
+            raise ConfigError(f"no budget called {budget!r}{suggest(budget, known)}; there are: {there}")
 
 
 def read_run(view: RunView) -> Run:

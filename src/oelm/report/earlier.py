@@ -1,4 +1,4 @@
-"""What the earlier study reported beside what was measured here, and which of its claims do not add up."""
+"""What the earlier study reported, next to what was measured here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from oelm.decimals import fixed
 from oelm.experiments.earlier import inconsistencies, reported_runs
 from oelm.report.collect import Arm
-from oelm.report.contradictions import contradictions
 from oelm.report.document import Block, Cell, Section, Table, Text
 from oelm.report.findings import Findings, Pair, unswept
 from oelm.report.ladder import compared
@@ -19,7 +18,7 @@ _SOURCE = "source."
 
 
 def reported_section(findings: Findings, words: Words) -> Section:
-    """Return reported and measured figures side by side, and the contradictions with their arithmetic."""
+    """Return reported and measured figures side by side."""
     rows = []
     for experiment in findings.catalog:
         if experiment.reported is None:
@@ -42,8 +41,6 @@ def reported_section(findings: Findings, words: Words) -> Section:
     blocks: list[Block] = [Text(words("reported.text"))]
     blocks.append(Table("reported", words("reported.caption"), columns, tuple(rows), frozenset()))
     blocks += _imported(findings, words)
-    blocks.append(Text(words("contradictions.text")))
-    blocks += [Text(words(found.key, **found.values)) for found in contradictions(findings.catalog)]
     return Section("reported", words("reported.title"), tuple(blocks))
 
 

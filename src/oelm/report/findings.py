@@ -17,8 +17,6 @@ from oelm.report.computed import known_differences
 from oelm.report.words import Words
 from oelm.train.records import Split
 
-DEMO = "demo"
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -117,9 +115,7 @@ def unswept(arms: Sequence[Arm], roots: Sequence[Path]) -> list[Arm]:
 
 
 def baseline_key(arm: Arm, catalog: Catalog) -> ArmKey | None:
-    """Return where an arm's baseline is; the demo's arms lie side by side, where an experiment has its variants."""
-    if arm.experiment == DEMO:
-        return None if arm.variant == "baseline" else (arm.experiment, arm.budget, "baseline")
+    """Return where an arm's baseline is."""
     experiment = catalog.experiments.get(arm.experiment)
     return (experiment.baseline, arm.budget, arm.variant) if experiment is not None and experiment.baseline else None
 
@@ -214,20 +210,16 @@ def split_text(split: Split, words: Words) -> str:
 
 
 def _is_variant(arm: Arm) -> bool:
-    return arm.experiment != DEMO and arm.variant != "default"
+    return arm.variant != "default"
 
 
 def label(arm: Arm) -> str:
     """Return how an arm is called in tables and pictures."""
-    if arm.experiment == DEMO:
-        return arm.variant
     return arm.experiment if arm.variant == "default" else f"{arm.experiment} ({arm.shown})"
 
 
 def method_of(arm: Arm, catalog: Catalog) -> str | None:
     """Return the name of an arm's method; None where it is one of the user's own, which has no name."""
-    if arm.experiment == DEMO:
-        return arm.variant
     experiment = catalog.experiments.get(arm.experiment)
     return experiment.method if experiment is not None and isinstance(experiment.method, str) else None
 
@@ -256,3 +248,20 @@ def is_uniform(arm: Arm) -> bool:
     method = (arm.runs[0].config or {}).get("method", {})
     is_zero = method.get("init") == "gaussian" and method.get("std") == 0
     return is_zero and method_kind(method) == "pure"
+
+
+def draw_of(arm: Arm) -> int | None:
+    """Return the seed of an arm's frames where it is one of their own."""
+    config = arm.runs[0].config
+    assert config is not None
+    method = config.get("method", {})
+    # Weights that are kept, or made from those that were there, are not drawn.
+    is_drawn = method.get("freeze") and method.get("init") not in (
+        "native",
+        "orthonormalized",
+        "polar",
+        "spectral",
+        "spectral_flat",
+    )
+    seed = method.get("seed") if is_drawn else None
+    return seed if isinstance(seed, int) else None

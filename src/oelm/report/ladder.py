@@ -9,7 +9,7 @@ from oelm.decimals import fixed
 from oelm.errors import DataError
 from oelm.report.collect import Arm, Run, common_split
 from oelm.report.document import Block, Cell, Section, Table, Text
-from oelm.report.findings import DEMO, Findings, Pair, label, method_of, split_text
+from oelm.report.findings import Findings, Pair, label, method_of, split_text
 from oelm.report.kinds import class_of, pair_text
 from oelm.report.stats import Interval, detectable, document_log_ratio, example_difference, paired_difference, paired_log_ratio
 from oelm.report.words import Words
@@ -155,8 +155,7 @@ def across_section(findings: Findings, words: Words) -> Section | None:
 def _data(pair: Pair) -> str:
     manifest = pair.arm.runs[0].manifest
     assert manifest is not None
-    is_plain = pair.arm.variant == "default" or pair.arm.experiment == DEMO
-    return ", ".join([manifest.data.name, pair.arm.budget] + [pair.arm.shown] * (not is_plain))
+    return ", ".join([manifest.data.name, pair.arm.budget] + [pair.arm.shown] * (pair.arm.variant != "default"))
 
 
 def _matrix(findings: Findings, pairs: list[Pair], metric: str, words: Words) -> Table:

@@ -14,8 +14,7 @@ from oelm.experiments.portable import this_machine
 from oelm.report.baselines import baseline_remarks, unfit_baselines
 from oelm.report.collect import Arm, ArmKey, Mixture
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
-from oelm.report.draws import crossed_arms, draw_of
-from oelm.report.findings import Findings, Pair, damaged_sweeps, label, split_text, unswept
+from oelm.report.findings import Findings, Pair, damaged_sweeps, draw_of, label, split_text, unswept
 from oelm.report.kinds import CLASSES, class_of, pair_text
 from oelm.report.ladder import compared, detectable_text, level_text, over_documents, over_examples, points_text, ratio_text
 from oelm.report.plots import SHAPES, Target, forest
@@ -398,8 +397,7 @@ def _remarks(findings: Findings, words: Words) -> list[str]:
     """Say what is unfinished, damaged or mixed, arm by arm."""
     machine = this_machine()
     remarks = [_mixed(arm, arm.refused, words) for arm in findings.arms if arm.refused is not None]
-    crossed = crossed_arms(findings)
-    lonely = [(arm, key) for arm, key in findings.without_baseline() if arm.key not in crossed]
+    lonely = findings.without_baseline()
     remarks += [words("remark.alone", arm="/".join(arm.key), baseline="/".join(key)) for arm, key in lonely]
     remarks += [_some_tested(pair, words) for pair in findings.pairs if pair.split == "val" and _tested(pair)]
     remarks += baseline_remarks(findings, words)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from oelm.errors import FrozenMovedError, MethodError
-from oelm.method.axes import Selection
+from oelm.method.axes import Selection, consecutive_runs
 from oelm.method.frames import on_cpu, orthonormality_error
 from oelm.method.gain import learnt_on_top
 from oelm.method.record import NO_DIGEST, digest, freezable, record_of
@@ -76,13 +76,8 @@ class Audit:
 
 def _ranges(numbers: list[int]) -> str:
     """Return '0-3, 7' for 0, 1, 2, 3, 7."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    runs = consecutive_runs(sorted(set(numbers)))
+    return ", ".join(str(first) if length == 1 else f"{first}-{first + length - 1}" for first, length in runs)
 
 
 @on_cpu()

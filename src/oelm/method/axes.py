@@ -113,7 +113,7 @@ class Selection(nn.Module):
         self.register_buffer("index", index_HK.flatten().to(weight.device), persistent=False)
         # Follows the model's casts and moves, so that what is saved and thawed has its dtype and device.
         self.register_buffer("like", weight.detach().new_empty(0), persistent=False)
-        self.runs = _runs(index_HK.flatten().tolist())
+        self.runs = consecutive_runs(index_HK.flatten().tolist())
         keep_shell(self, layer)
         self.register_state_dict_post_hook(_save)
         self.register_load_state_dict_pre_hook(_load)
@@ -159,7 +159,7 @@ class Selection(nn.Module):
     @property
     def is_consistent(self) -> bool:
         """Whether the pieces that are picked are those of the stored coordinates."""
-        return self.index.is_meta or self.runs == _runs(self.index.tolist())
+        return self.index.is_meta or self.runs == consecutive_runs(self.index.tolist())
 
     def names(self, path: str) -> tuple[str, ...]:
         """Return the full names of the weight, and the bias, that this replaces; `path` is its own in the model."""
@@ -214,7 +214,7 @@ class Selection(nn.Module):
                 f"a selection of {self.out_features} among {self.in_features} coordinates cannot take "
                 f"{index_E.dtype} numbers of shape {tuple(index_E.shape)}: damaged, or of another model"
             )
-        self.runs = _runs(index_E.tolist())
+        self.runs = consecutive_runs(index_E.tolist())
         if not self.index.is_meta:
             self.index.copy_(index_E)
 
@@ -250,14 +250,14 @@ def _by_head(gain_HKK: Tensor, rows_ED: Tensor) -> Tensor:
     return (rows_HKD * gain_HKK if gain_HKK.shape[-1] == 1 else gain_HKK.mT @ rows_HKD).flatten(0, 1)
 
 
-def _runs(index: list[int]) -> tuple[tuple[int, int], ...]:
-    """Return the pieces of consecutive coordinates: the first one and the length of each."""
+def consecutive_runs(numbers: list[int]) -> tuple[tuple[int, int], ...]:
+    """Return the runs of consecutive numbers: the first one and the length of each."""
     runs: list[list[int]] = []
-    for coordinate in index:
-        if runs and coordinate == sum(runs[-1]):
+    for number in numbers:
+        if runs and number == sum(runs[-1]):
             runs[-1][1] += 1
         else:
-            runs.append([coordinate, 1])
+            runs.append([number, 1])
     return tuple((start, length) for start, length in runs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
@@ -96,15 +96,6 @@ class Method(BaseModel):
                 "after 'all but ', or a list of layer numbers"
             )
         return layers
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        name = getattr(self.init, "__qualname__", "")
-        if callable(self.init) and "<" in name:
-            raise MethodError(
-                f"a method whose init is {name} cannot be pickled, and neither can a model that it froze (torch.save(model), "
-                "a process that is spawned): define the function at the top level of a module, or save model.state_dict()"
-            )
-        return super().__reduce_ex__(protocol)
 
     @model_validator(mode="after")
     def _learnt_on_frozen(self) -> Self:

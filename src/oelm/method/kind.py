@@ -76,7 +76,7 @@ class CountedProjection(Protocol):
     def is_frozen(self) -> bool: ...
 
 
-Counted = TypeVar("Counted", bound=CountedProjection)
+AnyProjection = TypeVar("AnyProjection", bound=CountedProjection)
 
 
 def learning_later(method: Mapping[str, Any], projections: Sequence[CountedProjection]) -> int:
@@ -86,7 +86,7 @@ def learning_later(method: Mapping[str, Any], projections: Sequence[CountedProje
     return -sum(each.num_parameters for each in _chosen(method, projections)) if method.get("freeze_at") else 0
 
 
-def starts_otherwise(method: Mapping[str, Any], projections: Sequence[Counted]) -> Counted | None:
+def starts_otherwise(method: Mapping[str, Any], projections: Sequence[AnyProjection]) -> AnyProjection | None:
     """Return the first projection of an audit of the first step that is frozen against the method, or free against it."""
     chosen = [] if method.get("freeze_at") else _chosen(method, projections)
     return next((each for each in projections if each.is_frozen != any(each is one for one in chosen)), None)
@@ -100,7 +100,7 @@ def tops_otherwise(method: Mapping[str, Any], by_role: Mapping[str, Mapping[str,
     return next((role for role, is_wanted in wanted.items() if (is_freezing and is_wanted) != learning[role]), None)
 
 
-def _chosen(method: Mapping[str, Any], projections: Sequence[Counted]) -> list[Counted]:
+def _chosen(method: Mapping[str, Any], projections: Sequence[AnyProjection]) -> list[AnyProjection]:
     """Return what the method freezes at some time."""
     # Projections of one pattern belong to one stack.
     depths = {each.pattern: 1 + max(p.layer for p in projections if p.pattern == each.pattern) for each in projections}

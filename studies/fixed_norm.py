@@ -59,9 +59,8 @@ def train_with_fixed_norms(config: RunConfig, out: Path) -> float:
         config = folder.claim(resolve(config, tokens))
         task = LanguageModelTask(tokens, config, compute)
         session = build_session(config, folder, task, compute, stop=StopFlag(), watch=Silence())
-        record = record_of(session.model)
         norms = [name for name, _ in session.model.named_parameters() if ".attention_norm." in name]
-        hold(session.model, [*(record.digests if record else ()), *norms])
+        hold(session.model, [*record_of(session.model), *norms])
         session.optimizer = build_optimizer(session.model, config.optim, device=compute.device)
         with contextlib.closing(session.metrics):
             run_loop(session)

@@ -1,4 +1,4 @@
-"""What users can cause. Every message says what happened, with which value, where, and what to do next."""
+"""Errors that users can cause. Every message gives what happened, the value, the place, and what to do next."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ DONE, USAGE, REFUSED, STOPPED = 0, 2, 3, 75
 
 
 class OelmError(Exception):
-    """Base of everything `oelm` raises on purpose; the command line prints it without a traceback."""
+    """Base of every error `oelm` raises on purpose; the command line prints it without a traceback."""
 
     exit_code = REFUSED
 
 
 class ConfigError(OelmError):
-    """A setting that is unknown, of the wrong type, or at odds with another."""
+    """A setting that is unknown, of the wrong type, or in conflict with another."""
 
     exit_code = USAGE
 
@@ -27,7 +27,7 @@ class MethodError(ConfigError):
 
 
 class SiteError(OelmError):
-    """A model whose attention we cannot find."""
+    """A model whose attention was not found."""
 
 
 class FrozenMovedError(OelmError):
@@ -47,7 +47,7 @@ class RunDirError(OelmError):
 
 
 class RunDirLostError(OelmError):
-    """A run directory that was removed, renamed or replaced under its run; what was saved can go on from where it is now."""
+    """A run directory that was removed, renamed or replaced during its run; the run can resume from its new place."""
 
     exit_code = STOPPED
 
@@ -61,7 +61,7 @@ class NonFiniteError(OelmError):
 
 
 class OutOfMemoryError(OelmError):
-    """The run needs more memory than there is."""
+    """The run needs more memory than the machine has."""
 
 
 class MissingExtraError(OelmError):
@@ -74,25 +74,25 @@ class MissingExtraError(OelmError):
 
 
 class DiskFullError(OelmError):
-    """No room to write; what was written before is intact and the run can go on."""
+    """No room to write; everything written before is intact and the run can resume."""
 
     exit_code = STOPPED
 
 
 class StoppedError(OelmError):
-    """A stop was asked for before there was anything to save."""
+    """A stop was requested before anything could be saved."""
 
     exit_code = STOPPED
 
 
 class RankLostError(OelmError):
-    """A process of a run on several ended, hangs or never came; the run can go on from its last checkpoint."""
+    """A process of a multi-process run ended, hangs or never started; the run can resume from its last checkpoint."""
 
     exit_code = STOPPED
 
 
 class ClusterError(OelmError):
-    """SLURM is not there, or does not take what was asked for."""
+    """SLURM is missing, or refused the request."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

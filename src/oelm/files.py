@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic files: a reader sees the whole file or none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RETIRED = "-old"
 MAX_JSON_BYTES = 64 * 2**20
 # EFBIG is what a file-size limit gives (ulimit -f); EDQUOT a user's quota.
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
-# Raises where the folder to be written to is no longer the caller's; see RunDir.check_held.
+# Raises where the folder to write to no longer belongs to the caller; see RunDir.check_held.
 Guard = Callable[[], None]
 
 
@@ -38,7 +38,7 @@ def dump_json(value: Any, *, indent: int | None = 2) -> str:
 
 
 def read_plain(path: Path) -> bytes:
-    """Return the bytes of a file. Raises OSError also for a pipe or a device: opening one may never return."""
+    """Return the bytes of a file. Raises OSError for a pipe or a device too: opening one may never return."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError(errno.EINVAL, "a pipe, socket or device, not a file", str(path))
@@ -49,7 +49,7 @@ def read_json(path: Path, *, error: type[OelmError] = DataError) -> Any:
     """Parse a JSON file of bounded size; raise `error` with the file and the reason when it cannot be read."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
-            raise error(f"{path}: {path.stat().st_size:,} bytes is too large for a JSON file of ours; it is not one")
+            raise error(f"{path}: {path.stat().st_size:,} bytes is too large for a JSON file of oelm; it is another file")
         return json.loads(read_plain(path).decode("utf-8"), parse_constant=refuse_constant)
     except (OSError, ValueError, RecursionError) as problem:
         raise error(f"{path}: cannot be read as JSON ({problem})") from problem
@@ -61,7 +61,7 @@ def refuse_constant(name: str) -> float:
 
 
 def write_all(file: FileIO, content: bytes) -> None:
-    """Write every byte to an unbuffered file; raise the system's error where there is no room for the rest."""
+    """Write every byte to an unbuffered file; raise the system's error when the disk is full."""
     rest = memoryview(content)
     while rest:
         rest = rest[file.write(rest) :]
@@ -69,11 +69,11 @@ def write_all(file: FileIO, content: bytes) -> None:
 
 @contextlib.contextmanager
 def room_checked(path: Path, *, guard: Guard | None = None) -> Iterator[None]:
-    """Turn the system's refusal to write `path` into our errors: the guard's, DiskFullError where there is no room."""
+    """Turn the system's error on writing `path` into ours: the guard's, or DiskFullError where the disk is full."""
     try:
         yield
     except OSError as problem:
-        # A folder that is gone explains what the system says, and is not explained by it.
+        # First: a folder that is gone causes the system's error.
         if guard is not None:
             guard()
         if problem.errno in _NO_ROOM:
@@ -91,7 +91,7 @@ def disk_full(path: Path, problem: Exception) -> DiskFullError:
 
 
 def write_text(path: Path, text: str, *, durable: bool = True, guard: Guard | None = None) -> None:
-    """Replace `path` by `text` in UTF-8, atomically; with `durable`, it survives a power cut once this returns."""
+    """Replace `path` by `text` in UTF-8, atomically; see `write_bytes`."""
     write_bytes(path, text.encode(), durable=durable, guard=guard)
 
 
@@ -99,12 +99,12 @@ def write_bytes(path: Path, content: bytes, *, durable: bool = True, guard: Guar
     """Replace `path` by `content` atomically; with `durable`, it survives a power cut once this returns.
 
     With a `guard`, nothing appears in a folder for which it raises. Raises OelmError, and touches nothing, where the path
-    names something other than a regular file: a rename would put a file in the place of a device, a pipe or a link.
+    names something other than a regular file: a rename would replace a device, a pipe or a link by a file.
     """
     with room_checked(path, guard=guard):
         _make_folder(path.parent, guard)
         refuse_special(path)
-        # O_EXCL, readable by nobody else until whole, and in the target's own folder, so that the rename is atomic.
+        # O_EXCL, readable by nobody else until complete, and in the target's folder, so that the rename is atomic.
         handle, staging = tempfile.mkstemp(prefix=STAGING_PREFIX, dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -132,28 +132,28 @@ _SPECIAL = {
 
 
 def refuse_special(path: Path) -> None:
-    """Raise OelmError where a path that is to be written names something that is not a regular file."""
+    """Raise OelmError where a path to be written names anything but a regular file."""
     try:
         kind = stat.S_IFMT(os.lstat(path).st_mode)
     except FileNotFoundError:
         return
     if kind != stat.S_IFREG:
         raise OelmError(
-            f"{path}: is {_SPECIAL.get(kind, 'no regular file')}, so nothing was written; give the name of a file, new or old"
+            f"{path}: is {_SPECIAL.get(kind, 'no regular file')}, so nothing was written; name a new or existing file"
         )
 
 
 def write_over(path: Path, content: bytes, *, guard: Guard | None = None) -> None:
-    """Write `content` over the bytes of an existing file, and spaces over the rest of them.
+    """Write `content` over the bytes of an existing file, and spaces over the rest.
 
-    For a full disk only, which has no room for the second file that an atomic write needs: a kill in the middle of this
-    tears the file. With a `guard`, nothing is written in a folder for which it raises.
+    Only for a full disk, which has no room for the second file that an atomic write needs: a kill during this call
+    damages the file. With a `guard`, nothing is written in a folder for which it raises.
     """
     with room_checked(path, guard=guard):
         handle = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
         with open(handle, "wb", buffering=0) as file:
             assert isinstance(file, FileIO)
-            # After it was opened: whatever happens to the path from then on, this is the approved folder's file.
+            # After opening: whatever happens to the path from then on, this is the approved folder's file.
             if guard is not None:
                 guard()
             write_all(file, content.ljust(os.fstat(handle).st_size))
@@ -170,7 +170,7 @@ def _make_folder(folder: Path, guard: Guard | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         return
     guard()
-    # Its parents are there while it is the caller's; were they made, a run that was moved away would begin again here.
+    # Its parents exist while it is the caller's; creating them would restart a run that was moved away.
     if not folder.is_dir():
         folder.mkdir()
 
@@ -182,7 +182,7 @@ def move_within(folder: Path, move: Callable[..., None], old: str, new: str, *, 
             guard()
         move(folder / old, folder / new)
         return
-    # Opened before it is approved: whatever happens to the path from then on, the handle is the approved folder's.
+    # Opened before it is approved: whatever happens to the path afterwards, the handle is the approved folder's.
     handle = os.open(folder, os.O_RDONLY)
     try:
         guard()
@@ -202,7 +202,7 @@ def fsync_dir(path: Path) -> None:
 
 
 def _umask() -> int:
-    # The system tells the mask only in exchange for a new one.
+    # The system returns the mask only in exchange for a new one.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -215,9 +215,9 @@ def fsync_file(path: Path) -> None:
 
 @contextlib.contextmanager
 def publish_dir(target: Path, *, guard: Guard | None = None) -> Iterator[Path]:
-    """Yield a staging directory that becomes `target` when the block ends well, and vanishes when it does not.
+    """Yield a staging directory that becomes `target` when the block succeeds, and is removed when it fails.
 
-    Every file is fsynced before the rename, and the parent after it, so that a directory with the final name is whole.
+    Every file is fsynced before the rename, and the parent after it, so that a directory with the final name is complete.
     An existing `target` is replaced only after the new one is complete. With a `guard`, nothing appears in a folder for
     which it raises.
     """
@@ -243,9 +243,9 @@ def publish_dir(target: Path, *, guard: Guard | None = None) -> Iterator[Path]:
 
 
 def sweep_staging(folder: Path, *, of: str = "") -> None:
-    """Remove what killed writers (of the directory named `of`) left in `folder`; call it only while holding the lock."""
+    """Remove what killed writers (of the directory named `of`) left in `folder`. Call it only while holding the lock."""
     for path in folder.glob(f"{STAGING_PREFIX}{of}*"):
-        # Killed between the two renames of a replacement: the old directory is the only whole one.
+        # Killed between the two renames of a replacement: the old directory is the only complete one.
         target = folder / path.name.removeprefix(STAGING_PREFIX).removesuffix(_RETIRED)
         if path.name.endswith(_RETIRED) and not target.exists():
             os.rename(path, target)

@@ -1,4 +1,4 @@
-"""Student's interval for a mean, without a statistics library."""
+"""Student's t interval of a mean, without a statistics library."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MAX_POWER = 709.0
 
 
 def exp_or_inf(power: float) -> float:
-    """Return e to a power; infinity where that is no float."""
+    """Return e to a power; infinity where that overflows a float."""
     return math.exp(power) if power <= _MAX_POWER else math.inf
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """The geometric mean of paired ratios with its 95% interval, which a single pair does not have."""
+    """The geometric mean of paired ratios with its 95% interval; a single pair has an infinite one."""
 
     value: float
     low: float
@@ -37,7 +37,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of paired differences with its 95% interval, which a single pair does not have."""
+    """The mean of paired differences with its 95% interval; a single pair has an infinite one."""
 
     value: float
     low: float
@@ -46,14 +46,14 @@ class Difference:
 
 
 def mean_difference(values: Sequence[float], references: Sequence[float]) -> Difference:
-    """Return the mean of paired differences with a t interval. One pair has an infinite one."""
+    """Return the mean of paired differences with a t interval."""
     differences = [value - reference for value, reference in zip(values, references, strict=True)]
     mean, half = statistics.fmean(differences), _half_width(differences)
     return Difference(mean, mean - half, mean + half, len(differences))
 
 
 def mean_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """Return the mean of paired ratios: a t interval on their logarithms. One pair has the interval (0, infinity)."""
+    """Return the geometric mean of paired ratios with a t interval on their logarithms."""
     logs = [math.log(above / below) for above, below in zip(numerators, denominators, strict=True)]
     mean, half = statistics.fmean(logs), _half_width(logs)
     return Ratio(exp_or_inf(mean), exp_or_inf(mean - half), exp_or_inf(mean + half), len(logs))

@@ -1,4 +1,4 @@
-"""Locks between processes: taken or not at once, and a clear refusal where a file system has none."""
+"""Locks between processes, with a clear error where a file system has none."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 
 
 def lock_at(path: Path, *, thread_local: bool = True) -> FileLock:
-    """Return the lock of a file, not taken yet. It is the kernel's, which ends with its process, or none."""
-    # By itself filelock answers ENOSYS with a file whose existence is the lock: a killed process would leave it behind.
+    """Return the lock of a file, not taken yet. It is a kernel lock, which ends with its process."""
+    # Without this, filelock falls back to a file whose existence is the lock: a killed process would leave it behind.
     return FileLock(path, thread_local=thread_local, fallback_to_soft=False)
 
 
 def take(lock: FileLock, *, timeout_s: float = 0) -> bool:
-    """Take a lock within a time (-1: however long); whether we have it now. Raises OelmError where the disk has no locks."""
+    """Try to take a lock within a time (-1: no limit); return whether it was taken. Raises OelmError without lock support."""
     try:
         lock.acquire(timeout=timeout_s)
     except Timeout:
@@ -40,7 +40,7 @@ def take(lock: FileLock, *, timeout_s: float = 0) -> bool:
 
 @contextlib.contextmanager
 def held(path: Path, *, timeout_s: float = -1) -> Iterator[None]:
-    """Hold the lock of a file. Raises Timeout when another process has it for longer, and OelmError as `take` does."""
+    """Hold the lock of a file. Raises Timeout when another process keeps it longer, and OelmError as `take` does."""
     lock = lock_at(path)
     if not take(lock, timeout_s=timeout_s):
         raise Timeout(str(path))

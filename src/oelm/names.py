@@ -1,4 +1,4 @@
-"""Names that can be a folder's on every system, and stay inside it."""
+"""Names that are safe as folder names on every system."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt"
 
 
 def is_device(name: str) -> bool:
-    """Whether Windows keeps a name, whatever follows its first dot, for a device."""
+    """Whether Windows reserves a name, up to its first dot, for a device."""
     return name.split(".")[0].lower() in _DEVICES
 
 
 def is_safe(name: str) -> bool:
-    """Whether a name has only letters, digits, '.', '_' and '-', a letter or digit first, and no dot at its end."""
+    """Whether a name has only letters, digits, '.', '_' and '-', starts with a letter or digit and does not end in a dot."""
     return NAME.fullmatch(name) is not None and not name.endswith(".")

@@ -1,4 +1,4 @@
-"""What all our typed data has in common."""
+"""The base of all typed data."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _train(tiny: Tiny, rank: int, method: str) -> None:
         try:
             change()
         except oelm.OelmError as refusal:
-            assert "then wrap it anew" in str(refusal)
+            assert "then wrap it again" in str(refusal)
         else:
             raise AssertionError("a model inside DistributedDataParallel was changed")
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.1)

@@ -203,7 +203,7 @@ def test_steps_with_decay_leave_every_selection_and_train_the_rest(tiny: Tiny, m
         loss(model, tiny_inputs(tiny, seed=step)).backward()
         optimizer.step()
     assert_unmoved(model)
-    assert record_of(model) == record and record is not None
+    assert record_of(model) == record and record
     moved = {name for name, parameter in model.named_parameters() if digest(parameter) != before[name]}
     # A key's bias shifts all logits of a query alike: its gradient is rounding.
     assert {name for name in before if name not in moved} <= {name for name in before if name.endswith("bias")}
@@ -427,8 +427,8 @@ def test_stored_coordinates_count_not_a_new_draw() -> None:
     with compact_states():
         models[1].load_state_dict(models[0].state_dict())
     record = record_of(models[0])
-    assert record is not None
-    adopt_record(models[1], record.digests)
+    assert record
+    adopt_record(models[1], record)
     tokens = torch.arange(12).unsqueeze(0)
     assert torch.equal(models[0].logits(tokens), models[1].logits(tokens))
 
@@ -530,7 +530,7 @@ def test_a_layer_with_a_forward_of_its_own_does_not_become_a_slice(method: str) 
     with pytest.raises(MethodError, match=r"q is a .*Tanh"):
         freeze(model, method)
     assert type(model.q) is Tanh
-    assert record_of(model) is None
+    assert not record_of(model)
 
 
 def on_meta(method: str | Method = "oelm_axes") -> Any:

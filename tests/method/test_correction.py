@@ -18,9 +18,9 @@ from oelm.method.apply import fold, freeze, restore, thaw
 from oelm.method.audit import assert_unmoved, audit
 from oelm.method.fused import Layout
 from oelm.method.gain import Adjusted, add_correction, correction_rank, learnt_on_top
-from oelm.method.method import PRESETS, Gain, Method, Part
+from oelm.method.method import PRESETS, Gain, Method, QKPart
 from oelm.method.record import digest, record_of
-from oelm.method.sites import Projection, Slot, attention_sites
+from oelm.method.sites import HeadProjection, ParameterSlot, attention_sites
 from oelm.models.gpt import GPT, build_gpt
 from oelm.train.config import OptimConfig
 from oelm.train.loss import mean_cross_entropy
@@ -79,9 +79,9 @@ def test_draws_differ_between_projections_and_follow_the_seed() -> None:
     assert all(again[name] == value != other[name] for name, value in into.items())
 
 
-def projection_of(num_heads: int, head_dim: int, model_dim: int) -> Projection:
-    slots = (Slot(parameter, Layout((("q", num_heads),))) for parameter in ("weight", "bias"))
-    return Projection("q", "q", nn.Linear(model_dim, num_heads * head_dim), "q", *slots)
+def projection_of(num_heads: int, head_dim: int, model_dim: int) -> HeadProjection:
+    slots = (ParameterSlot(parameter, Layout((("q", num_heads),))) for parameter in ("weight", "bias"))
+    return HeadProjection("q", "q", nn.Linear(model_dim, num_heads * head_dim), "q", *slots)
 
 
 @settings(deadline=None, derandomize=True, max_examples=100)
@@ -150,7 +150,7 @@ def test_projection_too_small_for_rank_one_is_refused_and_nothing_changed() -> N
     before = digests(model)
     with pytest.raises(MethodError, match=r"correction 0\.125: blocks\.0\.attention\.q has 36 numbers"):
         freeze(model, "oelm_lowrank", keep_original=True)
-    assert digests(model) == before and record_of(model) is None
+    assert digests(model) == before and not record_of(model)
     with pytest.raises(MethodError, match="nothing was kept"):
         restore(model)
 
@@ -167,7 +167,7 @@ def test_correction_learns_while_the_frames_stay() -> None:
 
 
 @pytest.mark.parametrize("parts", [("q",), ("k",)], ids="+".join)
-def test_only_what_is_frozen_is_corrected(parts: tuple[Part, ...]) -> None:
+def test_only_what_is_frozen_is_corrected(parts: tuple[QKPart, ...]) -> None:
     model = corrected(freeze=parts, layers="last 1")
     assert on_top(model).keys() == {f"blocks.2.attention.{parts[0]}.correction_{end}" for end in ("in", "out")}
 
@@ -197,9 +197,9 @@ def test_a_gain_may_learn_in_some_layers_alone() -> None:
     [
         (
             {"learn_layers": "first 1", "layers": "last 1"},
-            r"shall learn in layers 'first 1', but what it freezes of GPT is attention in layers 2;",
+            r"learn_layers is 'first 1', but the method freezes attention of GPT in layers 2;",
         ),
-        ({"learn_layers": (0, 2), "layers": "last 2"}, r"shall learn in layers \(0, 2\), but .* in layers 1, 2; choose"),
+        ({"learn_layers": (0, 2), "layers": "last 2"}, r"learn_layers is \(0, 2\), but .* in layers 1, 2; choose"),
         ({"learn_layers": "first 4"}, r"method\.learn_layers = 'first 4' names layer 3, but the model has 3"),
     ],
     ids=["frozen elsewhere", "one of them not frozen", "not there"],
@@ -209,11 +209,11 @@ def test_layers_in_which_nothing_could_learn_are_refused_and_nothing_changed(mor
     before = digests(model)
     with pytest.raises(MethodError, match=problem):
         freeze(model, PRESETS["oelm_lowrank"].model_copy(update=more))
-    assert digests(model) == before and record_of(model) is None
+    assert digests(model) == before and not record_of(model)
 
 
 def test_layers_of_what_does_not_learn_are_refused() -> None:
-    with pytest.raises(ValidationError, match="learn_layers says where a gain or a correction learns, and there is neither"):
+    with pytest.raises(ValidationError, match="learn_layers needs a gain or a correction"):
         Method(init="orthogonal", freeze=("q", "k"), learn_layers="first 1")
 
 
@@ -342,5 +342,5 @@ def test_a_thawed_model_can_be_corrected_anew() -> None:
 
 
 def test_correction_of_nothing_frozen_is_refused() -> None:
-    with pytest.raises(ValidationError, match="stands on what is frozen; add q or k to freeze"):
+    with pytest.raises(ValidationError, match="learns on top of frozen maps; add q or k to freeze"):
         Method(init="orthogonal", correction=0.1)

@@ -77,8 +77,8 @@ def test_folded_weights_are_recorded_anew(kind: Gain) -> None:
     fold(model)
     assert_unmoved(model)
     record = record_of(model)
-    assert record is not None
-    assert record.digests["blocks.0.attention.q.weight"] == digest(model.get_parameter("blocks.0.attention.q.weight"))
+    assert record
+    assert record["blocks.0.attention.q.weight"] == digest(model.get_parameter("blocks.0.attention.q.weight"))
 
 
 def test_folding_a_copy_leaves_the_original_alone() -> None:

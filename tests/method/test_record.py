@@ -52,7 +52,7 @@ def test_the_record_survives_a_deep_copy(frozen_gpt: GPT) -> None:
 def test_a_deep_copy_is_thawed_alone(frozen_gpt: GPT) -> None:
     thaw(copy.deepcopy(frozen_gpt))
     assert not frozen_gpt.get_parameter(SOME_FROZEN).requires_grad
-    assert record_of(frozen_gpt) is not None
+    assert record_of(frozen_gpt)
 
 
 def test_the_record_is_no_part_of_the_state_dict(frozen_gpt: GPT) -> None:
@@ -60,8 +60,7 @@ def test_the_record_is_no_part_of_the_state_dict(frozen_gpt: GPT) -> None:
 
 
 def stored(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    record = record_of(model)
-    return copy.deepcopy(model.state_dict()), dict(record.digests) if record else {}
+    return copy.deepcopy(model.state_dict()), record_of(model)
 
 
 def test_stored_frames_are_adopted_in_place_of_a_new_draw(frozen_gpt: GPT) -> None:
@@ -76,7 +75,7 @@ def test_stored_frames_are_adopted_in_place_of_a_new_draw(frozen_gpt: GPT) -> No
 def test_adopting_nothing_into_a_model_that_freezes_nothing_is_fine() -> None:
     model = fresh_gpt()
     adopt_record(model, {})
-    assert record_of(model) is None
+    assert not record_of(model)
 
 
 def test_adopted_digests_that_are_not_those_of_the_weights_are_refused(frozen_gpt: GPT) -> None:

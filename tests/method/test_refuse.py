@@ -88,7 +88,7 @@ def test_a_parametrized_bias_is_refused() -> None:
     model = built("bert")
     module, _ = last_key(model)
     parametrizations.weight_norm(module, "bias", dim=0)
-    refused(model, r"layer\.1\.attention\.self\.key is parametrized \(bias\)", kind=MethodError)
+    refused(model, r"layer\.1\.attention\.self\.key .* has no parameter 'bias' of its own: it is parametrized", kind=SiteError)
 
 
 @pytest.mark.parametrize("name", ["our_gpt", "bert", "gpt_neox", "t5", "qwen3"])
@@ -401,8 +401,8 @@ def test_names_to_hold_may_come_one_by_one() -> None:
     names = oelm.freeze(model, "oelm_freeze")
     oelm.hold(model, (name for name in names))
     record = record_of(model)
-    assert record is not None
-    assert set(record.digests) == set(names)
+    assert record
+    assert set(record) == set(names)
     oelm.assert_unmoved(model)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from oelm.method.apply import freeze
-from oelm.method.gain import rank_within
+from oelm.method.kind import rank_within
 from oelm.method.method import PRESETS
 from oelm.models.flops import MethodWork, _learnt_on_top, method_work, step_work
 from oelm.models.gpt import GPTConfig, build_gpt

@@ -68,7 +68,7 @@ def test_checkpoints_and_optimizer_hold_nothing_dense_of_what_is_picked(whole: W
         states = load_tensors(at_step(whole[1], step) / "optimizer.safetensors")
         assert not any(name.endswith(tuple(f"{path}.weight" for path in picked)) for name in states) or not picked
         record = record_of(loaded.model)
-        assert (record.digests if record else {}) == open_checkpoint(at_step(whole[1], step)).saved.frozen
+        assert record == open_checkpoint(at_step(whole[1], step)).saved.frozen
     if whole[0] == THAWED:
         assert [len(selections(load_run(whole[1], which=str(step)).model)) for step in (3, 4, 9, 10)] == [4, 2, 2, 0]
 

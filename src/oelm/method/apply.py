@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.architectures import OUR_ATTENTION, class_path
 from oelm.method.audit import assert_unmoved, check_frozen
-from oelm.method.axes import Selection, axis_rows, sample_axes
+from oelm.method.axes import Selection, axis_rows, sample_axes, selections
 from oelm.method.frames import balancing, flattened, frame_generator, on_cpu
 from oelm.method.fused import SplitProjection, merge_modules, split_module
-from oelm.method.gain import add_correction, add_gain, can_learn_on, correction_rank, fold_learnt, has_learnt
+from oelm.method.gain import Adjusted, add_correction, add_gain, can_learn_on, correction_rank, fold_learnt, learning_modules
 from oelm.method.kind import ALL_BUT
 from oelm.method.method import Method, method_name, resolve_method
 from oelm.method.mha import merge_attentions, split_attention
@@ -24,25 +24,23 @@ from oelm.method.record import (
     freezable,
     originals_of,
     record_of,
-    require_model,
     set_method,
     set_originals,
     set_record,
 )
 from oelm.method.refuse import (
-    check_arguments,
+    check_changeable,
     check_writable,
     refuse_hooks,
-    refuse_inference,
     refuse_mixing,
-    refuse_parallel,
     refuse_part,
     refuse_shared,
     refuse_tied,
 )
 from oelm.method.save import save_folded
 from oelm.method.sharded import whole
-from oelm.method.sites import Projection, Site, attention_sites, num_layers_by_stack
+from oelm.method.sites import HeadProjection, Site, attention_sites, num_layers_by_stack
+from oelm.seeds import whole_seed
 
 # A weight, and a bias where it changes together with the weight.
 Start = tuple[Tensor, Tensor | None]
@@ -54,22 +52,19 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
 
     The frames follow `method.seed` where it is set, else `seed`. Frozen parameters keep their names, get no gradient,
     and their digests are recorded on the model for `assert_unmoved`. Slices (init 'axes') leave no parameter to freeze: a
-    module that picks coordinates takes the layer's place. A weight that holds Q, K and V at once is split first; the
+    module that picks coordinates replaces the layer. A weight that holds Q, K and V at once is split first; the
     state_dict keeps its name and layout either way. What the method freezes later (`freeze_at`) only gets its start here,
     see `hold`. With `keep_original`, `restore` can undo all of it, at the price of a copy of Q and K in the CPU's memory.
-    On the meta device nothing is proven, only frozen and counted. Build the optimizer afterwards.
+    On the meta device parameters are frozen and counted, but nothing can be proven. Build the optimizer afterwards.
 
-    Raises MethodError when the model is frozen already or the method names layers it does not have, SiteError when its
-    attention is of no known kind; the model is then as it was.
+    Raises MethodError when the model is already frozen or the method names layers it does not have, SiteError when its
+    attention is of no known class; the model is then unchanged.
     """
-    seed = check_arguments(model, method, seed)
-    refuse_inference("freeze")
-    method = resolve_method(method)
-    refuse_parallel(model, "freeze")
-    refuse_part(model, "freeze")
+    check_changeable(model, "freeze")
+    method, seed = resolve_method(method), whole_seed(seed, error=MethodError)
     sites = attention_sites(model)
-    if record_of(model) is not None:
-        raise MethodError("this model was frozen before; call oelm.thaw(model) first, or start from a fresh model")
+    if record_of(model):
+        raise MethodError("this model is already frozen; call oelm.thaw(model) first, or start from a fresh model")
     chosen = _choose(sites, method, model)
     # All starts and copies before the first write: a refusal leaves the model as it was.
     seed = seed if method.seed is None else method.seed
@@ -79,17 +74,16 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
     starts = _starts(chosen, method, seed, slices)
     set_originals(model, originals)
     _split(model, [projection for site in chosen for part, projection in site.projections() if part in method.freeze])
-    # Found anew, as the split moved them.
+    # Found again, as the split moved them.
     keys = {site.key for site in chosen}
     sites = attention_sites(model)
-    chosen = [site for site in sites if site.key in keys]
-    for site in chosen:
+    for site in (site for site in sites if site.key in keys):
         for part, projection in site.projections():
             if projection.name in starts:
                 _write(projection, *starts[projection.name], keeps_bias=method.keeps_weights)
             if projection.name in slices and part in method.freeze:
                 _select(model, projection, slices[projection.name], scale=method.factor)
-    # Found anew, as selections took the place of layers.
+    # Found again, as selections replaced layers.
     sites = attention_sites(model) if slices else sites
     frozen = [
         name
@@ -105,51 +99,44 @@ def freeze(model: nn.Module, method: Method | str, *, seed: int = 0, keep_origin
 
 
 def hold(model: nn.Module, names: Iterable[str]) -> None:
-    """Freeze exactly the parameters of these names from here on, as they are; let what was frozen besides learn again.
+    """Freeze exactly the parameters of these names from here on, as they are; let everything else frozen learn again.
 
     What was frozen is proven unmoved first. A selection that is let go becomes a dense layer. Fused weights must have been
-    split by `freeze`. An optimizer built before does not know of this: build it anew. Raises MethodError, with nothing
-    changed, when a name is none of the model's.
+    split by `freeze`. Build a new optimizer afterwards. Raises MethodError, with nothing changed, when a name is none of
+    the model's.
     """
-    refuse_parallel(model, "hold")
-    refuse_part(model, "hold")
-    refuse_inference("hold")
+    check_changeable(model, "hold")
     names = _names(names)
-    record = record_of(model)
-    known = dict(record.digests) if record is not None else {}
+    known = record_of(model)
     if any(known.values()):
         assert_unmoved(model)
     if missing := sorted(names - freezable(model).keys()):
         raise MethodError(f"{type(model).__name__} has no parameter {missing[0]} to hold; freeze it first, then ask plan_of")
     _release(model, known.keys() - names)
-    digests: dict[str, str] = {}
-    # In the model's order, whatever that of the names: what is saved of it is then the same in every process.
+    digests: FrozenRecord = {}
+    # In the model's order, not that of the names: what is saved of it is then the same in every process.
     for name, held in freezable(model).items():
         if name in names:
             if not isinstance(held, Selection):
                 held.requires_grad_(False)
                 held.grad = None
             digests[name] = known[name] if name in known else digest(held)
-    set_record(model, FrozenRecord(digests) if digests else None)
+    set_record(model, digests)
 
 
 def _names(names: object) -> frozenset[str]:
-    """Return the names, read once; raise MethodError where they are none."""
-    if isinstance(names, str) or not isinstance(names, Iterable):
-        raise MethodError(f"hold takes a list of parameters' names, not {names!r} ({type(names).__name__})")
-    given = list(names)
-    for name in given:
-        if not isinstance(name, str):
-            raise MethodError(f"hold takes parameters' names, and {name!r} is a {type(name).__name__}")
+    given = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else None
+    if given is None or not all(isinstance(name, str) for name in given):
+        raise MethodError(f"hold takes a list of parameters' names, not {names if given is None else given!r}")
     return frozenset(given)
 
 
 def forget(model: nn.Module, names: Collection[str]) -> None:
     """Let these learn and drop their digests without a proof: their weights were replaced by a checkpoint's."""
-    if (record := record_of(model)) is not None and (known := record.digests.keys() & set(names)):
+    record = record_of(model)
+    if known := record.keys() & set(names):
         _release(model, known)
-        rest = {name: value for name, value in record.digests.items() if name not in known}
-        set_record(model, FrozenRecord(rest) if rest else None)
+        set_record(model, {name: value for name, value in record.items() if name not in known})
 
 
 def _release(model: nn.Module, names: Collection[str]) -> None:
@@ -161,14 +148,13 @@ def _release(model: nn.Module, names: Collection[str]) -> None:
 
 
 def _make_dense(model: nn.Module, names: Collection[str], *, learns: bool) -> None:
-    """Put the layers back whose place selections took, those that stand for these names."""
+    """Put the layers back that selections replaced, those of these names."""
     # By identity: a layer that is used twice is one layer again afterwards.
     made: dict[Selection, nn.Module] = {}
-    for name, held in freezable(model).items():
-        if name in names and isinstance(held, Selection):
-            path = name.rpartition(".")[0]
-            made[held] = made[held] if held in made else held.dense(learns=learns)
-            model.set_submodule(path, made[held])
+    for path, selection in selections(model).items():
+        if any(name in names for name in selection.names(path)):
+            made[selection] = made[selection] if selection in made else selection.dense(learns=learns)
+            model.set_submodule(path, made[selection])
 
 
 def _learning(sites: list[Site], method: Method) -> list[Site]:
@@ -178,7 +164,7 @@ def _learning(sites: list[Site], method: Method) -> list[Site]:
 
 
 def _add_learnt(sites: list[Site], method: Method, seed: int) -> None:
-    if sites and method.learns_on_top:
+    if sites:
         save_folded()
     for site in sites:
         add_gain(site.q, method.gain)
@@ -188,28 +174,20 @@ def _add_learnt(sites: list[Site], method: Method, seed: int) -> None:
 
 
 def _choose(sites: list[Site], method: Method, model: nn.Module) -> list[Site]:
-    """Return the sites the method concerns; raise MethodError where it names what is not there or cannot be done."""
+    """Return the sites the method concerns; raise MethodError where it names what the model lacks, or cannot be applied."""
     depths = num_layers_by_stack(sites)
     method.check_layers(max(depths.values()))
     chosen = [site for site in sites if method.selects(site.layer, depths[site.stack])]
-    wanted = method.layers if isinstance(method.layers, tuple) else ()
-    missing = [n for n in wanted if n not in {layer for s in sites for layer in (s.layer, s.layer - depths[s.stack])}]
-    there = ", ".join(map(str, sorted({site.layer for site in sites})))
-    if missing or not chosen:
-        raise MethodError(
-            f"method '{method_name(method)}': layers {method.layers!r} match no attention of {type(model).__name__}, "
-            f"which has some in layers {there}"
-        )
-    if isinstance(method.layers, str) and method.layers.startswith(ALL_BUT) and len(chosen) == len(sites):
-        raise MethodError(
-            f"method '{method_name(method)}': layers {method.layers!r} leave out no attention of {type(model).__name__}, "
-            f"which has some in layers {there}; name those to be frozen by a list"
-        )
+    is_all_but = isinstance(method.layers, str) and method.layers.startswith(ALL_BUT)
+    if not chosen or not _numbers(sites, depths).issuperset(_listed(method.layers)):
+        raise _wrong_layers(sites, method, model, "match no attention")
+    if is_all_but and len(chosen) == len(sites):
+        raise _wrong_layers(sites, method, model, "leave out no attention")
     if len({parameter.is_meta for parameter in model.parameters()}) > 1:
         raise MethodError(f"{type(model).__name__} is partly on the meta device (offloaded?); load all of its weights first")
     for site in chosen:
         for _, projection in site.projections():
-            _check_owned(projection, model)
+            check_writable(projection)
     refuse_shared(model, chosen)
     refuse_tied(model, chosen, method)
     refuse_hooks(chosen, method)
@@ -218,24 +196,38 @@ def _choose(sites: list[Site], method: Method, model: nn.Module) -> list[Site]:
     return chosen
 
 
+def _listed(layers: str | tuple[int, ...]) -> tuple[int, ...]:
+    return () if isinstance(layers, str) else layers
+
+
+def _numbers(sites: list[Site], depths: dict[str, int]) -> set[int]:
+    """Return the numbers of the sites' layers, counted from the start and from the end."""
+    return {layer for site in sites for layer in (site.layer, site.layer - depths[site.stack])}
+
+
+def _wrong_layers(sites: list[Site], method: Method, model: nn.Module, what: str) -> MethodError:
+    there = ", ".join(map(str, sorted({site.layer for site in sites})))
+    return MethodError(
+        f"method '{method_name(method)}': layers {method.layers!r} {what} of {type(model).__name__}, which has some in layers "
+        f"{there}; give a list of these"
+    )
+
+
 def _check_learning(everywhere: list[Site], method: Method, model: nn.Module) -> None:
-    """Raise MethodError where something is to learn and there is nothing that it could learn on."""
-    sites = _learning(everywhere, method)
-    wanted = method.learn_layers if isinstance(method.learn_layers, tuple) else ()
-    depths = num_layers_by_stack(everywhere)
-    there = {layer for site in sites for layer in (site.layer, site.layer - depths[site.stack])}
-    if method.learns_on_top and (not sites or not there.issuperset(wanted)):
+    """Raise MethodError where something is to learn on top of nothing."""
+    sites, depths = _learning(everywhere, method), num_layers_by_stack(everywhere)
+    if method.learns_on_top and (not sites or not _numbers(sites, depths).issuperset(_listed(method.learn_layers))):
         frozen = sorted({site.layer for site in everywhere if method.selects(site.layer, depths[site.stack])})
         raise MethodError(
-            f"method '{method_name(method)}': something shall learn in layers {method.learn_layers!r}, but what it freezes of "
-            f"{type(model).__name__} is attention in layers {', '.join(map(str, frozen))}; choose learn_layers among these"
+            f"method '{method_name(method)}': learn_layers is {method.learn_layers!r}, but the method freezes attention of "
+            f"{type(model).__name__} in layers {', '.join(map(str, frozen))}; choose learn_layers among these"
         )
     for site in sites:
-        if isinstance(site.q.module, nn.MultiheadAttention):
+        if site.q.is_in_torch:
             what = f"correction {method.correction:g}" if method.gain == "none" else f"gain '{method.gain}'"
             raise MethodError(
                 f"{what}: {site.name} is a torch.nn.MultiheadAttention, whose queries are computed inside torch; "
-                "use gain none and correction 0, or an attention with a query layer of its own"
+                "use gain none and correction 0, or an attention with a separate query layer"
             )
         for part, projection in site.projections():
             if not can_learn_on(projection):
@@ -250,17 +242,8 @@ def _check_learning(everywhere: list[Site], method: Method, model: nn.Module) ->
                 )
 
 
-def _check_owned(projection: Projection, model: nn.Module) -> None:
-    check_writable(projection)
-    if projection.is_fused:
-        held = {id(parameter) for _, parameter in projection.parameters()}
-        owners = [path for path, module in model.named_modules() if held & {id(p) for p in module._parameters.values()}]
-        if len(owners) > 1:
-            raise MethodError(f"{' and '.join(owners)} share one fused weight: it cannot be split; untie them first")
-
-
 def _starts(sites: list[Site], method: Method, seed: int, slices: dict[str, Tensor]) -> dict[str, Start]:
-    """Return what projections start from, by their names; those that become selections need no weight."""
+    """Return the starts of projections, by their names; those that become selections need no weight."""
     if method.balances:
         balanced = [_balanced(site, method) for site in sites if not site.q.weight.is_meta]
         return {name: start for starts in balanced for name, start in starts.items()}
@@ -281,20 +264,18 @@ def _slices(sites: list[Site], method: Method, seed: int) -> dict[str, Tensor]:
     """Return the coordinates of each projection of these sites, by heads."""
     found: dict[str, Tensor] = {}
     for site in sites:
+        if site.q.is_in_torch:
+            raise MethodError(
+                f"init 'axes': {site.name} is a torch.nn.MultiheadAttention, which multiplies by its weights inside torch; "
+                "use init 'orthogonal', or an attention with separate layers for queries and keys"
+            )
         for part, projection in site.projections():
-            is_own = part in method.freeze and not isinstance(projection.module, nn.MultiheadAttention)
-            if is_own and not can_learn_on(projection):
+            if part in method.freeze and not can_learn_on(projection):
                 raise MethodError(
                     f"init 'axes': {projection.path} is a {class_path(type(projection.module))}, whose own forward would be "
                     "lost: only a plain linear layer can become a slice; use init 'orthogonal', or make it an nn.Linear"
                 )
-        if isinstance(site.q.module, nn.MultiheadAttention):
-            raise MethodError(
-                f"init 'axes': {site.name} is a torch.nn.MultiheadAttention, which multiplies by its weights inside torch; "
-                "use init 'orthogonal', or an attention with layers of its own for queries and keys"
-            )
-        for _, projection in site.projections():
-            factor = torch.tensor(method.factor, dtype=torch.float64, device="cpu")
+            factor = torch.tensor(method.factor, dtype=torch.float64)
             _check_fits(factor, projection.weight.dtype, f"init 'axes' with scale {method.factor:g}: {projection.name}")
         (num_heads, head_dim, query_dim), (num_key_heads, _, key_dim) = site.q.shape_HKD, site.k.shape_HKD
         generator = frame_generator(seed, site.key, "axes")
@@ -306,16 +287,16 @@ def _slices(sites: list[Site], method: Method, seed: int) -> dict[str, Tensor]:
     return found
 
 
-def _select(model: nn.Module, projection: Projection, index_HK: Tensor, *, scale: float) -> None:
+def _select(model: nn.Module, projection: HeadProjection, index_HK: Tensor, *, scale: float) -> None:
     is_transposed = projection.weight_slot.layout.order == "columns"
     owner = model.get_submodule(projection.path.rpartition(".")[0])
-    # Neither writes to what it is given; of other attentions we do not know.
+    # Neither writes to its input; of other attentions we do not know.
     lends = isinstance(owner, SplitProjection) or class_path(type(owner)) == OUR_ATTENTION
     selection = Selection(projection.module, index_HK, scale=scale, is_transposed=is_transposed, lends=lends)
     model.set_submodule(projection.path, selection)
 
 
-def _start(projection: Projection, method: Method, generator: torch.Generator) -> Tensor:
+def _start(projection: HeadProjection, method: Method, generator: torch.Generator) -> Tensor:
     present_HKD = projection.weight_HKD()
     try:
         start_HKD = method.start(present_HKD.float().cpu(), generator)
@@ -352,22 +333,20 @@ def _balanced(site: Site, method: Method) -> dict[str, Start]:
 
 def _check_fits(numbers: Tensor, dtype: torch.dtype, what: str) -> None:
     """Raise MethodError where finite numbers become infinite in a dtype, or all of them zero."""
-    cast_numbers = numbers.to(dtype)
-    # By way of float64, as not every dtype knows what is finite.
-    is_lost = bool((numbers.isfinite() & ~cast_numbers.double().isfinite()).any())
-    if is_lost or (bool(numbers.any()) and not bool(cast_numbers.double().any())):
+    # By way of float64: torch cannot test every dtype for infinities.
+    cast_numbers = numbers.to(dtype).double()
+    is_lost = bool((numbers.isfinite() & ~cast_numbers.isfinite()).any())
+    if is_lost or (bool(numbers.any()) and not bool(cast_numbers.any())):
         raise MethodError(
             f"{what} has numbers up to {float(numbers.double().abs().max()):.3g}, which become "
             f"{'infinite' if is_lost else 'all zero'} in {dtype}; choose another scale, or load the model in float32"
         )
 
 
-def _write(projection: Projection, start_HKD: Tensor, start_bias_HK: Tensor | None, *, keeps_bias: bool) -> None:
-    projection.write(start_HKD)
+def _write(projection: HeadProjection, start_HKD: Tensor, start_bias_HK: Tensor | None, *, keeps_bias: bool) -> None:
+    projection.write(start_HKD, start_bias_HK)
     bias_HK = projection.bias_HK()
-    if bias_HK is not None and start_bias_HK is not None:
-        bias_HK.copy_(start_bias_HK)
-    elif bias_HK is not None and not keeps_bias:
+    if bias_HK is not None and not keeps_bias:
         bias_HK.zero_()
 
 
@@ -383,7 +362,7 @@ def _copies(sites: list[Site]) -> Originals:
     return originals
 
 
-def _split(model: nn.Module, projections: list[Projection]) -> None:
+def _split(model: nn.Module, projections: list[HeadProjection]) -> None:
     fused = {projection.path: projection for projection in projections if projection.is_fused}
     for path, projection in fused.items():
         if isinstance(projection.module, nn.MultiheadAttention):
@@ -395,36 +374,30 @@ def _split(model: nn.Module, projections: list[Projection]) -> None:
 def thaw(model: nn.Module, *, keep_split: bool = False) -> tuple[str, ...]:
     """Let every parameter that `freeze` froze learn again, from where it is; return their names.
 
-    What learnt on top is folded in.
-
-    An optimizer built before this does not know them: build it anew. Fused weights are put together again, as new
-    parameters, of which a former optimizer knows not even V. Where you froze V it stays frozen, and the weight apart. With
-    `keep_split` all stay apart, so that a running optimizer can be given Q and K and keeps what it knows of V. Saving is
-    the same either way.
+    What learnt on top is folded in. Build a new optimizer afterwards. Fused weights are put together again, as new
+    parameters; where you froze V yourself, it stays frozen and the weight stays split. With `keep_split` all weights stay
+    split, so that Q and K can be added to a running optimizer, which keeps its state of V. Saving is the same either way.
     """
-    refuse_parallel(model, "thaw")
-    refuse_part(model, "thaw")
-    refuse_inference("thaw")
+    check_changeable(model, "thaw")
     record = record_of(model)
-    if record is not None:
-        # On the meta device there are no bytes of which anything could be proven.
-        if any(record.digests.values()):
+    if record:
+        # On the meta device nothing has bytes, so nothing can be proven.
+        if any(record.values()):
             assert_unmoved(model)
         _fold(model)
-        _release(model, record.digests)
-        set_record(model, None)
+        _release(model, record)
+        set_record(model, {})
     set_method(model, None)
     renamed = {} if keep_split else merge_modules(model) | merge_attentions(model)
-    return tuple(dict.fromkeys(renamed.get(name, name) for name in record.digests)) if record else ()
+    return tuple(dict.fromkeys(renamed.get(name, name) for name in record))
 
 
 def restore(model: nn.Module) -> tuple[str, ...]:
-    """Thaw, and give Q and K back the very bytes they had before `freeze(..., keep_original=True)`; return their names.
+    """Thaw, and give Q and K the very bytes they had before `freeze(..., keep_original=True)`; return their names.
 
     Everything else stays as it was trained. Raises MethodError when nothing was kept.
     """
-    require_model(model)
-    refuse_inference("restore")
+    check_changeable(model, "restore")
     owners = [module for module in model.modules() if originals_of(module)]
     if not owners:
         raise MethodError("nothing was kept to restore; freeze with oelm.freeze(model, method, keep_original=True)")
@@ -433,49 +406,42 @@ def restore(model: nn.Module) -> tuple[str, ...]:
     for owner in owners:
         kept = originals_of(owner)
         for projection in (p for site in attention_sites(owner) for _, p in site.projections() if p.name in kept):
-            weight_HKD, kept_bias_HK = kept[projection.name]
-            projection.write(weight_HKD)
-            bias_HK = projection.bias_HK()
-            if bias_HK is not None and kept_bias_HK is not None:
-                bias_HK.copy_(kept_bias_HK)
+            projection.write(*kept[projection.name])
             restored |= {id(parameter): None for _, parameter in projection.parameters()}
     set_originals(model, {})
     return tuple(name for name, parameter in model.named_parameters() if id(parameter) in restored)
 
 
 def fold(model: nn.Module, *, keep_slices: bool = False) -> None:
-    """Put every learnt gain and correction into the weights it stands on: the same outputs from plain weights.
+    """Fold every learnt gain and correction into the weight below it: the same outputs from plain weights.
 
     Selections become dense layers, frozen as they were; with `keep_slices` they stay, and so does what learnt on top of
-    them, which is faster. The folded weights are new ones: what was recorded of the frozen ones is recorded anew.
+    them, which is faster. The digests of the frozen weights are recorded again.
     """
-    refuse_parallel(model, "fold")
-    refuse_part(model, "fold")
-    refuse_inference("fold")
+    check_changeable(model, "fold")
     check_frozen(model)
     if _fold(model, keep_slices=keep_slices):
-        _record_anew(model)
+        _record_again(model)
 
 
 def _fold(model: nn.Module, *, keep_slices: bool = False) -> bool:
-    projections = [projection for site in attention_sites(model) for _, projection in site.projections()]
-    folded = [projection for projection in projections if has_learnt(projection) or projection.selection is not None]
-    for projection in folded:
-        if projection.selection is None:
-            fold_learnt(projection)
+    """Fold what learnt on top, and selections unless they are kept; return whether the model has any of these."""
+    found = {*learning_modules(model).values(), *selections(model).values()}
+    for module in found:
+        if isinstance(module, Adjusted):
+            fold_learnt(module)
     if not keep_slices:
         _make_dense(model, freezable(model), learns=False)
-    return bool(folded)
+    return bool(found)
 
 
-def _record_anew(model: nn.Module) -> None:
-    if (record := record_of(model)) is not None:
-        held = freezable(model)
-        set_record(model, FrozenRecord({name: digest(held[name]) for name in record.digests}))
+def _record_again(model: nn.Module) -> None:
+    held = freezable(model)
+    set_record(model, {name: digest(held[name]) for name in record_of(model)})
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the model's floating-point weights, and record the frozen ones anew: the one sanctioned change to them.
+    """Cast the model's floating-point weights and record the frozen ones again: the only permitted change to them.
 
     Raises MethodError, with nothing changed, where a frozen number would become infinite, or all of a weight zero.
     """
@@ -483,8 +449,8 @@ def cast(model: nn.Module, dtype: torch.dtype) -> None:
         raise MethodError(f"cast takes a floating-point dtype, e.g. torch.bfloat16, not {dtype!r}")
     refuse_part(model, "cast")
     check_frozen(model)
-    record, held = record_of(model), freezable(model)
-    for name in record.digests if record else ():
+    held = freezable(model)
+    for name in record_of(model):
         frozen = held[name]
         if isinstance(frozen, Selection):
             numbers = torch.tensor(frozen.scale, dtype=torch.float64, device="cpu")
@@ -492,19 +458,19 @@ def cast(model: nn.Module, dtype: torch.dtype) -> None:
             numbers = whole(frozen.detach()).cpu()
         _check_fits(numbers, dtype, f"frozen {name}")
     model.to(dtype)
-    _record_anew(model)
+    _record_again(model)
 
 
 def adopt_record(model: nn.Module, digests: dict[str, str]) -> None:
     """Take over the digests that stored weights were frozen with, after those weights were copied into the model.
 
     Stored frames count, not a new draw of them: another machine's draw may differ in its last bits. Raises
-    FrozenMovedError when the weights are not what the digests say, or when other parameters are frozen here.
+    FrozenMovedError when the weights do not match the digests, or when other parameters are frozen here.
     """
     record = record_of(model)
-    if set(digests) != set(record.digests if record else ()):
+    if set(digests) != set(record):
         raise FrozenMovedError("what the stored weights froze is not what this method freezes; use the run's own config")
-    set_record(model, FrozenRecord(dict(digests)) if digests else None)
+    set_record(model, dict(digests))
     try:
         check_frozen(model)
     except FrozenMovedError:

@@ -1,4 +1,4 @@
-"""The attentions we know, by the path of their class, so that nothing of theirs is imported; and how to add one's own."""
+"""The known attentions, by the path of their class, so that no library is imported for them; and how to add another."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class SitePaths:
 
     `q`, `k` and `fused` are paths, inside the module, of layers with a `weight` and maybe a `bias`. Where one layer holds
     several projections, `fused` is its path, `parts` says which in which order, and `layout` how they lie: 'rows' as in
-    nn.Linear, 'columns' where weights are (model_dim, heads * head_dim), 'per_head_rows' where each head's parts stand
-    together. `num_kv_heads` 0 means as many as `num_heads`. `inner_lists` counts the numbered lists between a layer of
+    nn.Linear, 'columns' where weights are (model_dim, heads * head_dim), 'per_head_rows' where the parts of one head are
+    adjacent. `num_kv_heads` 0 means as many as `num_heads`. `inner_lists` counts the numbered lists between a layer of
     the model and its attention: their numbers are not the layer's. `logits` is 'product' where a logit is the product of a
-    query and a key, times a number and plus what depends on neither; 'rotary' where positions rotate them first, 'normed'
-    where they are normalised.
+    query and a key, times a number and plus terms that depend on neither; 'rotary' where positions rotate them first,
+    'normed' where they are normalised.
     """
 
     q: str = ""
@@ -51,27 +51,18 @@ class SitePaths:
             )
         if self.num_heads % self.kv_heads:
             raise SiteError(
-                f"SitePaths: {self.num_heads} query heads cannot share {self.num_kv_heads} key heads evenly; num_kv_heads must "
-                "divide num_heads"
+                f"SitePaths: {self.num_heads} query heads cannot share {self.num_kv_heads} key heads evenly; give a divisor"
             )
-        for field, value, known in (
-            ("layout", self.layout, get_args(Order)),
-            ("parts", self.parts, get_args(FusedParts)),
-            ("logits", self.logits, get_args(Logits)),
-        ):
-            if value not in known:
-                raise SiteError(f"SitePaths: {field} is {value!r}; give one of: {', '.join(known)}")
+        for field, known in (("layout", get_args(Order)), ("parts", get_args(FusedParts)), ("logits", get_args(Logits))):
+            if getattr(self, field) not in known:
+                raise SiteError(f"SitePaths: {field} is {getattr(self, field)!r}; give one of: {', '.join(known)}")
         for part, path in (("q", self.q), ("k", self.k)):
             if bool(path) == bool(self.fused and part in self.parts):
-                raise SiteError(
-                    f"SitePaths: say once where {part} is: {part}='path', or fused='path' with {part} among its parts"
-                )
+                raise SiteError(f"SitePaths: say once where {part} is: {part}='path', or fused='path' with {part} in its parts")
         if self.q and self.q == self.k:
             raise SiteError(f"SitePaths: q and k are both {self.q!r}; where one layer holds both, say fused={self.q!r}")
         if self.layout == "per_head_rows" and self.kv_heads != self.num_heads:
-            raise SiteError(
-                "SitePaths: with layout 'per_head_rows' each head has its own q, k and v; num_kv_heads must not differ"
-            )
+            raise SiteError("SitePaths: in layout 'per_head_rows' every head has q, k and v; num_kv_heads must not differ")
 
     @property
     def kv_heads(self) -> int:
@@ -83,7 +74,7 @@ Adapter = Callable[[nn.Module], SitePaths]
 
 @dataclass(frozen=True)
 class Known:
-    """What finds Q and K in attentions of one class, and what people call the architecture."""
+    """The function that finds Q and K in attentions of one class, and the usual name of the architecture."""
 
     adapter: Adapter
     label: str
@@ -97,9 +88,9 @@ def class_path(kind: type) -> str:
 
 
 def register_sites(attention: str | type[nn.Module]) -> Callable[[Adapter], Adapter]:
-    """Register, for attention modules of a class (itself, or 'package.module.Class'), what finds Q and K in one.
+    """Register a function that finds Q and K in attention modules of a class (itself, or 'package.module.Class').
 
-    Classes derived from it are found too.
+    It applies to derived classes too.
     """
     if not isinstance(attention, str | type):
         raise SiteError(f"register_sites takes a class or 'package.module.Class', not {attention!r}")
@@ -115,21 +106,17 @@ def register_sites(attention: str | type[nn.Module]) -> Callable[[Adapter], Adap
 
 
 def find_adapter(module: nn.Module) -> Adapter | None:
-    """Return what finds Q and K in this module, by its class or the nearest one it derives from."""
-    for path in map(class_path, type(module).__mro__):
-        if path in ADAPTERS:
-            return ADAPTERS[path].adapter
-    return None
+    """Return the function that finds Q and K in this module, by its class or the nearest one it derives from."""
+    return next((ADAPTERS[path].adapter for path in map(class_path, type(module).__mro__) if path in ADAPTERS), None)
 
 
 def no_attention_found(model: nn.Module) -> SiteError:
     """Return the error that names the model's type, the known architectures, and the lines that describe another."""
-    config = getattr(model, "config", None)
-    model_type = getattr(config, "model_type", None)
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
     kind = f"{type(model).__name__} (model type '{model_type}')" if model_type else type(model).__name__
     known = ", ".join([*dict.fromkeys(known.label for known in ADAPTERS.values()), "torch.nn.MultiheadAttention"])
     return SiteError(
-        f"no attention found in {kind}: none of its modules is of a class we know. Known: {known}. "
+        f"no attention found in {kind}: none of its modules is of a known class. Known: {known}. "
         "Describe yours, then call again (docs/architectures.md):\n"
         "    @oelm.register_sites(MyAttention)  # the class, or 'package.module.MyAttention'\n"
         "    def _(module):\n"
@@ -139,13 +126,12 @@ def no_attention_found(model: nn.Module) -> SiteError:
 
 
 def own_parameter(module: nn.Module, name: str, *, path: str) -> nn.Parameter:
-    """Return a parameter that a layer holds itself; raise SiteError where it is computed, quantized or taken away."""
-    parameter = module._parameters.get(name)
+    """Return a parameter that a layer holds itself; raise SiteError where it is computed, quantized or removed."""
+    parameter, kind = module._parameters.get(name), class_path(type(module))
     if isinstance(parameter, nn.parameter.UninitializedParameter):
-        raise SiteError(f"{path} ({class_path(type(module))}) has no weights yet; run the model once, then call oelm.freeze")
+        raise SiteError(f"{path} ({kind}) has no weights yet; run the model once, then call oelm.freeze")
     if parameter is not None:
         return parameter
-    kind = class_path(type(module))
     if parametrize.is_parametrized(module) or any(key.endswith(("_g", "_orig")) for key in module._parameters):
         reason = (
             "it is parametrized, so every forward pass computes it again; remove the parametrization or pruning, or call "
@@ -162,8 +148,8 @@ def _number(module: nn.Module, name: str) -> int:
     value = getattr(module, name, None)
     if not isinstance(value, int):
         raise SiteError(
-            f"{class_path(type(module))} has no number '{name}': another version than the one this was written for; "
-            "describe it with oelm.register_sites (docs/architectures.md)"
+            f"{class_path(type(module))} has no number '{name}': this version of the library is not supported; describe it "
+            "with oelm.register_sites (docs/architectures.md)"
         )
     return value
 
@@ -201,36 +187,30 @@ _bert = _apart("query", "key", head_dim="attention_head_size")
 _bart = _apart("q_proj", "k_proj", head_dim="head_dim")
 _llama = _apart("q_proj", "k_proj", head_dim="head_dim", logits="rotary")
 
-# Class paths under transformers.models; those whose attention has the same parts share an adapter.
-_TRANSFORMERS: tuple[tuple[str, Adapter, tuple[str, ...]], ...] = (
-    ("BERT", _bert, ("bert.modeling_bert.BertSelfAttention", "bert.modeling_bert.BertCrossAttention")),
-    ("RoBERTa", _bert, ("roberta.modeling_roberta.RobertaSelfAttention", "roberta.modeling_roberta.RobertaCrossAttention")),
-    (
-        "XLM-RoBERTa",
-        _bert,
-        (
-            "xlm_roberta.modeling_xlm_roberta.XLMRobertaSelfAttention",
-            "xlm_roberta.modeling_xlm_roberta.XLMRobertaCrossAttention",
-        ),
-    ),
-    ("ELECTRA", _bert, ("electra.modeling_electra.ElectraSelfAttention", "electra.modeling_electra.ElectraCrossAttention")),
-    (
-        "DistilBERT",
-        _apart("q_lin", "k_lin", head_dim="attention_head_size"),
-        ("distilbert.modeling_distilbert.DistilBertSelfAttention",),
-    ),
-    ("GPT-2", _gpt2, ("gpt2.modeling_gpt2.GPT2Attention",)),
-    ("GPT-NeoX/Pythia", _gpt_neox, ("gpt_neox.modeling_gpt_neox.GPTNeoXAttention",)),
-    ("OPT", _bart, ("opt.modeling_opt.OPTAttention",)),
-    ("Llama", _llama, ("llama.modeling_llama.LlamaAttention",)),
-    ("Mistral", _llama, ("mistral.modeling_mistral.MistralAttention",)),
-    ("Qwen2", _llama, ("qwen2.modeling_qwen2.Qwen2Attention",)),
-    ("Qwen3", _apart("q_proj", "k_proj", head_dim="head_dim", logits="normed"), ("qwen3.modeling_qwen3.Qwen3Attention",)),
-    ("T5", _apart("q", "k", head_dim="key_value_proj_dim", inner_lists=1), ("t5.modeling_t5.T5Attention",)),
-    ("BART", _bart, ("bart.modeling_bart.BartAttention",)),
-    ("ViT", _bart, ("vit.modeling_vit.ViTAttention",)),
+_distilbert = _apart("q_lin", "k_lin", head_dim="attention_head_size")
+_qwen3 = _apart("q_proj", "k_proj", head_dim="head_dim", logits="normed")
+_t5 = _apart("q", "k", head_dim="key_value_proj_dim", inner_lists=1)
+
+# Name, adapter, folder under transformers.models, and classes; attentions with the same parts share an adapter.
+_TRANSFORMERS: tuple[tuple[str, Adapter, str, tuple[str, ...]], ...] = (
+    ("BERT", _bert, "bert", ("BertSelfAttention", "BertCrossAttention")),
+    ("RoBERTa", _bert, "roberta", ("RobertaSelfAttention", "RobertaCrossAttention")),
+    ("XLM-RoBERTa", _bert, "xlm_roberta", ("XLMRobertaSelfAttention", "XLMRobertaCrossAttention")),
+    ("ELECTRA", _bert, "electra", ("ElectraSelfAttention", "ElectraCrossAttention")),
+    ("DistilBERT", _distilbert, "distilbert", ("DistilBertSelfAttention",)),
+    ("GPT-2", _gpt2, "gpt2", ("GPT2Attention",)),
+    ("GPT-NeoX/Pythia", _gpt_neox, "gpt_neox", ("GPTNeoXAttention",)),
+    ("OPT", _bart, "opt", ("OPTAttention",)),
+    ("Llama", _llama, "llama", ("LlamaAttention",)),
+    ("Mistral", _llama, "mistral", ("MistralAttention",)),
+    ("Qwen2", _llama, "qwen2", ("Qwen2Attention",)),
+    ("Qwen3", _qwen3, "qwen3", ("Qwen3Attention",)),
+    ("T5", _t5, "t5", ("T5Attention",)),
+    ("BART", _bart, "bart", ("BartAttention",)),
+    ("ViT", _bart, "vit", ("ViTAttention",)),
 )
 
 ADAPTERS[OUR_ATTENTION] = Known(_our_gpt, "our GPT")
-for _label, _adapter, _classes in _TRANSFORMERS:
-    ADAPTERS |= {f"transformers.models.{path}": Known(_adapter, _label) for path in _classes}
+for _label, _adapter, _folder, _classes in _TRANSFORMERS:
+    _module = f"transformers.models.{_folder}.modeling_{_folder}"
+    ADAPTERS |= {f"{_module}.{name}": Known(_adapter, _label) for name in _classes}

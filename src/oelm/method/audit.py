@@ -8,19 +8,19 @@ from typing import Any
 from torch import nn
 
 from oelm.errors import FrozenMovedError, MethodError
-from oelm.method.axes import Selection
+from oelm.method.axes import Selection, consecutive_runs
 from oelm.method.frames import on_cpu, orthonormality_error
 from oelm.method.gain import learnt_on_top
 from oelm.method.record import NO_DIGEST, digest, freezable, record_of
 from oelm.method.sharded import use_shards
-from oelm.method.sites import Projection, Site, attention_sites
+from oelm.method.sites import HeadProjection, Site, attention_sites
 
 
 @dataclass(frozen=True)
 class ProjectionAudit:
-    """One Q or K: is it frozen, what is its digest, and how far is W W^T from I per head.
+    """One Q or K: whether it is frozen, its digest, and how far W W^T is from I.
 
-    `pattern` is its name with a star for the number of its layer; `layer` counts within its stack of layers.
+    `pattern` is its name with a star for the number of its layer; `layer` counts within its stack.
     """
 
     name: str
@@ -32,7 +32,7 @@ class ProjectionAudit:
     is_frozen: bool
     digest: str | None
     orthonormality_error: float
-    # It picks coordinates instead of multiplying: its numbers are counted here and stored nowhere.
+    # It picks coordinates instead of multiplying: its parameters are counted here and stored nowhere.
     is_selection: bool
 
 
@@ -40,7 +40,7 @@ class ProjectionAudit:
 class Audit:
     """Parameters of a model by role, trainable and frozen, and every projection's state.
 
-    `total` is what is stored. `selected` counts the numbers of dense weights that selections replace: stored nowhere.
+    `total` counts what is stored. `selected` counts the parameters that selections replace, which are stored nowhere.
     """
 
     total: int
@@ -52,19 +52,19 @@ class Audit:
 
     def __str__(self) -> str:
         share = 100 * self.frozen / self.total
-        told = f"parameters: {self.total:,} || trainable: {self.trainable:,} || frozen: {self.frozen:,} ({share:.2f}%)"
-        return told + (f" || replaced by slices: {self.selected:,}" if self.selected else "")
+        counts = f"parameters: {self.total:,} || trainable: {self.trainable:,} || frozen: {self.frozen:,} ({share:.2f}%)"
+        return counts + (f" || replaced by slices: {self.selected:,}" if self.selected else "")
 
     def summary(self) -> str:
-        """Return the counts as PEFT prints them, and below them what is frozen where."""
+        """Return the counts as PEFT prints them, then what is frozen and where."""
         share = 100 * self.trainable / self.total
         lines = [f"trainable params: {self.trainable:,} || all params: {self.total:,} || trainable%: {share:.2f}"]
         frozen = [projection for projection in self.projections if projection.is_frozen]
         for pattern in dict.fromkeys(projection.pattern for projection in frozen):
             same = [projection for projection in frozen if projection.pattern == pattern]
             layers, count = _ranges([projection.layer for projection in same]), sum(p.num_parameters for p in same)
-            told = f"slices, none of {count:,} stored" if same[0].is_selection else f"{count:,}"
-            lines.append(f"frozen {same[0].part}: {pattern}, layers {layers}: {told}")
+            size = f"slices, none of {count:,} stored" if same[0].is_selection else f"{count:,}"
+            lines.append(f"frozen {same[0].part}: {pattern}, layers {layers}: {size}")
         rest = self.frozen + self.selected - sum(projection.num_parameters for projection in frozen)
         if rest > 0:
             lines.append(f"frozen besides, not by their Q or K: {rest:,}")
@@ -76,23 +76,17 @@ class Audit:
 
 def _ranges(numbers: list[int]) -> str:
     """Return '0-3, 7' for 0, 1, 2, 3, 7."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    runs = consecutive_runs(sorted(set(numbers)))
+    return ", ".join(str(first) if length == 1 else f"{first}-{first + length - 1}" for first, length in runs)
 
 
 @on_cpu()
 def audit(model: nn.Module) -> Audit:
-    """Count the model's parameters by role and look at every Q and K; changes nothing."""
+    """Count the model's parameters by role and examine every Q and K; changes nothing."""
     sites = attention_sites(model)
-    parameters = dict(model.named_parameters())
     roles = parameter_roles(model, sites)
     by_role: dict[str, dict[str, int]] = {}
-    for name, parameter in parameters.items():
+    for name, parameter in model.named_parameters():
         counts = by_role.setdefault(roles[name], {"trainable": 0, "frozen": 0})
         counts["trainable" if parameter.requires_grad else "frozen"] += parameter.numel()
     trainable = sum(counts["trainable"] for counts in by_role.values())
@@ -103,8 +97,7 @@ def audit(model: nn.Module) -> Audit:
 
 
 def _audit_projections(model: nn.Module, sites: list[Site]) -> list[ProjectionAudit]:
-    record = record_of(model)
-    digests = record.digests if record else {}
+    digests = record_of(model)
     return [
         ProjectionAudit(
             name=projection.name,
@@ -123,8 +116,8 @@ def _audit_projections(model: nn.Module, sites: list[Site]) -> list[ProjectionAu
     ]
 
 
-def _count(projection: Projection) -> int:
-    """Return how many numbers weight and bias have; of a selection, those of what it stands for."""
+def _count(projection: HeadProjection) -> int:
+    """Return how many parameters weight and bias have; for a selection, those it replaces."""
     num_heads, head_dim, model_dim = projection.shape_HKD
     return num_heads * head_dim * (model_dim + len(projection.names()) - 1)
 
@@ -137,10 +130,10 @@ def _pattern(name: str, block: str) -> str:
 def parameter_roles(model: nn.Module, sites: list[Site]) -> dict[str, str]:
     """Return each parameter's role: query, key, gain, correction, value_output, feed_forward, norm, embedding or other.
 
-    A parameter that holds Q, K and V at once, as long as nothing of it is frozen, is query_key_value.
+    A parameter that holds Q, K and V at once, while no part of it is frozen, is query_key_value.
     """
     roles: dict[str, str] = {}
-    # Everything of the same layer as a site, norms aside, that is not attention is its feed-forward.
+    # Whatever else is in a site's layer, apart from norms, is its feed-forward.
     layer_prefixes = tuple({f"{site.block}." for site in sites})
     attention_prefixes = tuple({_attention_prefix(site) for site in sites})
     for name, _ in model.named_parameters():
@@ -166,7 +159,7 @@ def parameter_roles(model: nn.Module, sites: list[Site]) -> dict[str, str]:
 
 
 def _attention_prefix(site: Site) -> str:
-    # BERT's attention.self has the heads, attention.output beside it what they lead to.
+    # BERT's attention.self has the heads, attention.output next to it the output projection.
     above, _, _ = site.name.rpartition(".")
     name = above if "att" in above.rpartition(".")[2].lower() and len(above) > len(site.block) else site.name
     return f"{name}." if name else ""
@@ -175,18 +168,18 @@ def _attention_prefix(site: Site) -> str:
 def assert_unmoved(model: nn.Module) -> None:
     """Raise FrozenMovedError unless every frozen parameter and every selection still has the bytes it was frozen with.
 
-    The proof is the digest, never the flag: weight decay, a stale optimizer or a write in place all show. Of a sharded
+    It compares digests, never flags: weight decay, a stale optimizer and writes in place are all found. With a sharded
     model all processes must call this. Raises MethodError where nothing is frozen, because nothing is proven then.
     """
     record = record_of(model)
-    if record is None:
+    if not record:
         raise MethodError(
             f"nothing is frozen in this {type(model).__name__}, so nothing can be proven unmoved: call oelm.freeze first, and "
             "give the model that was frozen or one around it"
         )
     use_shards(model)
     held = freezable(model)
-    for name, recorded in record.digests.items():
+    for name, recorded in record.items():
         if name not in held:
             raise FrozenMovedError(f"frozen parameter {name} is gone from the model; call oelm.thaw before changing it")
         if recorded == NO_DIGEST:
@@ -198,13 +191,13 @@ def assert_unmoved(model: nn.Module) -> None:
         if digest(frozen) != recorded:
             raise FrozenMovedError(
                 f"frozen parameter {name} has moved since it was frozen (its sha256 no longer begins {recorded[:8]}): "
-                "something wrote to it, or changed its dtype by another way than oelm.cast. Go back to the last checkpoint"
+                "something wrote to it, or changed its dtype without oelm.cast. Go back to the last checkpoint"
             )
         if not isinstance(frozen, Selection) and frozen.requires_grad:
-            raise FrozenMovedError(f"frozen parameter {name} asks for a gradient again; use oelm.thaw(model) to let it learn")
+            raise FrozenMovedError(f"frozen parameter {name} requires a gradient again; use oelm.thaw(model) to let it learn")
 
 
 def check_frozen(model: nn.Module) -> None:
-    """Raise FrozenMovedError where something is frozen and has moved; a model in which nothing is frozen passes."""
-    if record_of(model) is not None:
+    """Raise FrozenMovedError where something frozen has moved; a model in which nothing is frozen passes."""
+    if record_of(model):
         assert_unmoved(model)

@@ -1,4 +1,4 @@
-"""Axis frames: rows that are coordinates, so that a query or key is a slice of what the layer reads and costs no product.
+"""Axis frames: rows that are coordinates, so that a query or key is a slice of the layer's input and needs no product.
 
 H heads  K head_dim  D model_dim  E all heads' rows  R rank
 """
@@ -6,7 +6,7 @@ H heads  K head_dim  D model_dim  E all heads' rows  R rank
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -30,17 +30,16 @@ _IS_COMPACT: ContextVar[bool] = ContextVar("is_compact", default=False)
 def sample_axes(
     num_heads: int, num_key_heads: int, head_dim: int, dims: tuple[int, int], *, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return the coordinates of every query head and of every key head, (H, K) each; `dims` is what each side reads.
+    """Return the coordinates of every query head and of every key head, (H, K) each; `dims` are the widths of the two inputs.
 
-    A query head has a slice of its own; a key head has the slice of another head, by a shift that is drawn, and shares no
-    coordinate with the query heads it serves. Where two heads have the same two slices, the coordinates are paired otherwise.
+    A query head has its own slice. A key head has the slice of another head, by a drawn shift, and shares no coordinate
+    with the query heads it serves. Where two heads have the same two slices, the coordinates are paired differently.
     """
-    for dim in dims:
-        if head_dim > dim:
-            raise MethodError(
-                f"init 'axes': a head has {head_dim} rows, and only {dim} coordinates to choose from; "
-                "lower head_dim, or use init 'gaussian_matched'"
-            )
+    if head_dim > min(dims):
+        raise MethodError(
+            f"init 'axes': a head has {head_dim} rows, and only {min(dims)} coordinates to choose from; "
+            "lower head_dim, or use init 'gaussian_matched'"
+        )
     group, num_slices = num_heads // num_key_heads, dims[0] // head_dim
     queries, keys = list(range(num_heads)), list(range(num_key_heads))
     if dims[0] != dims[1]:
@@ -72,11 +71,11 @@ def _coordinates(queries: list[int], keys: list[int], head_dim: int) -> tuple[Te
 
 
 def _rolled(num_heads: int, num_key_heads: int, head_dim: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return the first coordinates for every query head, and for keys the same rolled: no coordinate meets itself."""
+    """Return the first coordinates for every query head, and for keys the same rolled: no coordinate is paired with itself."""
     if num_key_heads < num_heads or dim == 1:
         raise MethodError(
             f"init 'axes': {num_heads} query heads of {head_dim} rows share {num_key_heads} key heads in {dim} dimensions, "
-            "which leaves their keys no coordinates of their own; use init 'orthogonal'"
+            "which leaves no separate coordinates to the keys; use init 'orthogonal'"
         )
     shift = _draw(0, dim - 1, generator)
     inside_K = torch.arange(head_dim)
@@ -94,7 +93,7 @@ def axis_rows(index_HK: Tensor, dim: int, *, scale: float = 1.0) -> Tensor:
 
 
 class Selection(nn.Module):
-    """Stands in for a linear layer whose rows are coordinates: it picks them from its input, and stores no weight.
+    """Replaces a linear layer whose rows are coordinates: it picks them from its input and stores no weight.
 
     What learns on top is added to its output. `state_dict` has the layer's own names and dense numbers; inside
     `compact_states` it has the coordinates instead. `dense` gives the layer back.
@@ -105,7 +104,7 @@ class Selection(nn.Module):
 
     def __init__(self, layer: nn.Module, index_HK: Tensor, *, scale: float, is_transposed: bool, lends: bool = False) -> None:
         super().__init__()
-        # Whether what reads the output never writes to it, so that it may be a view of the input.
+        # Whether the reader of the output never writes to it, so that it may be a view of the input.
         self.lends = lends
         weight = layer.get_parameter("weight")
         self.out_features, self.in_features = weight.mT.shape if is_transposed else weight.shape
@@ -114,15 +113,10 @@ class Selection(nn.Module):
         self.register_buffer("index", index_HK.flatten().to(weight.device), persistent=False)
         # Follows the model's casts and moves, so that what is saved and thawed has its dtype and device.
         self.register_buffer("like", weight.detach().new_empty(0), persistent=False)
-        self.runs = _runs(index_HK.flatten().tolist())
-        # Kept, without its weights, to be given back. Past nn.Module.__setattr__: meanwhile it is no part of the model.
-        object.__setattr__(self, "_shell", layer)
-        for name in ("weight", "bias"):
-            if name in layer._parameters:
-                layer._parameters[name] = None
+        self.runs = consecutive_runs(index_HK.flatten().tolist())
+        keep_shell(self, layer)
         self.register_state_dict_post_hook(_save)
         self.register_load_state_dict_pre_hook(_load)
-        self.train(layer.training)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         if torch.is_autocast_enabled(x_BTD.device.type):
@@ -159,13 +153,17 @@ class Selection(nn.Module):
 
     @property
     def coordinates(self) -> list[int]:
-        """What is picked, in numbers of Python's own: on the meta device, too."""
+        """The picked coordinates as plain integers, known on the meta device too."""
         return [first + n for first, length in self.runs for n in range(length)]
 
     @property
     def is_consistent(self) -> bool:
-        """Whether the pieces that are picked are those of the coordinates that are stored."""
-        return self.index.is_meta or self.runs == _runs(self.index.tolist())
+        """Whether the pieces that are picked are those of the stored coordinates."""
+        return self.index.is_meta or self.runs == consecutive_runs(self.index.tolist())
+
+    def names(self, path: str) -> tuple[str, ...]:
+        """Return the full names of the weight, and the bias, that this replaces; `path` is its own in the model."""
+        return tuple(f"{path}.{kind}" if path else kind for kind in (("weight", "bias") if self.has_bias else ("weight",)))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Selection:
         was_meta = self.index.is_meta
@@ -176,46 +174,24 @@ class Selection(nn.Module):
         return self
 
     def _refill(self, device: torch.device) -> None:
-        """Store the coordinates anew from the pieces."""
         self.index = torch.tensor(self.coordinates, dtype=torch.int64, device=device)
 
     def rows_ED(self) -> Tensor:
-        """Return the dense weight this stands for, without what learnt on top."""
+        """Return the dense weight that this replaces, without what learnt on top."""
         if self.index.is_meta or self.like.is_meta:
             return self.like.new_empty(self.out_features, self.in_features)
         return axis_rows(self.index, self.in_features, scale=self.scale).to(self.like.dtype)
 
-    def take_over(self, given: dict[str, Tensor]) -> None:
-        """Have the dtype and the device of what is loaded by assigning it; the coordinates are those there are."""
-        source = given.get("weight", given.get("index"))
-        if source is None or source.is_meta:
-            return
-        dtype = given["weight"].dtype if "weight" in given else self.like.dtype
-        self.like = torch.empty(0, dtype=dtype, device=source.device)
-        self._refill(source.device)
-
-    def folded_ED(self) -> Tensor:
-        """Return the dense weight of what this computes, what learnt on top included."""
-        # In float64 on the CPU: not every device has it.
-        weight_ED = self.rows_ED()
-        if weight_ED.is_meta or not self._parameters:
-            return weight_ED
-        own = {name: whole(p.detach()).cpu().double() for name, p in self._parameters.items() if p is not None}
-        folded_ED = weight_ED.cpu().double()
-        if CORRECTION_IN in own:
-            folded_ED = folded_ED + own[CORRECTION_OUT] @ own[CORRECTION_IN]
-        if GAIN in own:
-            rows_HKD = folded_ED.unflatten(0, (len(own[GAIN]), -1))
-            by_head = rows_HKD * own[GAIN] if own[GAIN].shape[-1] == 1 else own[GAIN].mT @ rows_HKD
-            folded_ED = by_head.flatten(0, 1)
-        return folded_ED.to(weight_ED)
-
     def folded(self) -> dict[str, Tensor]:
-        """Return weight and bias with what learnt on top, laid out as the layer has them."""
-        return self._laid_out(self.folded_ED())
+        """Return weight and bias including what learnt on top, in the layer's own layout."""
+        weight_ED = self.rows_ED()
+        if self._parameters and not weight_ED.is_meta:
+            folded_ED, _ = adjusted(weight_ED.cpu().double(), None, in_float64(self))
+            weight_ED = folded_ED.to(weight_ED)
+        return self._laid_out(weight_ED)
 
     def bare(self) -> dict[str, Tensor]:
-        """Return weight and bias without what learnt on top, laid out as the layer has them."""
+        """Return weight and bias without what learnt on top, in the layer's own layout."""
         return self._laid_out(self.rows_ED())
 
     def _laid_out(self, weight_ED: Tensor) -> dict[str, Tensor]:
@@ -223,14 +199,14 @@ class Selection(nn.Module):
         return tensors | ({"bias": self.like.new_zeros(self.out_features)} if self.has_bias else {})
 
     def dense(self, *, learns: bool) -> nn.Module:
-        """Return the layer this one stands in for, with plain weights and a bias of zeros where it has one."""
+        """Return the layer this one replaces, with plain weights and a bias of zeros where it has one."""
         shell: nn.Module = vars(self)["_shell"]
         for name, tensor in self.folded().items():
             shell.register_parameter(name, nn.Parameter(tensor, requires_grad=learns))
         return shell.train(self.training)
 
     def choose(self, index_E: Tensor) -> None:
-        """Pick these coordinates from now on; raise MethodError where they are none of its input's."""
+        """Pick these coordinates from now on; raise MethodError where they do not fit the input."""
         index_E = index_E.cpu()
         is_right = index_E.shape == self.index.shape and not index_E.is_floating_point() and index_E.dtype != torch.bool
         if not is_right or bool(((index_E < 0) | (index_E >= self.in_features)).any()):
@@ -238,25 +214,56 @@ class Selection(nn.Module):
                 f"a selection of {self.out_features} among {self.in_features} coordinates cannot take "
                 f"{index_E.dtype} numbers of shape {tuple(index_E.shape)}: damaged, or of another model"
             )
-        self.runs = _runs(index_E.tolist())
+        self.runs = consecutive_runs(index_E.tolist())
         if not self.index.is_meta:
             self.index.copy_(index_E)
 
 
-def _runs(index: list[int]) -> tuple[tuple[int, int], ...]:
-    """Return the pieces, first coordinate and length, in which coordinates follow each other."""
+def keep_shell(stand_in: nn.Module, layer: nn.Module) -> None:
+    """Keep the replaced layer, without its weights, on the module that replaces it, to be given back later."""
+    # Past nn.Module.__setattr__: meanwhile it is no part of the model.
+    object.__setattr__(stand_in, "_shell", layer)
+    for name in ("weight", "bias"):
+        if name in layer._parameters:
+            layer._parameters[name] = None
+    stand_in.train(layer.training)
+
+
+def in_float64(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's own parameters in float64, on the CPU: not every device has float64."""
+    return {name: whole(p.detach()).cpu().double() for name, p in module._parameters.items() if p is not None}
+
+
+def adjusted(weight_ED: Tensor, bias_E: Tensor | None, learnt: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias with what learnt on top: first the correction, then the gain."""
+    if CORRECTION_IN in learnt:
+        weight_ED = torch.addmm(weight_ED, learnt[CORRECTION_OUT], learnt[CORRECTION_IN])
+    if (gain_HKK := learnt.get(GAIN)) is None:
+        return weight_ED, bias_E
+    weight_ED = _by_head(gain_HKK, weight_ED)
+    return weight_ED, bias_E if bias_E is None else _by_head(gain_HKK, bias_E.unsqueeze(-1)).squeeze(-1)
+
+
+def _by_head(gain_HKK: Tensor, rows_ED: Tensor) -> Tensor:
+    """Return every head's rows times its gain, a number or a matrix."""
+    rows_HKD = rows_ED.unflatten(0, (len(gain_HKK), -1))
+    return (rows_HKD * gain_HKK if gain_HKK.shape[-1] == 1 else gain_HKK.mT @ rows_HKD).flatten(0, 1)
+
+
+def consecutive_runs(numbers: list[int]) -> tuple[tuple[int, int], ...]:
+    """Return the runs of consecutive numbers: the first one and the length of each."""
     runs: list[list[int]] = []
-    for coordinate in index:
-        if runs and coordinate == sum(runs[-1]):
+    for number in numbers:
+        if runs and number == sum(runs[-1]):
             runs[-1][1] += 1
         else:
-            runs.append([coordinate, 1])
+            runs.append([number, 1])
     return tuple((start, length) for start, length in runs)
 
 
 @contextmanager
 def compact_states() -> Iterator[None]:
-    """Within this block `state_dict` gives a selection's coordinates instead of the dense weight it stands for."""
+    """Within this block `state_dict` has a selection's coordinates instead of the dense weight it replaces."""
     token = _IS_COMPACT.set(True)
     try:
         yield
@@ -266,10 +273,8 @@ def compact_states() -> Iterator[None]:
 
 def _save(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     assert isinstance(module, Selection)
-    if _IS_COMPACT.get():
-        state[f"{prefix}index"] = module.index
-        return
-    state |= {prefix + name: tensor for name, tensor in module.bare().items()}
+    tensors = {"index": module.index} if _IS_COMPACT.get() else module.bare()
+    state |= {prefix + name: tensor for name, tensor in tensors.items()}
 
 
 def _load(
@@ -278,20 +283,24 @@ def _load(
     assert isinstance(module, Selection)
     unfold_loaded(module, state, prefix)
     given = {name: state.pop(f"{prefix}{name}") for name in ("index", "weight", "bias") if f"{prefix}{name}" in state}
-    if "index" in given and not given["index"].is_meta:
-        module.choose(given["index"])
-    elif "weight" not in given and "index" not in given:
+    index, weight = given.pop("index", None), given.get("weight")
+    if index is None and weight is None:
         missing.append(f"{prefix}weight")
+    if index is not None and not index.is_meta:
+        module.choose(index)
     is_assigned = metadata.get("assign_to_params_buffers", False)
     for name, tensor in given.items():
-        if name != "index" and not tensor.is_meta and not _is_selected(module, name, tensor, is_assigned=is_assigned):
+        if not tensor.is_meta and not _is_selected(module, name, tensor, is_assigned=is_assigned):
             raise MethodError(
                 f"{prefix}{name} cannot be loaded: this model picks coordinates there (init 'axes'), and the given numbers are "
                 "not that selection. Call oelm.thaw(model) first to load any weight, or build the model with the same seed"
             )
-    if is_assigned:
-        module.take_over(given)
-    elif not module.index.is_meta and given:
+    source = weight if weight is not None else index
+    if is_assigned and source is not None and not source.is_meta:
+        dtype = module.like.dtype if weight is None else weight.dtype
+        module.like = torch.empty(0, dtype=dtype, device=source.device)
+        module._refill(source.device)
+    elif not is_assigned and not module.index.is_meta and source is not None:
         module._refill(module.index.device)
 
 
@@ -308,9 +317,9 @@ def _is_selected(module: Selection, name: str, given: Tensor, *, is_assigned: bo
 
 
 def unfold_loaded(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
-    """Take a module's frozen weight from a state dict that has the folded one, too; raise MethodError where it has no other.
+    """Take the frozen weight of a module with something on top from a state dict that has the folded one too.
 
-    The module is one on top of which something learns.
+    Raises MethodError where the state dict has only plain weights.
     """
     for name, frozen in FROZEN.items():
         if prefix + frozen in state:
@@ -320,8 +329,8 @@ def unfold_loaded(module: nn.Module, state: dict[str, Any], prefix: str) -> None
     # together with what this model learnt it would be neither.
     if missing and prefix + "weight" in state:
         raise MethodError(
-            f"these weights have none of what learns on top of {prefix.rstrip('.')}: {', '.join(missing)}. They are plain "
-            "ones, or it was folded into them: load them into a fresh model, before oelm.freeze; to resume, load a "
+            f"these weights have none of what learns on top of {prefix.rstrip('.')}: {', '.join(missing)}. They are plain, "
+            "or it was folded into them: load them into a fresh model, before oelm.freeze; to resume, load a "
             "state_dict of this model or a Trainer's checkpoint"
         )
 

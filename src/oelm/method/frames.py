@@ -19,13 +19,13 @@ from oelm.seeds import stream_seed
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """Make new tensors on the CPU, where frames are drawn, whatever torch.device() is set around the call."""
+    """Make new tensors on the CPU, where frames are drawn, whatever torch.device() surrounds the call."""
     with torch.device("cpu"):
         yield
 
 
 def frame_generator(seed: int, site: str, part: str) -> torch.Generator:
-    """Return the generator of one projection's draw; it depends on nothing but its three names."""
+    """Return the generator of one projection's draw; it depends on these three values alone."""
     return torch.Generator().manual_seed(stream_seed(seed, "frames", site, part))
 
 
@@ -45,16 +45,14 @@ def sample_global_frame(num_heads: int, head_dim: int, model_dim: int, *, genera
 
 
 def _gauss(num_heads: int, head_dim: int, model_dim: int, generator: torch.Generator) -> Tensor:
-    if min(num_heads, head_dim, model_dim) < 1:
-        raise MethodError(f"{num_heads} heads of {head_dim} rows in {model_dim} dimensions: give at least one of each")
-    # In float64 throughout this file: float32 draws and factors change their low bits with threads and CPU features.
+    # In float64 throughout this file: the low bits of float32 draws and factors change with threads and CPU features.
     return torch.randn(num_heads, head_dim, model_dim, generator=generator, dtype=torch.float64)
 
 
 def orthonormalize(weight_HKD: Tensor) -> Tensor:
     """Return, per head, the Gram-Schmidt frame of the given rows: same row space, orthonormal rows, same dtype.
 
-    Raises MethodError when a head has more rows than columns or rows that depend on each other.
+    Raises MethodError when a head has more rows than columns, or linearly dependent rows.
     """
     num_heads, head_dim, model_dim = weight_HKD.shape
     if head_dim > model_dim:
@@ -64,7 +62,7 @@ def orthonormalize(weight_HKD: Tensor) -> Tensor:
         )
     q_HDK, r_HKK = torch.linalg.qr(weight_HKD.double().mT)
     diagonal_HK = r_HKK.diagonal(dim1=-2, dim2=-1)
-    # What is left of a row that depends on the others is their rounding: a few units of the row's own length.
+    # What is left of a dependent row is rounding: a few units of the row's own length.
     noise_HK = weight_HKD.double().norm(dim=-1) * 8 * torch.finfo(weight_HKD.dtype).eps
     if not bool((diagonal_HK.abs() > noise_HK).all()):
         raise MethodError("a head's rows depend on each other (or are zero or not finite): they span no frame to keep")
@@ -73,7 +71,7 @@ def orthonormalize(weight_HKD: Tensor) -> Tensor:
 
 
 def polar(weight_HKD: Tensor) -> Tensor:
-    """Return, per head, the frame nearest to the rows by the sum of squares, up to the rows' size: U of W = P U.
+    """Return, per head, the frame nearest to the rows by the sum of squares, up to scale: U of W = P U.
 
     Raises MethodError where `orthonormalize` does.
     """
@@ -93,15 +91,15 @@ def balancing(q_HKD: Tensor, k_HKD: Tensor) -> tuple[Tensor, Tensor]:
     """Return, per head, A^-T for the queries and A for the keys, after which the rows of each are orthogonal.
 
     Any invertible A keeps the form Wq^T Wk, biases included. With this one the rows point along the form's singular vectors,
-    and their norms are the square roots of its singular values, the same in Q and K. Where rows depend on each other, some
-    become zero in one of the two. Q and K may have different numbers of columns. In float64.
+    and their norms are the square roots of its singular values, the same in Q and K. Where rows are linearly dependent,
+    some become zero in one of the two. Q and K may have different numbers of columns. In float64.
     """
     found = [_balancing(_square(q_KD), _square(k_KD)) for q_KD, k_KD in zip(q_HKD.double(), k_HKD.double(), strict=True)]
     return torch.stack([to_q for to_q, _ in found]), torch.stack([to_k for _, to_k in found])
 
 
 def _square(rows_KD: Tensor) -> Tensor:
-    """Return the rows in coordinates of their own, K of them: the products between them stay."""
+    """Return the rows in K coordinates that keep the products between them."""
     r_CK = torch.linalg.qr(rows_KD.mT, mode="r").R
     return F.pad(r_CK.mT, (0, len(rows_KD) - len(r_CK)))
 
@@ -129,14 +127,14 @@ def _balancing(q_KK: Tensor, k_KK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rank(sizes_R: Tensor) -> int:
-    # What is below the rounding of float32 weights is no direction of theirs, and dividing by it would blow up biases.
+    # A value below the rounding of float32 weights is no direction of theirs; dividing by it would blow up biases.
     return int((sizes_R > sizes_R[:1] * len(sizes_R) * torch.finfo(torch.float32).eps).sum())
 
 
 def flattened(rows_HKD: Tensor) -> Tensor:
     """Return balanced rows with the root mean square of the head's spectrum in place of each singular value.
 
-    Raises MethodError where a row is zero: it has no direction to keep.
+    Raises MethodError where a row is zero and so has no direction.
     """
     norms_HK = rows_HKD.norm(dim=-1)
     if any(_rank(spectrum_K.sort(descending=True).values) < len(spectrum_K) for spectrum_K in norms_HK.square()):
@@ -147,9 +145,9 @@ def flattened(rows_HKD: Tensor) -> Tensor:
 
 
 def orthonormality_error(weight_HKD: Tensor) -> float:
-    """Return max |W W^T - I| over the heads: below 2e-7 for a frame in float32, about 1e-3 for one cast to bfloat16.
+    """Return max |W W^T - I| over the heads; NaN on the meta device.
 
-    Not a number on the meta device, where weights have no numbers.
+    Below 2e-7 for a frame in float32, about 1e-3 for one cast to bfloat16.
     """
     if weight_HKD.is_meta:
         return math.nan

@@ -1,4 +1,4 @@
-"""One weight that holds several projections, and the module that holds its parts apart while some are frozen.
+"""One weight that holds several projections, and the module that keeps its parts separate while some are frozen.
 
 H heads  K head_dim  D model_dim  R rows: heads times head_dim, of all parts together
 """
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from oelm.method.axes import keep_shell
 from oelm.method.sharded import whole
 
 Order = Literal["rows", "columns", "per_head_rows"]
@@ -56,21 +57,21 @@ class Layout:
         return rows[first * head_dim : (first + count) * head_dim].unflatten(0, (count, -1))
 
     def join(self, parts: Sequence[Tensor], *, dim: int) -> Tensor:
-        """Put parts, in their order, together along a dimension of rows: of weights, biases or outputs."""
+        """Join parts, in their order, along a dimension of rows: of weights, biases or outputs."""
         if self.order == "per_head_rows":
             by_head = [part.unflatten(dim, (self.heads[0][1], -1)) for part in parts]
             return torch.stack(by_head, dim + 1).flatten(dim, dim + 2)
         return torch.cat(list(parts), dim)
 
     def fuse(self, parts: Sequence[Tensor]) -> Tensor:
-        """Put weights (rows, D) or biases (rows) together as the fused module has them."""
+        """Join weights (rows, D) or biases (rows) as the fused module has them."""
         return self.rows(self.join(parts, dim=0)).contiguous()
 
 
 class SplitProjection(nn.Module):
-    """Stands in for a fused module: each part is a linear layer, so that a frozen one costs no gradient and no state.
+    """Replaces a fused module: each part is a linear layer, so that a frozen one costs no gradient and no state.
 
-    What it saves and loads has the fused module's own names and layout; `merged` gives that module back.
+    It saves and loads the fused module's own names and layout; `merged` gives that module back.
     """
 
     def __init__(self, fused: nn.Module, layout: Layout) -> None:
@@ -79,14 +80,9 @@ class SplitProjection(nn.Module):
         weight, bias = fused.get_parameter("weight"), fused._parameters.get("bias")
         for part in layout.parts:
             self.add_module(part, _linear(layout, part, weight, bias))
-        # Kept, without its weights, to be given back. Past nn.Module.__setattr__: meanwhile it is no part of the model.
-        object.__setattr__(self, "_shell", fused)
-        for name in ("weight", "bias"):
-            if name in fused._parameters:
-                fused._parameters[name] = None
+        keep_shell(self, fused)
         self.register_state_dict_post_hook(_fuse_saved)
         self.register_load_state_dict_pre_hook(_split_loaded)
-        self.train(fused.training)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         outputs = [self.get_submodule(part)(x_BTD) for part in self.layout.parts]
@@ -103,7 +99,7 @@ class SplitProjection(nn.Module):
         return any(len({tensor.requires_grad for tensor in self.tensors(kind)}) > 1 for kind in ("weight", "bias"))
 
     def merged(self) -> nn.Module:
-        """Return the module this one stands in for, with the parts' present weights; a part's gain must be folded."""
+        """Return the module this one replaces, with the parts' present weights; a part's gain must be folded."""
         shell: nn.Module = vars(self)["_shell"]
         for kind in ("weight", "bias"):
             if tensors := self.tensors(kind):
@@ -113,13 +109,18 @@ class SplitProjection(nn.Module):
 
 
 def _linear(layout: Layout, part: str, weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    rows_RD = layout.take(weight.detach(), part).flatten(0, 1)
-    linear = nn.Linear(rows_RD.shape[1], rows_RD.shape[0], bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(rows_RD.clone(memory_format=torch.contiguous_format), requires_grad=weight.requires_grad)
+    own = part_parameter(layout, part, weight)
+    linear = nn.Linear(own.shape[1], own.shape[0], bias=bias is not None, device="meta")
+    linear.weight = own
     if bias is not None:
-        own = layout.take(bias.detach(), part).flatten().clone()
-        linear.bias = nn.Parameter(own, requires_grad=bias.requires_grad)
+        linear.bias = part_parameter(layout, part, bias)
     return linear
+
+
+def part_parameter(layout: Layout, part: str, fused: Tensor) -> nn.Parameter:
+    """Return one part of a fused weight or bias as a parameter with its own memory."""
+    own = layout.take(fused.detach(), part).flatten(0, 1).clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(own, requires_grad=fused.requires_grad)
 
 
 def _fuse_saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
@@ -128,16 +129,7 @@ def _fuse_saved(module: nn.Module, state: dict[str, Any], prefix: str, metadata:
         fuse_saved(module.layout, state, [f"{prefix}{part}.{kind}" for part in module.layout.parts], f"{prefix}{kind}")
 
 
-def _split_loaded(
-    module: nn.Module,
-    state: dict[str, Any],
-    prefix: str,
-    metadata: Any,
-    strict: bool,
-    missing: Any,
-    unexpected: Any,
-    errors: Any,
-) -> None:
+def _split_loaded(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
     assert isinstance(module, SplitProjection)
     for kind in ("weight", "bias"):
         split_loaded(module.layout, state, [f"{prefix}{part}.{kind}" for part in module.layout.parts], f"{prefix}{kind}")
@@ -153,7 +145,7 @@ def fuse_saved(layout: Layout, state: dict[str, Any], parts: list[str], fused: s
 
 
 def split_loaded(layout: Layout, state: dict[str, Any], parts: list[str], fused: str) -> None:
-    """Replace, in a state dict to be loaded, the fused tensor by its parts; parts that are there already stay."""
+    """Replace, in a state dict to be loaded, the fused tensor by its parts, if it is there."""
     tensor = state.get(fused)
     # A number of rows that does not divide is of another model: left under its name, for torch to report.
     if isinstance(tensor, Tensor) and tensor.dim() and layout.rows(tensor).shape[0] % layout.total_heads == 0:
@@ -164,14 +156,14 @@ def split_loaded(layout: Layout, state: dict[str, Any], parts: list[str], fused:
 
 
 def split_module(model: nn.Module, path: str, layout: Layout) -> None:
-    """Replace the fused module at `path` by one that holds its parts apart."""
+    """Replace the fused module at `path` by one that keeps its parts separate."""
     model.set_submodule(path, SplitProjection(model.get_submodule(path), layout))
 
 
 def merge_modules(model: nn.Module) -> dict[str, str]:
     """Put every fused module back; return, for each parameter that held a part, the name of the one that now does.
 
-    One whose parts do not all learn stays apart.
+    A module stays split while some of its parts learn and others do not.
     """
     renamed: dict[str, str] = {}
     for path, module in list(model.named_modules()):

@@ -1,9 +1,9 @@
-"""`Method`: plain data that says how Q and K start, which are frozen, where and until when; and the named presets."""
+"""`Method`: plain data that defines how Q and K start, which are frozen, where and until when; and the named presets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from oelm.errors import MethodError, suggest
 from oelm.method.frames import orthonormalize, polar, rotated, sample_frames, sample_gaussian, sample_global_frame
-from oelm.method.kind import COUNTED_LAYERS, Kind, layers_problem, method_kind, selects_layer
+from oelm.method.kind import COUNTED_LAYERS, MethodKind, layers_problem, method_kind, selects_layer
 
-Part = Literal["q", "k"]
+QKPart = Literal["q", "k"]
 Gain = Literal["none", "head", "matrix"]
 Layers = str | tuple[int, ...]
-Scale = Literal["unit", "layer"] | Annotated[float, Field(gt=0, allow_inf_nan=False)]
+StartScale = Literal["unit", "layer"] | Annotated[float, Field(gt=0, allow_inf_nan=False)]
 InitName = Literal[
     "native",
     "orthogonal",
@@ -30,12 +30,12 @@ InitName = Literal[
     "spectral_flat",
     "axes",
 ]
-# Given a projection's current weight (H, K, D) and its own generator, return the weight it shall start from.
+# From a projection's current weight (H, K, D) and its own generator to the weight it starts from.
 InitFunction = Callable[[Tensor, torch.Generator], Tensor]
 
 
 class Thaw(BaseModel):
-    """When frozen layers begin to learn: one after another between two fractions of training, or all at once."""
+    """When frozen layers start to learn: one after another between two fractions of training, or all at once."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -46,24 +46,24 @@ class Thaw(BaseModel):
     @model_validator(mode="after")
     def _ends_after_start(self) -> Self:
         if self.end < self.start:
-            raise ValueError(f"end {self.end} lies before start {self.start}; give both the same value to thaw all at once")
+            raise ValueError(f"end {self.end} is before start {self.start}; give both the same value to thaw all at once")
         return self
 
 
 class Method(BaseModel):
-    """How queries and keys start and whether they learn. Fields are described in docs/method.md."""
+    """How queries and keys start and whether they learn. docs/method.md describes the fields."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     init: InitName | InitFunction = "native"
     std: float = Field(default=0.02, ge=0.0, allow_inf_nan=False)
-    freeze: tuple[Part, ...] = ()
+    freeze: tuple[QKPart, ...] = ()
     layers: Layers = "all"
     gain: Gain = "none"
-    # The share of a projection's own parameters that a learnt correction of low rank may have.
+    # The largest share of a projection's own parameters that a learnt low-rank correction may have.
     correction: float = Field(default=0.0, ge=0, lt=1)
     learn_layers: Layers = "all"
-    scale: Scale = "unit"
+    scale: StartScale = "unit"
     thaw: Thaw | None = None
     freeze_at: float = Field(default=0.0, ge=0, lt=1)
     layer_lr_decay: float = Field(default=1.0, gt=0, le=10)
@@ -77,7 +77,7 @@ class Method(BaseModel):
 
     @field_validator("freeze")
     @classmethod
-    def _sorted_parts(cls, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    def _sorted_parts(cls, parts: tuple[QKPart, ...]) -> tuple[QKPart, ...]:
         return tuple(part for part in ("q", "k") if part in parts)
 
     @field_validator("layers", "learn_layers")
@@ -96,42 +96,33 @@ class Method(BaseModel):
             )
         return layers
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        name = getattr(self.init, "__qualname__", "")
-        if callable(self.init) and "<" in name:
-            raise MethodError(
-                f"a method whose init is {name} cannot be pickled, and neither can a model that it froze (torch.save(model), "
-                "a process that is spawned): define the function at the top level of a module, or save model.state_dict()"
-            )
-        return super().__reduce_ex__(protocol)
-
     @model_validator(mode="after")
     def _learnt_on_frozen(self) -> Self:
         if self.gain != "none" and "q" not in self.freeze:
             raise ValueError(f"gain '{self.gain}' is learnt on top of frozen queries; add q to freeze, or use gain none")
         if self.correction and not self.freeze:
-            raise ValueError(f"correction {self.correction} stands on what is frozen; add q or k to freeze, or leave it out")
-        if self.learn_layers != "all" and not self.learns_on_top:
             raise ValueError(
-                "learn_layers says where a gain or a correction learns, and there is neither; give one, or leave it out"
+                f"correction {self.correction} learns on top of frozen maps; add q or k to freeze, or leave it out"
             )
+        if self.learn_layers != "all" and not self.learns_on_top:
+            raise ValueError("learn_layers needs a gain or a correction that learns; give one, or leave learn_layers out")
         return self
 
     @model_validator(mode="after")
     def _times_agree(self) -> Self:
         if (self.thaw or self.freeze_at) and not self.freeze:
-            raise ValueError("thaw and freeze_at say when something is frozen; add q or k to freeze")
+            raise ValueError("thaw and freeze_at need something to freeze; add q or k to freeze")
         if self.thaw and self.freeze_at:
             raise ValueError("give either thaw (frozen first, then free) or freeze_at (free first, then frozen)")
         if (self.thaw or self.freeze_at) and self.learns_on_top:
-            raise ValueError("gain and correction are for Q and K frozen from first to last; leave thaw and freeze_at out")
+            raise ValueError("gain and correction need Q and K frozen throughout the training; leave thaw and freeze_at out")
         return self
 
     @model_validator(mode="after")
-    def _axes_keep_nothing(self) -> Self:
+    def _init_agrees(self) -> Self:
         if self.init == "axes" and self.scale == "layer":
             raise ValueError(
-                "scale 'layer' takes over the size of the weights, and init 'axes' keeps nothing of them: "
+                "scale 'layer' takes the size of the weights, and init 'axes' keeps nothing of them: "
                 "queries and keys become slices. Use scale 'unit' or a number"
             )
         if self.init == "axes" and self.freeze_at:
@@ -139,10 +130,6 @@ class Method(BaseModel):
                 "freeze_at lets Q and K learn first, and init 'axes' would then replace what they learnt by slices; "
                 "use another init, or leave freeze_at out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _forms_have_a_size(self) -> Self:
         if self.balances and self.scale == "layer":
             raise ValueError(
                 f"init '{self.init}' takes the size of Q and K from their product, and scale 'layer' from each of the two; "
@@ -161,27 +148,27 @@ class Method(BaseModel):
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether Q and K start from the weights that are there, so that their biases are kept too."""
+        """Whether Q and K start from the present weights, so that their biases are kept too."""
         return self.init in ("native", "orthonormalized", "polar", "rotated") or self.balances
 
     @property
     def balances(self) -> bool:
-        """Whether the start is made from Q and K of a site together, by a change of basis inside each head."""
+        """Whether the start is computed from Q and K of a site together, by a change of basis inside each head."""
         return self.init in ("spectral", "spectral_flat")
 
     @property
     def changes_weights(self) -> bool:
-        """Whether Q and K start from anything but the very weights that are there."""
+        """Whether Q and K start from anything but the present weights."""
         return self.init != "native" or isinstance(self.scale, float)
 
     @property
     def factor(self) -> float:
-        """The number that the start is multiplied by, where it is one."""
+        """The number that multiplies the start: `scale` where that is a number, else 1."""
         return self.scale if isinstance(self.scale, float) else 1.0
 
     @property
-    def kind(self) -> Kind:
-        """The class of a verdict: what learns on the Q/K side, where and when; classes are never mixed."""
+    def kind(self) -> MethodKind:
+        """The class of its verdicts: what learns on the Q/K side, where and when; classes are never mixed."""
         return method_kind(dict(self))
 
     @property
@@ -255,7 +242,7 @@ def _at_scale_of(weight_HKD: Tensor, start_HKD: Tensor) -> Tensor:
     return (start_HKD.double() * (wanted / present)).float() if bool(present > 0) else start_HKD
 
 
-_FROZEN: tuple[Part, ...] = ("q", "k")
+_FROZEN: tuple[QKPart, ...] = ("q", "k")
 
 PRESETS: dict[str, Method] = {
     "baseline": Method(),
@@ -265,28 +252,28 @@ PRESETS: dict[str, Method] = {
     "oelm_global": Method(init="orthogonal_global", freeze=_FROZEN),
     "gaussian_matched": Method(init="gaussian_matched", freeze=_FROZEN),
     "pretrained_freeze": Method(init="native", freeze=_FROZEN),
-    # Frames made from pretrained weights, by what they keep of them (docs/method.md), at the size of these weights.
+    # Frames made from pretrained weights, at their size, by what they keep of them (docs/method.md).
     "rotated": Method(init="rotated", freeze=_FROZEN, scale="layer"),
     "qr_layer": Method(init="orthonormalized", freeze=_FROZEN, scale="layer"),
     "polar": Method(init="polar", freeze=_FROZEN, scale="layer"),
     "spectral_flat": Method(init="spectral_flat", freeze=_FROZEN),
     "pretrained_lowrank": Method(init="native", freeze=_FROZEN, correction=0.125),
-    # All logits zero, so every visible token gets the same weight: attention without Q and K, the floor.
+    # All logits are zero, so every visible token gets the same weight: the floor.
     "uniform": Method(init="gaussian", std=0.0, freeze=_FROZEN),
-    # Still nothing of Q and K learns, but logits are twice as large.
+    # Logits are twice as large.
     "oelm_scaled": Method(init="orthogonal", freeze=_FROZEN, scale=2**0.5),
-    # Frozen frames, and a little that learns on top of them.
+    # Frozen frames with a small trainable part on top.
     "oelm_head_gain": Method(init="orthogonal", freeze=_FROZEN, gain="head"),
     "oelm_matrix": Method(init="orthogonal", freeze=_FROZEN, gain="matrix"),
     "oelm_lowrank": Method(init="orthogonal", freeze=_FROZEN, correction=0.125),
     "oelm_lowrank_first": Method(init="orthogonal", freeze=_FROZEN, correction=0.125, learn_layers="first 1"),
-    # Queries and keys are slices of what the layer reads: no product, and nothing stored.
+    # Queries and keys are slices of the layer's input: no product, nothing stored.
     "oelm_axes": Method(init="axes", freeze=_FROZEN),
     "oelm_axes_lowrank": Method(init="axes", freeze=_FROZEN, correction=0.125),
     "oelm_axes_q": Method(init="axes", freeze=("q",)),
     "oelm_axes_k": Method(init="axes", freeze=("k",)),
     "oelm_axes_q_lowrank": Method(init="axes", freeze=("q",), correction=0.125),
-    # Only some of it is frozen, or only for a while.
+    # Frozen in part, or for a part of the training.
     "oelm_first_half": Method(init="orthogonal", freeze=_FROZEN, layers="first half"),
     "oelm_last_half": Method(init="orthogonal", freeze=_FROZEN, layers="last half"),
     "oelm_first_free": Method(init="orthogonal", freeze=_FROZEN, layers="all but first 1"),
@@ -302,9 +289,11 @@ PRESETS: dict[str, Method] = {
 
 
 def resolve_method(method: Method | str) -> Method:
-    """Return a Method as it is, or the preset of that name; raise MethodError with the nearest names otherwise."""
+    """Return a Method unchanged, or the preset of that name; raise MethodError with the nearest name otherwise."""
     if isinstance(method, Method):
         return method
+    if not isinstance(method, str):
+        raise MethodError(f"method is {method!r} ({type(method).__name__}); give the name of a preset or an oelm.Method")
     if method in PRESETS:
         return PRESETS[method]
     raise MethodError(f"unknown method {method!r}{suggest(method, PRESETS)}; presets: {', '.join(PRESETS)}")

@@ -1,4 +1,4 @@
-"""nn.MultiheadAttention keeps Q, K and V in parameters of its own: the same split, by a class that stands in for its."""
+"""nn.MultiheadAttention keeps Q, K and V in its own parameters: the same split, by a class that replaces the module's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from oelm.method.fused import Layout, fuse_saved, split_loaded
+from oelm.method.fused import Layout, fuse_saved, part_parameter, split_loaded
 
-PARTS = ("q", "k", "v")
+QKV = ("q", "k", "v")
 WEIGHT, BIAS = "in_proj_weight", "in_proj_bias"
 
 
@@ -24,14 +24,14 @@ def part_bias(part: str) -> str:
 
 
 def in_projection_layout(module: nn.MultiheadAttention) -> Layout:
-    return Layout(tuple((part, module.num_heads) for part in PARTS))
+    return Layout(tuple((part, module.num_heads) for part in QKV))
 
 
 class SplitInProjection(nn.MultiheadAttention):
-    """Multi-head attention whose input projections are parameters of their own; torch's code reads them as it is used to.
+    """Multi-head attention whose input projections are separate parameters; torch's code reads them as before.
 
-    While something is to be learnt it takes torch's way of separate weights, so that a frozen one costs no gradient;
-    otherwise the packed way, on which torch's fast paths for inference depend.
+    While something learns it takes torch's path for separate weights, so that a frozen one costs no gradient; otherwise
+    the packed path, on which torch's fast paths for inference depend.
     """
 
     @property
@@ -40,7 +40,7 @@ class SplitInProjection(nn.MultiheadAttention):
 
     @property
     def in_proj_bias(self) -> Tensor | None:  # type: ignore[override]
-        return torch.cat([self.get_parameter(part_bias(part)) for part in PARTS]) if self._has_bias() else None
+        return torch.cat([self.get_parameter(part_bias(part)) for part in QKV]) if self._has_bias() else None
 
     @property
     def _qkv_same_embed_dim(self) -> bool:
@@ -48,7 +48,7 @@ class SplitInProjection(nn.MultiheadAttention):
         return self._is_packed() and not learns
 
     def _is_packed(self) -> bool:
-        # What the constructor goes by; its own note of it is what the property above stands before.
+        # The constructor's own criterion; the property above hides the attribute that it sets.
         return self.kdim == self.vdim == self.embed_dim
 
     def _has_bias(self) -> bool:
@@ -63,12 +63,12 @@ class SplitInProjection(nn.MultiheadAttention):
         return [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
 
     def _fused_names(self, prefix: str) -> list[tuple[list[str], str]]:
-        weights = [([f"{prefix}{part_weight(part)}" for part in PARTS], prefix + WEIGHT)] if self._is_packed() else []
-        biases = [([f"{prefix}{part_bias(part)}" for part in PARTS], prefix + BIAS)] if self._has_bias() else []
+        weights = [([f"{prefix}{part_weight(part)}" for part in QKV], prefix + WEIGHT)] if self._is_packed() else []
+        biases = [([f"{prefix}{part_bias(part)}" for part in QKV], prefix + BIAS)] if self._has_bias() else []
         return weights + biases
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Its class is made when it is needed, and cannot be found by its name.
+        # Its class is made on demand and cannot be found by its name.
         return _unpickled, (type(self).__bases__[1],), self.__getstate__()
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -94,20 +94,18 @@ def _unpickled(kind: Any) -> nn.Module:
 
 
 def split_attention(module: nn.MultiheadAttention) -> None:
-    """Hold the module's Q, K and V apart from now on, under its own class's forward."""
+    """Keep the module's Q, K and V separate from now on, under its own class's forward."""
     layout, weight, bias = in_projection_layout(module), module.in_proj_weight, module.in_proj_bias
     kind: Any = type(module)
     split_kind: Any = _split_class(kind)
     module.__class__ = split_kind
-    # Their names stay, empty: the order of the parameters is then the same after a merge.
+    # Their names stay, without values: the order of the parameters is then the same after a merge.
     module._parameters[WEIGHT] = module._parameters[BIAS] = None
-    for part in PARTS:
+    for part in QKV:
         if weight is not None:
-            own = layout.take(weight.detach(), part).flatten(0, 1).clone()
-            module.register_parameter(part_weight(part), nn.Parameter(own, requires_grad=weight.requires_grad))
+            module.register_parameter(part_weight(part), part_parameter(layout, part, weight))
         if bias is not None:
-            own = layout.take(bias.detach(), part).flatten().clone()
-            module.register_parameter(part_bias(part), nn.Parameter(own, requires_grad=bias.requires_grad))
+            module.register_parameter(part_bias(part), part_parameter(layout, part, bias))
 
 
 def merge_attentions(model: nn.Module) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""When what is frozen: from a method's fractions of training to the steps during which each parameter stays."""
+"""Which parameters are frozen at a given step, from a method's fractions of training."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from oelm.method.sites import Site, attention_sites, num_layers_by_stack
 
 @dataclass(frozen=True)
 class Plan:
-    """For each parameter that is ever frozen: the first step that leaves it as it is, and the first that moves it again."""
+    """For each parameter that is ever frozen: the first step that leaves it unchanged, and the first that moves it again."""
 
     spans: dict[str, tuple[int, int]]
     steps: int
 
     def frozen_at(self, step: int) -> frozenset[str]:
-        """Return the names of what the update from `step` to `step + 1` must not move; past the plan's end, as at its last."""
+        """Return the names that the update from `step` to `step + 1` must not move; past the end, as at the last step."""
         step = min(step, self.steps - 1)
         return frozenset(name for name, (first, end) in self.spans.items() if first <= step < end)
 
@@ -34,14 +34,12 @@ class Plan:
         return end if end < self.steps else 0
 
 
-# Whatever is frozen stays so from first to last.
+# Whatever is frozen stays frozen from the first step to the last.
 ALWAYS = Plan({}, 0)
 
 
 def plan_of(model: nn.Module, method: Method | str, *, steps: int) -> Plan:
-    """Return the plan of a model to which the method, or the preset of that name, was applied, for so many steps."""
-    if not isinstance(method, Method | str):
-        raise MethodError(f"method is {method!r} ({type(method).__name__}); give the name of a preset or an oelm.Method")
+    """Return the plan of a model to which the method, or the preset of that name, was applied, for this many steps."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise MethodError(f"steps is {steps!r}; give the number of training steps, a whole number of at least 1")
     method = resolve_method(method)
@@ -67,5 +65,5 @@ def _span(site: Site, chosen: list[Site], method: Method, steps: int) -> tuple[i
 
 
 def _moment(fraction: float, steps: int) -> int:
-    """Return the step at a fraction of training: neither before the first update nor after the last, if there are two."""
+    """Return the step at a fraction of training, after the first update and before the last one where there are two."""
     return max(1, min(steps - 1, round(fraction * steps)))

@@ -1,4 +1,4 @@
-"""What `save_pretrained` of transformers writes of a model that learns on top of Q and K: weights that open without us."""
+"""Makes `save_pretrained` of transformers write plain weights of a model with something learnt on top of Q and K."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from torch import Tensor, nn
 from oelm.errors import MethodError
 from oelm.method.axes import FROZEN, LEARNT, Selection
 from oelm.method.fused import SplitProjection
-from oelm.method.gain import Adjusted
+from oelm.method.gain import Adjusted, learning_modules
 from oelm.method.sharded import whole
 
 # The library's own rule for a folder that a Trainer can resume from.
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
-# No file is as large: the library loads shards one by one, in any order, and a frame would not meet the weight it is part of.
+# Larger than any file: the library loads shards one by one, and a frame must be loaded together with its folded weight.
 _ONE_FILE = 2**62
 
 
 def save_folded() -> None:
-    """Make `save_pretrained` fold what learnt on top into what it writes, from now on; the live model stays as it is.
+    """Make `save_pretrained` fold what learnt on top into what it writes, from now on; the live model does not change.
 
     In a Trainer's checkpoint the parts are written too, next to the plain weights: `load_state_dict` of a model that learns
     takes them, every other reader the plain weights. The library's class is changed, not the model: what is saved may be a
-    model around the one that was frozen, a part or a copy of it. Models on top of which nothing learns are saved as ever.
+    model around the one that was frozen, a part or a copy of it. Models with nothing learnt on top are saved as before.
     """
-    # Imported already where the model is one of its own.
+    # Already imported where the model is one of the library's.
     library = sys.modules.get("transformers.modeling_utils")
     if library is not None:
         _guard_adapters()
@@ -42,7 +42,7 @@ def save_folded() -> None:
 
     @functools.wraps(save)
     def save_pretrained(model: nn.Module, *args: Any, **settings: Any) -> Any:
-        learning = _learning_modules(model)
+        learning = learning_modules(model)
         if not learning:
             return save(model, *args, **settings)
         call = signature.bind(model, *args, **settings)
@@ -54,8 +54,8 @@ def save_folded() -> None:
 
 
 def _guard_adapters() -> None:
-    """Make peft's `save_pretrained`, too, refuse to write adapters without what learnt on top; where peft is installed."""
-    # Imported here where it is not yet: the user may do so after freezing, and nothing would call us then.
+    """Make peft's `save_pretrained` refuse to write adapters without what learnt on top, if peft is installed."""
+    # Imported here if it is not yet: the user may import it after freezing, and nothing would call us then.
     with contextlib.suppress(ImportError):
         import peft.peft_model  # noqa: F401
     library = sys.modules.get("peft.peft_model")
@@ -65,7 +65,7 @@ def _guard_adapters() -> None:
 
     @functools.wraps(save)
     def save_pretrained(model: nn.Module, *args: Any, **settings: Any) -> Any:
-        if learning := _learning_modules(model):
+        if learning := learning_modules(model):
             raise _adapters_alone(model, learning)
         return save(model, *args, **settings)
 
@@ -76,17 +76,8 @@ def _guard_adapters() -> None:
 def _adapters_alone(model: nn.Module, learning: dict[str, Adjusted | Selection]) -> MethodError:
     return MethodError(
         f"save_pretrained of this {type(model).__name__} saves adapters alone, and what learnt on top of "
-        f"{next(iter(learning))} would be lost: call oelm.fold(model) first and save the model without adapters, too"
+        f"{next(iter(learning))} would be lost: call oelm.fold(model) first and save the model without adapters too"
     )
-
-
-def _learning_modules(model: nn.Module) -> dict[str, Adjusted | Selection]:
-    """Return the modules on top of which something learns, by every path that leads to them."""
-    return {
-        path: module
-        for path, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, Adjusted | Selection) and any(name in LEARNT for name in module._parameters)
-    }
 
 
 def _fold_written(model: nn.Module, learning: dict[str, Adjusted | Selection], call: dict[str, Any]) -> None:

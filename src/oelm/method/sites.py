@@ -1,6 +1,6 @@
-"""Where Q and K live: one `Site` per attention, found by the class of the attention module.
+"""Where Q and K are: one `Site` per attention, found by the class of the attention module.
 
-A model of your own is described in a few lines, see `register_sites`.
+`register_sites` describes an attention of your own in a few lines.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from oelm.method.architectures import (
 )
 from oelm.method.axes import Selection
 from oelm.method.fused import Layout, SplitProjection
-from oelm.method.mha import BIAS, PARTS, WEIGHT, SplitInProjection, in_projection_layout, part_bias, part_weight
-from oelm.method.record import require_model, selection_names
+from oelm.method.mha import BIAS, WEIGHT, SplitInProjection, in_projection_layout, part_bias, part_weight
+from oelm.method.record import require_model
 from oelm.method.sharded import whole
 
-__all__ = ["Projection", "Site", "SitePaths", "Slot", "attention_sites", "num_layers_by_stack", "register_sites"]
+__all__ = ["HeadProjection", "ParameterSlot", "Site", "SitePaths", "attention_sites", "num_layers_by_stack", "register_sites"]
 
 
 @dataclass(frozen=True)
-class Slot:
+class ParameterSlot:
     """The name of a parameter in its module, and how the parts lie in it."""
 
     parameter: str
@@ -40,15 +40,15 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Projection:
+class HeadProjection:
     """One linear map into heads, alone in its module or one part of a fused one. `path` is the module's in the model."""
 
     name: str
     path: str
     module: nn.Module
     part: str
-    weight_slot: Slot
-    bias_slot: Slot
+    weight_slot: ParameterSlot
+    bias_slot: ParameterSlot
 
     @property
     def num_heads(self) -> int:
@@ -61,8 +61,13 @@ class Projection:
         return self.weight_slot.layout.is_fused or has_fused_bias
 
     @property
+    def is_in_torch(self) -> bool:
+        """Whether it is computed inside torch.nn.MultiheadAttention, where no layer can be replaced."""
+        return isinstance(self.module, nn.MultiheadAttention)
+
+    @property
     def selection(self) -> Selection | None:
-        """The module that picks coordinates here, where there is no weight to multiply by."""
+        """The module that picks coordinates instead of multiplying by a weight, if any."""
         return self.module if isinstance(self.module, Selection) else None
 
     @property
@@ -79,40 +84,38 @@ class Projection:
         return self.module._parameters.get(self.bias_slot.parameter)
 
     def weight_HKD(self) -> Tensor:
-        """Return the weight by heads: (H, K, D); a view, but of a selection the dense weight it stands for."""
+        """Return the weight by heads: (H, K, D); a view, but of a selection the dense weight it replaces."""
         if self.selection is not None:
             return self.selection.rows_ED().unflatten(0, (self.num_heads, -1))
         return self.weight_slot.layout.take(whole(self.weight.detach()), self.part)
 
     @property
     def shape_HKD(self) -> tuple[int, int, int]:
-        """How many heads, rows a head and columns the weight has."""
+        """The numbers of heads, rows per head and columns of the weight."""
         if self.selection is not None:
-            rows, columns = self.selection.out_features, self.selection.in_features
-        else:
-            num_heads, head_dim, columns = self.weight_HKD().shape
-            rows = num_heads * head_dim
-        return self.num_heads, rows // self.num_heads, columns
+            return self.num_heads, self.selection.out_features // self.num_heads, self.selection.in_features
+        num_heads, head_dim, columns = self.weight_HKD().shape
+        return num_heads, head_dim, columns
 
     def bias_HK(self) -> Tensor | None:
         """Return the bias by heads, as a view: (H, K)."""
         return None if self.bias is None else self.bias_slot.layout.take(whole(self.bias.detach()), self.part)
 
-    def write(self, weight_HKD: Tensor) -> None:
-        """Copy new rows into the weight, in place, cast to its dtype."""
+    def write(self, weight_HKD: Tensor, bias_HK: Tensor | None = None) -> None:
+        """Copy new rows, and a new bias where one is given, into the parameters in place, cast to their dtype."""
         self.weight_HKD().copy_(weight_HKD)
+        own_bias_HK = self.bias_HK()
+        if own_bias_HK is not None and bias_HK is not None:
+            own_bias_HK.copy_(bias_HK)
 
     def names(self) -> tuple[str, ...]:
-        """Return the full names of weight and bias in the model; a selection has them too, for what it stands for."""
+        """Return the full names of weight and bias in the model; for a selection, of those it replaces."""
         if self.selection is not None:
-            return selection_names(self.path, self.selection)
+            return self.selection.names(self.path)
         return tuple(name for name, _ in self.parameters())
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield weight and bias under their full names in the model; a learnt gain is not among them.
-
-        A selection yields nothing: it stores neither.
-        """
+        """Yield weight and bias under their full names in the model, without a learnt gain; of a selection nothing."""
         if self.selection is not None:
             return
         yield _join(self.path, self.weight_slot.parameter), self.weight
@@ -133,42 +136,38 @@ class Site:
     stack: str
     layer: int
     key: str
-    q: Projection
-    k: Projection
+    q: HeadProjection
+    k: HeadProjection
     logits: Logits
 
-    def projections(self) -> Iterator[tuple[str, Projection]]:
+    def projections(self) -> Iterator[tuple[str, HeadProjection]]:
         yield "q", self.q
         yield "k", self.k
 
 
 def attention_sites(model: nn.Module) -> list[Site]:
-    """Return the sites of every attention in the model, as the model lists them; raise SiteError when we know none."""
+    """Return the sites of every attention in the model, in the model's order; raise SiteError where none is known."""
     require_model(model)
-    found: list[tuple[str, SitePaths | None, Projection, Projection]] = []
+    found: list[tuple[str, int, Logits, HeadProjection, HeadProjection]] = []
     for name, module in model.named_modules():
         adapter = find_adapter(module)
         if adapter is not None:
             paths = _paths(name, adapter, module)
             q, k = (_in_submodule(name, module, paths, part) for part in ("q", "k"))
-            found.append((name, paths, q, k))
+            found.append((name, paths.inner_lists, paths.logits, q, k))
         elif isinstance(module, nn.MultiheadAttention):
             q, k = (_in_attention(name, module, part) for part in ("q", "k"))
-            found.append((name, None, q, k))
+            # torch's attention multiplies; bias_k, a key that it learns besides the projected ones, is in the queries' basis.
+            found.append((name, 0, "product" if module.bias_k is None else "unknown", q, k))
     if not found:
         raise no_attention_found(model)
-    blocks = _blocks([(name, 0 if paths is None else paths.inner_lists) for name, paths, _, _ in found])
+    blocks = _blocks([(name, inner_lists) for name, inner_lists, *_ in found])
     stacks = _stack_names([parent for parent, _, _ in blocks])
     sites: list[Site] = []
-    for (name, described, q, k), (_, block, layer), stack in zip(found, blocks, stacks, strict=True):
-        for projection in (q, k):
-            _check_shape(projection)
-        _check_head_dim(name, q, k)
+    for (name, _, logits, q, k), (_, block, layer), stack in zip(found, blocks, stacks, strict=True):
+        _check_shapes(name, q, k)
         earlier = sum((site.stack, site.layer) == (stack, layer) for site in sites)
         key = _join(stack, f"{layer}.{earlier}" if earlier else str(layer))
-        # torch's own attention multiplies; a key that it learns besides the projected ones is in the basis of the queries.
-        has_own_key = getattr(q.module, "bias_k", None) is not None
-        logits: Logits = described.logits if described is not None else "unknown" if has_own_key else "product"
         sites.append(Site(name, block, stack, layer, key, q, k, logits))
     return sites
 
@@ -180,16 +179,17 @@ def _paths(name: str, adapter: Adapter, module: nn.Module) -> SitePaths:
         raise SiteError(f"{name}: {problem}" if name else str(problem)) from None
     # Somebody else's code, which may raise anything; nothing has been changed yet.
     except Exception as problem:
-        raise SiteError(
-            f"{name or 'the model'}: what is registered for {class_path(type(module))} raised {type(problem).__name__}: "
-            f"{problem}; it must return an oelm.SitePaths (docs/architectures.md)"
-        ) from problem
+        raise _not_paths(name, module, f"raised {type(problem).__name__}: {problem}") from problem
     if not isinstance(paths, SitePaths):
-        raise SiteError(
-            f"{name or 'the model'}: what is registered for {class_path(type(module))} gave {paths!r}; it must return an "
-            "oelm.SitePaths (docs/architectures.md)"
-        )
+        raise _not_paths(name, module, f"gave {paths!r}")
     return paths
+
+
+def _not_paths(name: str, module: nn.Module, what: str) -> SiteError:
+    return SiteError(
+        f"{name or 'the model'}: what is registered for {class_path(type(module))} {what}; it must return an oelm.SitePaths "
+        "(docs/architectures.md)"
+    )
 
 
 def num_layers_by_stack(sites: list[Site]) -> dict[str, int]:
@@ -201,8 +201,8 @@ def _join(*parts: str) -> str:
     return ".".join(part for part in parts if part)
 
 
-def _in_submodule(name: str, attention: nn.Module, paths: SitePaths, part: str) -> Projection:
-    """Return the projection that a submodule of the attention holds, alone, fused, or split by us."""
+def _in_submodule(name: str, attention: nn.Module, paths: SitePaths, part: str) -> HeadProjection:
+    """Return the projection that a submodule of the attention holds: alone, fused, or split by us."""
     is_fused = bool(paths.fused) and part in paths.parts
     inside = paths.fused if is_fused else {"q": paths.q, "k": paths.k}[part]
     heads = {"q": paths.num_heads, "k": paths.kv_heads, "v": paths.kv_heads}
@@ -211,52 +211,43 @@ def _in_submodule(name: str, attention: nn.Module, paths: SitePaths, part: str) 
     except AttributeError:
         children = ", ".join(child for child, _ in attention.named_children())
         raise SiteError(
-            f"{class_path(type(attention))} has no layer '{inside}', where its site says that {part} is; it has: {children}"
+            f"{class_path(type(attention))} has no layer '{inside}', where its SitePaths puts {part}; it has: {children}"
         ) from None
-    path = _join(name, inside)
-    alone = Layout(((part, heads[part]),), "columns" if paths.layout == "columns" else "rows")
+    projection = path = _join(name, inside)
+    layout = Layout(((part, heads[part]),), "columns" if paths.layout == "columns" else "rows")
     if isinstance(module, SplitProjection):
-        alone = Layout(alone.heads)
-        return _simple(_join(path, part), _join(path, part), module.get_submodule(part), part, alone)
-    if is_fused:
-        fused = Layout(tuple((each, heads[each]) for each in paths.parts), paths.layout)
-        return _simple(_join(path, part), path, module, part, fused)
-    return _simple(path, path, module, part, alone)
+        projection = path = _join(path, part)
+        module, layout = module.get_submodule(part), Layout(layout.heads)
+    elif is_fused:
+        projection = _join(path, part)
+        layout = Layout(tuple((each, heads[each]) for each in paths.parts), paths.layout)
+    return HeadProjection(projection, path, module, part, ParameterSlot("weight", layout), ParameterSlot("bias", layout))
 
 
-def _simple(name: str, path: str, module: nn.Module, part: str, layout: Layout) -> Projection:
-    return Projection(name, path, module, part, Slot("weight", layout), Slot("bias", layout))
-
-
-def _in_attention(name: str, module: nn.MultiheadAttention, part: str) -> Projection:
-    """Return the projection that nn.MultiheadAttention holds in parameters of its own, packed, separate, or split by us."""
+def _in_attention(name: str, module: nn.MultiheadAttention, part: str) -> HeadProjection:
+    """Return the projection that nn.MultiheadAttention holds in its own parameters: packed, separate, or split by us."""
     packed, alone = in_projection_layout(module), Layout(((part, module.num_heads),))
-    is_split = isinstance(module, SplitInProjection)
     is_packed = module._parameters.get(WEIGHT) is not None
-    weight = Slot(WEIGHT, packed) if is_packed else Slot(part_weight(part), alone)
-    bias = Slot(part_bias(part), alone) if is_split else Slot(BIAS, packed)
-    assert part in PARTS
-    return Projection(_join(name, part), name, module, part, weight, bias)
+    weight = ParameterSlot(WEIGHT, packed) if is_packed else ParameterSlot(part_weight(part), alone)
+    is_split = isinstance(module, SplitInProjection)
+    bias = ParameterSlot(part_bias(part), alone) if is_split else ParameterSlot(BIAS, packed)
+    return HeadProjection(_join(name, part), name, module, part, weight, bias)
 
 
-def _check_shape(projection: Projection) -> None:
-    if projection.selection is not None:
-        return
-    weight, layout = projection.weight, projection.weight_slot.layout
-    if weight.dim() != 2 or layout.rows(weight).shape[0] % layout.total_heads:
-        raise SiteError(
-            f"{projection.name}: a weight of shape {tuple(weight.shape)} does not hold {layout.total_heads} heads of "
-            f"{' and '.join(layout.parts)} in layout '{layout.order}'; correct its SitePaths"
-        )
-
-
-def _check_head_dim(name: str, q: Projection, k: Projection) -> None:
+def _check_shapes(name: str, q: HeadProjection, k: HeadProjection) -> None:
+    for projection in (q, k):
+        layout = projection.weight_slot.layout
+        shape = (layout.total_heads, 1) if projection.selection is not None else layout.rows(projection.weight).shape
+        if len(shape) != 2 or shape[0] % layout.total_heads:
+            raise SiteError(
+                f"{projection.name}: a weight of shape {tuple(projection.weight.shape)} does not hold {layout.total_heads} "
+                f"heads of {' and '.join(layout.parts)} in layout '{layout.order}'; correct its SitePaths"
+            )
     (num_heads, rows, _), (num_key_heads, key_rows, _) = q.shape_HKD, k.shape_HKD
     if rows != key_rows:
         raise SiteError(
             f"{name or 'the attention'}: a query head has {rows} rows ({num_heads} heads) and a key head {key_rows} "
-            f"({num_key_heads} heads), so that they have no product; give num_kv_heads in its SitePaths where there are fewer "
-            "key heads"
+            f"({num_key_heads} heads), so that they have no product; give num_kv_heads in its SitePaths if K has fewer heads"
         )
 
 

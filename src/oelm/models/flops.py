@@ -135,7 +135,7 @@ _NOTHING = _OnTop(0, 0, 0)
 
 def _learnt_on_top(model: HeadedShape, method: Mapping[str, Any], part: str) -> _OnTop:
     rows, width = model.qk_rows, model.model_dim
-    # The rank that `method.gain.rank_within` gives; a test compares them.
+    # The rank that `method.kind.rank_within` gives; a test compares them.
     rank = int(method.get("correction", 0.0) * rows * width / (rows + width))
     # A gain learns on queries only.
     gain = method.get("gain", "none") if part == "q" else "none"

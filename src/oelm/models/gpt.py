@@ -1,11 +1,9 @@
-"""A GPT to read in one sitting: pre-norm, learned positions, tied embeddings, exact GELU, no attention biases.
+"""A GPT on one page: pre-norm, learned positions, tied embeddings, exact GELU, no attention biases.
 
 B batch  T tokens  D model_dim  H heads  K head_dim  V vocab
 """
 
 from __future__ import annotations
-
-import operator
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -13,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.errors import ConfigError
-from oelm.seeds import stream_seed
+from oelm.seeds import stream_seed, whole_seed
 
 INIT_STD = 0.02
 
 
 class GPTConfig(BaseModel):
-    """The shape of a GPT. `vocab_size` 0 means: that of the data's tokenizer, filled in when the run starts."""
+    """The shape of a GPT. `vocab_size` 0 means that of the data's tokenizer, filled in when the run starts."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -30,9 +28,9 @@ class GPTConfig(BaseModel):
     num_heads: int = Field(gt=0, le=2**20)
     ff_dim: int = Field(gt=0, le=2**24)
     dropout: float = Field(ge=0.0, lt=1.0)
-    # Rows of each head's Q and K where they are fewer than those of V: thin attention, the control of few parameters.
+    # Rows of Q and K per head, if fewer than those of V: thin attention, the control for methods with few parameters.
     qk_dim: int | None = Field(default=None, gt=0)
-    # How many earlier tokens a short convolution adds to each one's embedding, before the first layer.
+    # How many earlier tokens a short convolution adds to each token's embedding before the first layer.
     short_conv: int = Field(default=0, ge=0, le=64)
 
     @model_validator(mode="after")
@@ -52,19 +50,19 @@ class GPTConfig(BaseModel):
 
     @property
     def qk_rows(self) -> int:
-        """How many rows Q and K have in all heads together."""
+        """The rows of Q, and of K, over all heads."""
         return self.num_heads * (self.head_dim if self.qk_dim is None else self.qk_dim)
 
 
 def divisors_near(number: int, wanted: int) -> str:
-    """Return the divisors of `number` just below and just above `wanted`, as words."""
+    """Return the divisors of `number` just below and just above `wanted`, as text."""
     divisors = [n for n in range(1, number + 1) if number % n == 0]
     below, above = [n for n in divisors if n < wanted][-1:], [n for n in divisors if n > wanted][:1]
     return ", ".join(map(str, below + above))
 
 
 class LayerCache:
-    """Keys and values of the tokens one layer has seen, with room for a whole context."""
+    """Keys and values of the tokens that one layer has seen, with room for a whole context."""
 
     def __init__(self, config: GPTConfig, *, batch_size: int, like: Tensor) -> None:
         shape = (batch_size, config.num_heads, config.seq_len)
@@ -81,11 +79,11 @@ class LayerCache:
 
 
 class Cache:
-    """What a model keeps of the tokens it has seen: a cache a layer, and embeddings for a short convolution to look back at."""
+    """What a model keeps of the tokens it has seen: a cache per layer, and the last embeddings for a short convolution."""
 
     def __init__(self, config: GPTConfig, *, batch_size: int, like: Tensor) -> None:
         self.layers = [LayerCache(config, batch_size=batch_size, like=like) for _ in range(config.num_layers)]
-        # Before a text there is nothing: zeros, as in training.
+        # Zeros before the start of a text, as in training.
         self.embedded_BTD = like.new_zeros(batch_size, config.short_conv, config.model_dim)
 
     @property
@@ -94,7 +92,7 @@ class Cache:
 
 
 class ShortConvolution(nn.Module):
-    """Adds the few tokens before each one to it, with a weight per distance and dimension: causal and depthwise."""
+    """Adds the preceding few tokens to each token, with a weight per distance and dimension: causal and depthwise."""
 
     def __init__(self, num_tokens: int, model_dim: int) -> None:
         super().__init__()
@@ -130,7 +128,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor, cache: LayerCache | None = None) -> Tensor:
         q_BHTK, k_BHTK, v_BHTK = self.heads(self.q(x_BTD)), self.heads(self.k(x_BTD)), self.heads(self.v(x_BTD))
-        # A single new token sees all that came before it; several at once are the start of a text.
+        # A single new token sees all earlier ones; several at once are the start of a text.
         is_causal = cache is None or q_BHTK.shape[2] > 1
         if cache is not None:
             k_BHTK, v_BHTK = cache.extend(k_BHTK, v_BHTK)
@@ -207,10 +205,7 @@ def build_gpt(config: GPTConfig, *, seed: int) -> GPT:
     """Build a GPT whose every weight is a function of (seed, its name): arms of one seed share what they share."""
     if not isinstance(config, GPTConfig):
         raise ConfigError(f"build_gpt takes an oelm.GPTConfig, not {config!r} ({type(config).__name__})")
-    # Everything would be hashed, and '0', 0.0 and 0 give three different draws.
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise ConfigError(f"seed is {seed!r} ({type(seed).__name__}); give a whole number, the same for the same weights")
-    seed = operator.index(seed)
+    seed = whole_seed(seed)
     with torch.device("meta"):
         model = GPT(config)
     model.to_empty(device="cpu")

@@ -46,7 +46,7 @@ class OelmCallback(TrainerCallback):
         model: nn.Module = given["model"]
         plans = [(owner, plan_of(owner, method, steps=state.max_steps)) for owner, method in methods_of(model)]
         self._plans = [(owner, plan) for owner, plan in plans if plan.moments]
-        if record_of(model) is None and not self._plans:
+        if not record_of(model) and not self._plans:
             raise MethodError("nothing is frozen in this model: call oelm.freeze(model, method) before Trainer(...)")
         if self._plans and self.thaw_at is not None:
             raise MethodError(
@@ -69,22 +69,21 @@ class OelmCallback(TrainerCallback):
             thawed = plan.frozen_at(0) - plan.frozen_at(last)
             forget(owner, thawed)
             self._joined.add(model, owner, thawed, optimizer)
-        if self.thaw_at is not None and last >= self.thaw_at * state.max_steps and (record := record_of(model)) is not None:
-            forget(model, record.digests)
-            self._joined.add(model, model, record.digests, optimizer)
+        if self.thaw_at is not None and last >= self.thaw_at * state.max_steps and (record := record_of(model)):
+            forget(model, record)
+            self._joined.add(model, model, record, optimizer)
         self._joined.drop_others(optimizer)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         model: nn.Module = given["model"]
         for owner, plan in self._plans:
-            record = record_of(owner)
-            frozen, before = plan.frozen_at(state.global_step), set(record.digests) if record is not None else set()
+            frozen, before = plan.frozen_at(state.global_step), set(record_of(owner))
             if frozen != before:
                 # Fused weights stay apart: joined again, they would be new tensors that the optimizer does not know.
                 hold(owner, frozen)
                 self._joined.add(model, owner, before - frozen, given["optimizer"])
                 log.info("step %d: thawed %d tensors, froze %d", state.global_step, len(before - frozen), len(frozen - before))
-        if self.thaw_at is None or state.global_step < self.thaw_at * state.max_steps or record_of(model) is None:
+        if self.thaw_at is None or state.global_step < self.thaw_at * state.max_steps or not record_of(model):
             return
         assert_unmoved(model)
         names = thaw(model, keep_split=True)
@@ -102,9 +101,8 @@ class OelmCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             for owner, plan in self._plans:
-                record = record_of(owner)
                 # Loaded from before it was frozen.
-                forget(owner, set(record.digests if record is not None else ()) - plan.frozen_at(state.best_global_step))
+                forget(owner, record_of(owner).keys() - plan.frozen_at(state.best_global_step))
         check_frozen(given["model"])
 
 

@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 from oelm.dotted import flatten
 from oelm.errors import ConfigError, suggest
 from oelm.files import dump_json, read_json
-from oelm.method.gain import rank_within
+from oelm.method.kind import rank_within
 from oelm.method.method import Method, method_name, resolve_method
 from oelm.models.gpt import GPTConfig
 from oelm.models.hub import Architecture

@@ -79,12 +79,11 @@ class Session:
         self.folder.set_status("running", self.progress())
 
     def snapshot(self) -> SavedState:
-        record = record_of(self.model)
         return SavedState(
             state=self.state,
             clock=self.clock.seconds(),
             energy_j=self.meter.joules(),
-            frozen=dict(record.digests) if record else {},
+            frozen=record_of(self.model),
             data_fingerprint=self.task.data.fingerprint,
             tokenizer_sha256=self.task.data.tokenizer_sha256,
             environment=environment(self.compute, processes=self.world.size),
@@ -196,8 +195,7 @@ def follow_plan(session: Session) -> None:
     session.optimizer = _optimizer(session.model, session.config, session.plan, session.compute, before=session.optimizer)
     _wrap_anew(session)
     now = record_of(session.model)
-    counts = [len(record.digests) if record else 0 for record in (was, now)]
-    log.info("step %d: %d tensors are frozen from here on, %d were", session.state.step, counts[1], counts[0])
+    log.info("step %d: %d tensors are frozen from here on, %d were", session.state.step, len(now), len(was))
 
 
 def _wrap_anew(session: Session) -> None:

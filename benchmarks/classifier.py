@@ -21,7 +21,7 @@ from record import build_record, finish, parse_speed_options
 from oelm.bench.ab import against, interleave
 from oelm.bench.compare import bound, model_size, training_step
 from oelm.bench.shapes import classifier_config
-from oelm.bench.speed import ArmFigures, SpeedRecord, ratio_fields
+from oelm.bench.speed import ArmFigures, SpeedRecord
 from oelm.train.config import FinetuneConfig
 
 ROUNDS = 12
@@ -63,7 +63,7 @@ def measure(configs: dict[str, FinetuneConfig], *, rounds: int, shape: str) -> S
             ArmFigures(
                 name=name,
                 median_s=found.median_s,
-                ratio=ratio_fields(found.ratio),
+                ratio=found.ratio,
                 bound=bounds[name],
                 stored=stored,
                 trainable=trainable,
@@ -75,10 +75,9 @@ def measure(configs: dict[str, FinetuneConfig], *, rounds: int, shape: str) -> S
 def show(record: SpeedRecord) -> None:
     titles = {kind: f"baseline, {kind}, padded to the longest of a batch" for kind in LENGTHS}
     for arm in record.arms:
-        ratio = f"{arm.ratio.value:.3f}x [{arm.ratio.low:.3f}, {arm.ratio.high:.3f}]"
         less = f"{100 * (1 - 1 / arm.ratio.value):+.1f}% of the time saved"
         name = titles.get(arm.name, arm.name)
-        print(f"  {name:54} {1000 * arm.median_s:10.1f} ms   {ratio:24} bound {arm.bound:.3f}x   {less}")
+        print(f"  {name:54} {1000 * arm.median_s:10.1f} ms   {arm.ratio!s:24} bound {arm.bound:.3f}x   {less}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,7 +14,7 @@ from record import add_speed_options, build_record, chosen_shapes, finish, parse
 from oelm.bench.ab import against, interleave
 from oelm.bench.compare import bound, model_size, training_step
 from oelm.bench.shapes import THIN, shape_config
-from oelm.bench.speed import ArmFigures, SpeedRecord, ratio_fields
+from oelm.bench.speed import ArmFigures, SpeedRecord
 
 METHODS = ("oelm_freeze", "oelm_axes", "oelm_axes_lowrank", "oelm_axes_q", THIN)
 # A step of Medium-512 takes about ten seconds on two cores.
@@ -32,7 +32,7 @@ def measure(shape: str, methods: Sequence[str], *, rounds: int) -> SpeedRecord:
             ArmFigures(
                 name=name,
                 median_s=timed[name].median_s,
-                ratio=ratio_fields(timed[name].ratio),
+                ratio=timed[name].ratio,
                 bound=bound(configs["baseline"], config),
                 stored=stored,
                 trainable=trainable,
@@ -43,9 +43,8 @@ def measure(shape: str, methods: Sequence[str], *, rounds: int) -> SpeedRecord:
 
 def show(record: SpeedRecord) -> None:
     for arm in record.arms:
-        ratio = f"{arm.ratio.value:.3f}x [{arm.ratio.low:.3f}, {arm.ratio.high:.3f}]"
         counts = f"{arm.stored:>11,} stored, {arm.trainable:>11,} trainable"
-        print(f"  {arm.name:18} {1000 * arm.median_s:10.1f} ms   {ratio:24} bound {arm.bound:.3f}x   {counts}")
+        print(f"  {arm.name:18} {1000 * arm.median_s:10.1f} ms   {arm.ratio!s:24} bound {arm.bound:.3f}x   {counts}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

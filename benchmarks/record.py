@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oelm.bench.ab import inverse
 from oelm.bench.record import TimedShape
 from oelm.bench.speed import ArmFigures, Conditions, SpeedRecord, TimeSplit, read_speed, write_speed
 from oelm.intervals import Ratio
@@ -200,16 +201,16 @@ def _speed_figures(folder: Path) -> dict[str, dict[str, Any]]:
     )
     if plain and dropped and methods:
         (frozen,) = [arm for arm in methods.arms if arm.name == "oelm_freeze"]
-        found["step"] = {"frozen_0.0": frozen.ratio.model_dump(), "bound": frozen.bound}
+        found["step"] = {"frozen_0.0": asdict(frozen.ratio), "bound": frozen.bound}
         for name, record in (("0.0", plain), ("0.1", dropped)):
             ours, theirs = record.arms[:2]
-            found["step"][f"ours_{name}"] = theirs.ratio.inverse().model_dump()
+            found["step"][f"ours_{name}"] = asdict(inverse(theirs.ratio))
             if ours.peak_bytes and theirs.peak_bytes:
                 found["step"][f"memory_{name}"] = ours.peak_bytes / theirs.peak_bytes
         found["step"][CONDITIONS] = plain.conditions.model_dump()
     written = read_speed(folder, "generation", "medium")
     if written and (against := written.arms[0].against_transformers):
-        found["generation"] = {"Medium-512": against.model_dump(), CONDITIONS: written.conditions.model_dump()}
+        found["generation"] = {"Medium-512": asdict(against), CONDITIONS: written.conditions.model_dump()}
     return found
 
 

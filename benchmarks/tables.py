@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from oelm.bench.ab import inverse
 from oelm.bench.record import TimedShape
-from oelm.bench.speed import ArmFigures, RatioFields, SpeedRecord, read_speed
+from oelm.bench.speed import ArmFigures, SpeedRecord, read_speed
+from oelm.intervals import Ratio
 from oelm.models.flops import method_work
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench"
@@ -102,8 +104,8 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def ratio_text(ratio: RatioFields, words: Words) -> str:
-    return words["ratio"].format(**ratio.model_dump())
+def ratio_text(ratio: Ratio, words: Words) -> str:
+    return words["ratio"].format(**vars(ratio))
 
 
 def shape_label(shape: str, model: TimedShape, words: Words) -> str:
@@ -136,7 +138,7 @@ def step_table(records: Records, words: Words, folder: Path) -> str:
     head = [machine(records, words), *(words[name] for name in ("transformers", "plain", "limit", "rounds"))]
     rows = []
     for shape, record in records.items():
-        theirs = [arm.ratio.inverse() if (arm := record.arm(name)) else None for name in ("transformers", "plain")]
+        theirs = [inverse(arm.ratio) if (arm := record.arm(name)) else None for name in ("transformers", "plain")]
         split = timed.split if (timed := read_speed(folder, "time", shape)) else None
         limit = f"{split.limit_share:.0%}" if split else ""
         texts = ["" if ratio is None else ratio_text(ratio, words) for ratio in theirs]

@@ -18,11 +18,11 @@ import torch
 from plain_gpt import PlainGPT
 from record import add_speed_options, build_record, chosen_shapes, finish, parse_speed_options
 
-from oelm.bench.ab import against, interleave
+from oelm.bench.ab import against, interleave, inverse
 from oelm.bench.compare import training_step
 from oelm.bench.peak import PeakMeter
 from oelm.bench.shapes import shape_config
-from oelm.bench.speed import ArmFigures, SpeedRecord, ratio_fields
+from oelm.bench.speed import ArmFigures, SpeedRecord
 from oelm.train.config import RunConfig
 
 CONTENDERS = ("baseline", "transformers", "plain")
@@ -115,7 +115,7 @@ def measure(shape: str, *, rounds: int, dropout: float, has_memory: bool) -> Spe
     timed = against("baseline", interleave({name: build(name, config) for name in names}, rounds=rounds))
     memory = {name: peak_growth(name, shape, dropout) for name in MEMORY_OF} if has_memory else {}
     arms = [
-        ArmFigures(name=name, median_s=timed[name].median_s, ratio=ratio_fields(timed[name].ratio), peak_bytes=memory.get(name))
+        ArmFigures(name=name, median_s=timed[name].median_s, ratio=timed[name].ratio, peak_bytes=memory.get(name))
         for name in names
     ]
     return build_record("step", f"{shape}-dropout" if dropout else shape, config, rounds=rounds, arms=arms)
@@ -127,8 +127,7 @@ def show(record: SpeedRecord) -> None:
         memory = "" if arm.peak_bytes is None else f"   peak memory {arm.peak_bytes / 2**20:8.0f} MiB"
         print(f"  {arm.name:13} {1000 * arm.median_s:10.1f} ms a step (median){memory}")
     for arm in record.arms[1:]:
-        ratio = arm.ratio.inverse()
-        print(f"  {ours.name} is {ratio.value:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}] as fast as {arm.name}")
+        print(f"  {ours.name} is {inverse(arm.ratio)} as fast as {arm.name}")
 
 
 def help_time() -> None:

@@ -1,4 +1,4 @@
-"""Tables of speed, from the records that `make bench` keeps under results/bench; what docs/speed.md shows.
+"""The tables of docs/speed.md, from the records that `make bench` keeps under results/bench.
 
 python benchmarks/tables.py methods [--lang zh]
 """
@@ -113,7 +113,7 @@ def shape_label(shape: str, model: TimedShape, words: Words) -> str:
 
 
 def machine(records: Records, words: Words) -> str:
-    """Return what all records were measured on; SystemExit where it differs, because they make no table."""
+    """Return the common conditions of all records; SystemExit where they differ."""
     found = {record.conditions for record in records.values()}
     if len(found) > 1:
         raise SystemExit(f"measured under different conditions: {sorted(map(str, found))}; measure all with: make bench")
@@ -190,7 +190,7 @@ def generation_table(records: Records, words: Words, folder: Path) -> str:
 
 
 def bounds_table(words: Words) -> str:
-    """Return what arithmetic allows, of the shapes alone."""
+    """Return the arithmetic bounds, which need no measurement."""
     from oelm.bench.shapes import THIN, shape_config
 
     rows: dict[str, list[str]] = {name: [] for name in (*BOUNDED, THIN)}
@@ -205,7 +205,7 @@ def bounds_table(words: Words) -> str:
 
 
 def classifier_table(records: Records, words: Words, folder: Path) -> str:
-    """Freezing and padding at the classifier's shape, each against the baseline whose examples are all padded to one length."""
+    """Return freezing and padding at the classifier's shape, against the baseline with all examples padded to one length."""
     (record,) = records.values()
     sizes = {"batch": record.model.batch_size, "length": record.model.seq_len}
     title = words["classifier"].format(**sizes, machine=machine(records, words))
@@ -222,7 +222,7 @@ def classifier_table(records: Records, words: Words, folder: Path) -> str:
     return markdown([title, words["step"], words["of baseline"], words["saved"], words["allows"]], rows)
 
 
-# By name: the part whose records it shows, and how.
+# By name: the part whose records it shows, and the function that makes it.
 TABLES: dict[str, tuple[str, Callable[[Records, Words, Path], str]]] = {
     "time": ("time", time_table),
     "step": ("step", step_table),
@@ -234,7 +234,7 @@ TABLES: dict[str, tuple[str, Callable[[Records, Words, Path], str]]] = {
 
 
 def table(name: str, folder: Path, language: str) -> str:
-    """Return a table as Markdown, or what to run where nothing of it was measured."""
+    """Return a table as Markdown, or the command to run where nothing was measured."""
     words = WORDS[language]
     if name == "bounds":
         return bounds_table(words)

@@ -1,7 +1,7 @@
-"""Where the time of the baseline's training step goes, and which share of the machine's own GEMM speed the step reaches.
+"""How the time of the baseline's training step splits, and the step's share of the machine's own GEMM speed.
 
 The GEMM speed is measured at the step's own matrix sizes, each product alone and at its best. The split comes from torch's
-profiler, the step's time from steps without it.
+profiler, the step's time from steps outside of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from oelm.bench.shapes import shape_config
 from oelm.bench.speed import SpeedRecord, TimeSplit
 from oelm.models.flops import step_work
 
-# Steps that are timed; half as many are profiled.
+# Timed steps; half as many are profiled.
 ROUNDS = {"laptop": 40, "512": 6, "medium": 4, "tiny": 2}
 GEMM_SECONDS = 10.0
 

@@ -232,7 +232,7 @@ def test_export_answers_through_transformers_alone(place: Path, tmp_path: Path) 
 
 
 def test_export_does_not_write_over_what_is_there(place: Path) -> None:
-    assert "is there already" in oelm("export", place / "run", place / "tables", code=3)
+    assert "exists already" in oelm("export", place / "run", place / "tables", code=3)
 
 
 def test_generate_refuses_a_classifier(place: Path) -> None:

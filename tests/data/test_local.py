@@ -137,7 +137,7 @@ def test_two_files_that_claim_one_split_are_refused_by_name(tmp_path: Path, name
     put(tmp_path, *names)
     with pytest.raises(DataError, match="more than one file is named as the (train|val) split") as refusal:
         find_splits(tmp_path, wanted=LM)
-    assert names[0] in str(refusal.value) and names[1] in str(refusal.value) and "leave one" in str(refusal.value)
+    assert names[0] in str(refusal.value) and names[1] in str(refusal.value) and "keep one" in str(refusal.value)
 
 
 def test_a_language_is_chosen_among_files_by_the_word_in_their_names(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_nothing_to_prepare_is_refused_with_what_could_be_given() -> None:
     problem = refusal_of()
     assert isinstance(problem, ConfigError)
     assert str(problem) == (
-        "say what to prepare: one name of `oelm data list`, or one of --text, --jsonl, --parquet, --examples"
+        "give one thing to prepare: a name of `oelm data list`, or one of --text, --jsonl, --parquet, --examples"
     )
 
 
@@ -42,7 +42,7 @@ def test_nothing_to_prepare_is_refused_with_what_could_be_given() -> None:
     ],
 )
 def test_two_sources_are_refused_with_both(asked: dict[str, Any], given: str) -> None:
-    with pytest.raises(ConfigError, match=rf"say what to prepare \(given: {given}\): one name"):
+    with pytest.raises(ConfigError, match=rf"give one thing to prepare \(given: {given}\): a name"):
         Request(**asked)
 
 

@@ -37,23 +37,29 @@ _ALIKE = 0.005
 
 @dataclass(frozen=True)
 class Side:
-    """One contender: its median step, parameters, peak memory, and the bytes that follow from its parameters."""
+    """One contender: its median step, parameters, optimizer state, and peak memory (None: not measured)."""
 
     letter: str
     name: str
     median_s: float
     stored: int
     trainable: int
-    # None: not measured.
-    peak_bytes: int | None
     optimizer_bytes: int
-    checkpoint_bytes: int
-    all_reduced_bytes: int
+    peak_bytes: int | None
 
     @property
     def title(self) -> str:
         """Name with its letter, because two sides may have the same name."""
         return f"{self.letter} {self.name}"
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return 4 * self.stored + self.optimizer_bytes
+
+    @property
+    def all_reduced_bytes(self) -> int:
+        """DDP sums every gradient once a step, in float32."""
+        return 4 * self.trainable
 
 
 @dataclass(frozen=True)
@@ -82,26 +88,10 @@ def compare(
         if has_memory:
             progress(f"measuring the memory of {letter} {name}")
             peak = peak_memory(config)
-        sides.append(_side(letter, name, config, timed[letter].median_s, peak))
+        sides.append(Side(letter, name, timed[letter].median_s, *model_size(config), peak))
     return [
         Comparison(sides[0], side, timed[side.letter].ratio, bound(configs["A"], configs[side.letter])) for side in sides[1:]
     ]
-
-
-def _side(letter: str, name: str, config: BenchConfig, median_s: float, peak_bytes: int | None) -> Side:
-    stored, trainable, state = model_size(config)
-    return Side(
-        letter=letter,
-        name=name,
-        median_s=median_s,
-        stored=stored,
-        trainable=trainable,
-        peak_bytes=peak_bytes,
-        optimizer_bytes=state,
-        checkpoint_bytes=4 * stored + state,
-        # DDP sums every gradient once a step, in float32.
-        all_reduced_bytes=4 * trainable,
-    )
 
 
 class ModelSize(NamedTuple):
@@ -248,13 +238,13 @@ def verdict(comparison: Comparison) -> str:
     a, b = comparison.first.title, comparison.second.title
     if abs(most - 1) > _ALIKE and ratio.low <= min(1.0, most) and ratio.high >= max(1.0, most):
         return (
-            f"This machine is too noisy to tell {b} from {a}: the interval holds both no difference and the bound; {allowed}. "
-            "Give more --rounds or a quieter machine."
+            f"This machine is too noisy to compare {b} with {a}: the interval holds both no difference and the bound; "
+            f"{allowed}. Use more --rounds or a quieter machine."
         )
     if ratio.low > 1:
-        beyond = ", so what lies beyond is noise" if ratio.high > most >= 1 else ""
+        beyond = ", so anything beyond is noise" if ratio.high > most >= 1 else ""
         gain = f"{100 * (ratio.low - 1):.1f}% to {100 * (ratio.high - 1):.1f}%"
         return f"{b} is faster than {a}, by {gain}; {allowed}{beyond}."
     if ratio.high < 1:
         return f"{b} is slower than {a}, by {100 * (1 - ratio.high):.1f}% to {100 * (1 - ratio.low):.1f}%; {allowed}."
-    return f"No difference between {b} and {a} shows: between {ratio.low:.3f}x and {ratio.high:.3f}x as fast; {allowed}."
+    return f"No measurable difference between {b} and {a}: between {ratio.low:.3f}x and {ratio.high:.3f}x as fast; {allowed}."

@@ -97,7 +97,7 @@ class ExampleSplit:
 
 @dataclass(frozen=True)
 class PaddedExamples:
-    """A rectangle of examples: ids, which of two texts each belongs to, where there is text, and the labels."""
+    """A rectangle of examples: ids, which of two texts each belongs to, a mask of the text, and the labels."""
 
     ids: NDArray[np.int64]
     types: NDArray[np.int64]

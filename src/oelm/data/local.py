@@ -1,4 +1,4 @@
-"""Local copies of public data sets: which folder is whose, and which file of a folder is which split."""
+"""Local copies of public data sets: which folder holds which set, and which file which split."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def unknown_set(name: str) -> DataError:
     near = difflib.get_close_matches(name.lower(), known, n=1)
     hint = f" (did you mean '{near[0]}'?)" if near else ""
     return DataError(
-        f"no data set called {name!r}{hint}: choose one of {', '.join(known)}, "
+        f"no data set called {name!r}{hint}: `oelm data list` describes {', '.join(known)}; "
         "or give the path of a text file, a .jsonl, a .parquet, a folder of text, or a prepared token set"
     )
 

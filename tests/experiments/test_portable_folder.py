@@ -179,6 +179,15 @@ def test_a_run_whose_config_is_gone_is_named(two: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "folder" / PLACE).exists() and len(result.added) == 1
 
 
+def test_a_host_named_like_a_device_leaves_the_status_readable(
+    two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(two / PLACE / "status.json", read_json(two / PLACE / "status.json") | {"device": "cpu", "message": "cpu"})
+    monkeypatch.setattr(socket, "gethostname", lambda: "cpu")
+    status = read_json(kept(two, tmp_path / "folder") / "status.json")
+    assert (status["device"], status["message"], status["host"]) == ("cpu", "host", "")
+
+
 @pytest.mark.parametrize("name", ["config.json", "audit.json"])
 def test_a_run_with_a_damaged_record_is_left_out_whole(two: Path, tmp_path: Path, name: str) -> None:
     (two / PLACE / name).write_text('{"lr": NaN}')

@@ -102,9 +102,7 @@ def test_nothing_committed_tells_of_a_machine_or_its_user() -> None:
 SECRETS = {"HF_TOKEN": "hf_" + "q" * 34, "WANDB_API_KEY": "w" * 40, "AWS_SECRET_ACCESS_KEY": "z" * 40}
 
 
-def test_secrets_of_the_environment_homes_and_hosts_reach_no_report_and_no_portable_folder(
-    text_file: Path, tmp_path: Path
-) -> None:
+def test_secrets_homes_and_hosts_reach_no_report_and_no_portable_folder(text_file: Path, tmp_path: Path) -> None:
     home = tmp_path / "home" / "ada"
     (home / "texts").mkdir(parents=True)
     (home / "texts" / "mine.txt").write_text(text_file.read_text())

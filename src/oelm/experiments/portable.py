@@ -42,8 +42,8 @@ RECORDS = (*_SMALL, "model/config.json", "tokenizer.json", "training.log")
 POINTERS = ("best.json", "latest.json")
 CHECKPOINT_FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
 # Settings, where a word that happens to be the host's name (a host called 'cpu') is still a setting.
-_SETTINGS = (CONFIG, "model/config.json", "audit.json", "attention.json", TIMING, SWEEP)
-_STRIPPED = (*_SETTINGS, "manifest.json", STATUS, "training.log")
+_SETTINGS = (CONFIG, "model/config.json", "audit.json", "attention.json", TIMING, STATUS, SWEEP)
+_STRIPPED = (*_SETTINGS, "manifest.json", "training.log")
 # Without weights, about this many training rows of metrics.jsonl are kept, enough to draw a curve; and all evaluations.
 _KEPT_STEPS = 100
 _CHUNK_BYTES = 2**20
@@ -159,12 +159,12 @@ def _stripped_file(path: Path, name: str, machine: Machine) -> bytes:
         status = read_status(path.parent)
         if status is None:
             raise DataError(f"{path}: is not a status of ours")
-        stripped = status.model_copy(update={"host": "", "pid": 0, "message": machine.stripped(status.message)})
-        value = stripped.model_dump(mode="json")
+        stripped = {"host": "", "pid": 0, "message": machine.stripped(status.message)}
+        value = status.model_copy(update=stripped).model_dump(mode="json")
     else:
-        value = machine.stripped_json(read_json(path), keep_words=name in _SETTINGS)
+        value = read_json(path)
     try:
-        return (dump_json(value) + "\n").encode()
+        return (dump_json(machine.stripped_json(value, keep_words=name in _SETTINGS)) + "\n").encode()
     except (ValueError, RecursionError) as problem:  # a number too large for JSON, half a character, or a deep nest
         raise DataError(f"{path}: cannot be written as JSON again ({problem})") from problem
 

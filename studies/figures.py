@@ -5,8 +5,8 @@ A block begins with a comment that holds a command and ends with `<!-- end -->`:
     <!-- $ oelm report --out results/variants --table classes -->
 
 What is no table of Markdown's is fenced, with its command. `make demo` in a block is the end of what the demo prints, of the
-runs recorded under results/demo (to renew them: `make demo`, then keep the records of outputs/demo-* there); `make soak` what
-it last recorded.
+runs recorded under results/demo (to renew them: `make demo`, then `oelm archive results/demo demo`); `make soak` what it
+last recorded.
 
 `make figures` writes all of them, and the pictures; `--check` writes nothing and fails if one is not what its command gives.
 """

@@ -52,10 +52,6 @@ class RunDirLostError(OelmError):
     exit_code = STOPPED
 
 
-class ArchiveError(OelmError):
-    """A portable archive that is damaged, hostile or not ours."""
-
-
 class NonFiniteError(OelmError):
     """A loss or gradient that is NaN or infinite; raised before the update."""
 

@@ -22,6 +22,7 @@ from oelm.errors import OelmError
 from oelm.experiments.gpus import GpuPool
 from oelm.experiments.launch import is_busy
 from oelm.experiments.monitor import LOCK, look_at, scan
+from oelm.experiments.portable import archive_runs
 from oelm.experiments.upkeep import remove
 from oelm.report.verdict import Looks
 from oelm.train.rundir import RunDir
@@ -70,6 +71,11 @@ def record_a_look(folder: Path) -> None:
     Looks(folder, {}).record({"a": [0, 1]}, date=datetime.date(2026, 1, 1))
 
 
+def archive_a_run(folder: Path) -> None:
+    record(folder / "outputs", "done")
+    archive_runs(folder, scan(folder / "outputs"), weights=False)
+
+
 def reserve_a_gpu(folder: Path) -> None:
     with GpuPool((0,), read=lambda: [card(0, uuid="GPU-0")], folder=folder) as pool:
         pool.take()
@@ -79,6 +85,7 @@ HOLDERS = {
     ".lock": hold_run,
     ".set.lock": hold_data,
     ".looks.lock": record_a_look,
+    ".archive.lock": archive_a_run,
     "GPU-0.lock": reserve_a_gpu,
     "/.lock": is_busy,
 }

@@ -213,12 +213,11 @@ ROWS: dict[str, Row] = {
         "secrets, homes and hosts stay here",
         (
             "security/test_nothing_leaks.py",
-            "experiments/test_archive.py::test_nothing_of_the_machine_travels",
+            "experiments/test_portable_folder.py::test_nothing_of_the_machine_travels",
             "experiments/test_portable.py",
             "report/test_build.py::test_a_report_names_no_host_and_no_home_folder",
         ),
     ),
-    "S11": Row("hostile archives", ("security/test_archive_attacks.py",)),
     "S12": Row(
         "pinned requirements and revisions, no network needed",
         (
@@ -234,7 +233,6 @@ ROWS: dict[str, Row] = {
         (
             "test_files.py::test_files_and_folders_are_as_readable_as_the_user_wants_them",
             "test_files.py::test_what_is_published_is_not_writable_by_others",
-            "security/test_archive_attacks.py::test_modes_and_owners_of_an_archive_are_not_taken_over",
         ),
     ),
 }

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from oelm.cli.app import app
 from oelm.errors import CheckpointError
-from oelm.experiments.archive import import_archive, make_archive
+from oelm.experiments.monitor import scan
+from oelm.experiments.portable import archive_runs
 from oelm.train.checkpoint import _manifest_text
 from oelm.train.config import parse_config
 from oelm.train.load import load_any
@@ -150,16 +151,15 @@ def test_an_edited_config_is_told_with_what_was_changed(settings: dict[str, Any]
     assert read_metrics(run / "metrics.jsonl") == rows
 
 
-def test_a_run_opens_from_an_archive_although_its_places_are_shortened(
+def test_a_run_opens_from_a_portable_folder_although_its_places_are_shortened(
     two_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = "e/smoke/default/seed-0"
     shutil.copytree(two_runs / "s0", tmp_path / "root" / place)
     source = json.loads((tmp_path / "root" / place / "config.json").read_text())["data"]["source"]
-    # The archive shortens paths below the working folder.
+    # Paths below the working folder are shortened.
     monkeypatch.chdir(Path(source).parent)
-    make_archive(tmp_path / "root", tmp_path / "a.tar.gz", runs=[tmp_path / "root" / place], weights=True)
-    import_archive(tmp_path / "a.tar.gz", tmp_path / "there")
+    archive_runs(tmp_path / "there", scan(tmp_path / "root"), weights=True)
     config = json.loads((tmp_path / "there" / place / "config.json").read_text())
     assert config["data"]["source"] != source
     assert load_any(tmp_path / "there" / place, which="8").step == 8

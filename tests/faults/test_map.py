@@ -15,7 +15,8 @@ PAGE = TESTS.parent / "docs" / "reliability.md"
 
 
 def test_there_is_a_row_for_every_fault_and_attack() -> None:
-    assert list(ROWS) == [*(f"R{n}" for n in range(1, 18)), *(f"S{n}" for n in range(1, 14))]
+    # S11 was hostile archives: nothing unpacks one any more.
+    assert list(ROWS) == [*(f"R{n}" for n in range(1, 18)), *(f"S{n}" for n in range(1, 14) if n != 11)]
 
 
 @pytest.mark.parametrize("row", ROWS)

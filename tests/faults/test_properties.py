@@ -6,7 +6,6 @@ complete, plans that survive JSON) have properties of their own beside the code 
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 from pathlib import Path
@@ -21,16 +20,17 @@ from hypothesis import strategies as st
 from oelm.data.order import BucketOrder, WindowOrder
 from oelm.data.prepare import prepare
 from oelm.data.tokens import open_tokens
-from oelm.errors import ArchiveError, ConfigError, DataError, MethodError, OelmError
-from oelm.experiments.archive import check_archive, import_archive
+from oelm.errors import ConfigError, DataError, MethodError, OelmError
 from oelm.experiments.budget import budget_settings
+from oelm.experiments.monitor import scan
+from oelm.experiments.portable import INVENTORY, archive_runs, check_folder
 from oelm.experiments.registry import build_catalog, check_name
 from oelm.experiments.yamlfile import parse_yaml
 from oelm.method.frames import sample_frames
 from oelm.method.method import Method, resolve_method
 from oelm.names import is_device, is_safe
 from oelm.train.config import differences, parse_any, parse_config, parse_override, with_overrides
-from tests.security.test_archive_attacks import Forger
+from tests.report.synthetic import Fate, write_run
 
 pytestmark = pytest.mark.faults
 bounded = settings(
@@ -239,19 +239,31 @@ def test_any_damage_to_a_token_set_is_refused_by_file_or_changes_no_meaning(
         (tokens / name).write_bytes(whole)
 
 
-@given(SPOILS, st.booleans())
+@pytest.fixture(scope="module")
+def portable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("portable")
+    for seed in (0, 1):
+        write_run(folder / "outputs", "GPT-02", seed, Fate(ppl=20.0 + seed, test=21.0))
+    archive_runs(folder / "folder", scan(folder / "outputs"), weights=False)
+    return folder / "folder"
+
+
+@given(SPOILS, st.integers(0, 99))
 @bounded
-def test_any_damage_to_an_archive_is_refused_or_changes_no_byte_of_it(
-    tmp_path_factory: pytest.TempPathFactory, spoil: tuple[str, str, float, bytes], inside: bool
+def test_any_damage_to_a_portable_folder_is_found_or_changes_no_meaning(
+    portable: Path, spoil: tuple[str, str, float, bytes], number: int
 ) -> None:
-    folder = tmp_path_factory.mktemp("archive")
-    path = Forger.honest().write(folder / "a.tar.gz")
-    inventory, content = check_archive(path), path.read_bytes()
-    # Either the compressed stream is damaged, or somebody packed damaged members.
-    path.write_bytes(gzip.compress(spoiled(gzip.decompress(content), *spoil[1:])) if inside else spoiled(content, *spoil[1:]))
+    whole_inventory, problems = check_folder(portable)
+    assert problems == []
+    # The inventory as often as all files together: it is what the others are checked by.
+    names = sorted(whole_inventory.files)
+    path = portable / (INVENTORY if number % 2 else names[number // 2 % len(names)])
+    whole = path.read_bytes()
+    path.write_bytes(spoiled(whole, *spoil[1:]))
     try:
-        assert check_archive(path) == inventory or inside
-        import_archive(path, folder / "there")
-    except ArchiveError as problem:
-        assert str(path) in str(problem)
-        assert not (folder / "there").exists()
+        inventory, problems = check_folder(portable)
+        assert problems or (inventory == whole_inventory and path.name == INVENTORY) or path.read_bytes() == whole
+    except DataError as problem:
+        assert str(path) in str(problem) and path.name == INVENTORY
+    finally:
+        path.write_bytes(whole)

@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,7 +102,7 @@ def test_nothing_committed_tells_of_a_machine_or_its_user() -> None:
 SECRETS = {"HF_TOKEN": "hf_" + "q" * 34, "WANDB_API_KEY": "w" * 40, "AWS_SECRET_ACCESS_KEY": "z" * 40}
 
 
-def test_secrets_of_the_environment_homes_and_hosts_reach_no_report_and_no_archive(text_file: Path, tmp_path: Path) -> None:
+def test_secrets_homes_and_hosts_reach_no_report_and_no_portable_folder(text_file: Path, tmp_path: Path) -> None:
     home = tmp_path / "home" / "ada"
     (home / "texts").mkdir(parents=True)
     (home / "texts" / "mine.txt").write_text(text_file.read_text())
@@ -112,17 +111,14 @@ def test_secrets_of_the_environment_homes_and_hosts_reach_no_report_and_no_archi
     environment = {**os.environ, **SECRETS, "HOME": str(home), "OMP_NUM_THREADS": "1"}
     for arguments in (
         ("report", "--html", "r.html", "--markdown", "r.md", "--csv", "csv", "--latex", "r.tex"),
-        ("archive", "--to", "runs.tar.gz", "--weights"),
+        ("archive", "portable", "--weights"),
     ):
         child = subprocess.run(oelm_command(*arguments), cwd=home, env=environment, capture_output=True, text=True, timeout=120)
         assert child.returncode == 0, f"{arguments}: {child.stdout}{child.stderr}"
-    handed_out = {path: path.read_bytes() for path in (home / "r.html", home / "r.md", home / "r.tex", *home.glob("csv/*"))}
-    with tarfile.open(home / "runs.tar.gz") as archive:
-        for member in archive.getmembers():
-            file = archive.extractfile(member)
-            assert file is not None
-            handed_out[Path(member.name)] = file.read()
-    assert len(handed_out) > 8
+    reports = [home / "r.html", home / "r.md", home / "r.tex", *home.glob("csv/*")]
+    archived = [path for path in home.glob("portable/**/*") if path.is_file()]
+    assert len(reports) > 3 and len(archived) > 8
+    handed_out = {path: path.read_bytes() for path in (*reports, *archived)}
     # A name of two letters stands by chance among any bytes; of such hosts, tests/experiments/test_portable.py speaks.
     hosts = [socket.gethostname()] if len(socket.gethostname()) > 5 else []
     for path, content in handed_out.items():

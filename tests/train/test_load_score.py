@@ -134,7 +134,7 @@ def test_run_that_never_saved_says_so(run: Path, tmp_path: Path) -> None:
     shutil.copy(run / "config.json", tmp_path)
     with pytest.raises(CheckpointError, match="has not saved a checkpoint yet"):
         load_run(tmp_path)
-    # What an archive keeps of a finished run.
+    # What a portable folder keeps of a finished run.
     shutil.copy(run / "status.json", tmp_path)
     with pytest.raises(CheckpointError, match=r"done, and its weights were not kept here .* train it again .oelm train"):
         load_run(tmp_path)

@@ -1,23 +1,54 @@
-"""A run's files without the machine they were made on: no home, no working folder, no host, no process."""
+"""Portable folders: the records of finished runs without a trace of the machine, and an inventory to check them by."""
 
 from __future__ import annotations
 
+import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from oelm.errors import ArchiveError
-from oelm.files import MAX_JSON_BYTES, dump_json, read_json
+from pydantic import Field
+
+from oelm.errors import ConfigError, DataError, RunDirError
+from oelm.experiments.monitor import RunView, scan
+from oelm.experiments.sweep import SWEEP, SweepPoint, read_sweep
+from oelm.files import (
+    MAX_JSON_BYTES,
+    dump_json,
+    publish_dir,
+    read_json,
+    room_checked,
+    sha256_file,
+    sweep_staging,
+    write_bytes,
+    write_json,
+)
+from oelm.locks import held
+from oelm.names import NAME, is_device, is_safe
+from oelm.strict import Strict
+from oelm.train.metrics import read_metrics
+from oelm.train.records import METRICS, PREDICTIONS, TIMING, Figures, read_as, read_judged
 from oelm.train.status import STATUS, read_status
 
+CONFIG, INVENTORY = "config.json", "inventory.json"
+# What a report needs of a run: small enough for a repository.
+_SMALL = (CONFIG, TIMING, STATUS, METRICS, "manifest.json", "audit.json", "attention.json", *PREDICTIONS.values())
+# Everything that a run writes apart from its weights.
+RECORDS = (*_SMALL, "model/config.json", "tokenizer.json", "training.log")
+POINTERS = ("best.json", "latest.json")
+CHECKPOINT_FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
 # Settings, where a word that happens to be the host's name (a host called 'cpu') is still a setting.
-_SETTINGS = ("config.json", "model/config.json", "audit.json", "attention.json", "timing_stats.json", "sweep.json")
-_STRIPPED = (*_SETTINGS, "manifest.json", STATUS, "training.log")
+_SETTINGS = (CONFIG, "model/config.json", "audit.json", "attention.json", TIMING, STATUS, SWEEP)
+_STRIPPED = (*_SETTINGS, "manifest.json", "training.log")
+# Without weights, about this many training rows of metrics.jsonl are kept, enough to draw a curve; and all evaluations.
+_KEPT_STEPS = 100
 _CHUNK_BYTES = 2**20
+_LOCK = ".archive.lock"
+_ELSEWHERE = "move it aside, or archive into another folder"
 # A line end or tab as a quoted text shows it: its letter is no part of the word that follows.
 _ESCAPE = r"(?<=\\[nrt])"
 
@@ -90,49 +121,291 @@ def _host_pattern(host: str) -> str:
     return rf"(?i:(?:(?<![\w.-])|{_ESCAPE}){re.escape(host)}(?![\w-]|\.\w))"
 
 
-def portable_chunks(run: Path, name: str, machine: Machine) -> Iterator[bytes]:
-    """Yield a run's file as it travels: text without the machine; numbers, tokenizers and weights byte for byte.
+def _portable_chunks(folder: Path, name: str, machine: Machine, *, is_whole: bool = True) -> Iterator[bytes]:
+    """Yield a file of a run, or a sweep.json, without the machine; numbers, tokenizers and weights byte for byte.
 
-    Raises ArchiveError where a file to be stripped cannot be read as what it is.
+    Only where not `is_whole`, training rows are left out of metrics. Raises DataError where a file cannot be read as what
+    it is.
     """
-    path = run / name
-    if name in _STRIPPED:
-        yield _stripped_bytes(path, name, machine)
-        return
+    path = folder / name
     try:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk
+        if name == METRICS and not is_whole:
+            yield _thinned_metrics(path)
+        elif name in _STRIPPED:
+            yield _stripped_file(path, name, machine)
+        else:
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    yield chunk
     except OSError as problem:
-        raise ArchiveError(f"{path}: cannot be read ({problem})") from problem
+        raise DataError(f"{path}: cannot be read ({problem})") from problem
 
 
-def _stripped_bytes(path: Path, name: str, machine: Machine) -> bytes:
-    if name == STATUS:
-        return _stripped_status(path, machine)
+def _thinned_metrics(path: Path) -> bytes:
+    rows = read_metrics(path)
+    every = max(1, sum("loss" in row for row in rows) // _KEPT_STEPS)
+    kept = [row for row in rows if "val_loss" in row or row["step"] % every == 0]
+    return "".join(dump_json(row, indent=None) + "\n" for row in kept).encode()
+
+
+def _stripped_file(path: Path, name: str, machine: Machine) -> bytes:
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise DataError(f"{path}: {path.stat().st_size:,} bytes is too large to strip of this machine")
     if name == "training.log":
-        return _stripped_log(path, machine)
-    value = read_json(path, error=ArchiveError)
+        # Escaped, so that a byte that is no text stays what it is.
+        text = path.read_bytes().decode("utf-8", "surrogateescape")
+        return machine.stripped(text).encode("utf-8", "surrogateescape")
+    if name == STATUS:
+        status = read_status(path.parent)
+        if status is None:
+            raise DataError(f"{path}: is not a status of ours")
+        stripped = {"host": "", "pid": 0, "message": machine.stripped(status.message)}
+        value = status.model_copy(update=stripped).model_dump(mode="json")
+    else:
+        value = read_json(path)
     try:
         return (dump_json(machine.stripped_json(value, keep_words=name in _SETTINGS)) + "\n").encode()
     except (ValueError, RecursionError) as problem:  # a number too large for JSON, half a character, or a deep nest
-        raise ArchiveError(f"{path}: cannot be written as JSON again ({problem})") from problem
+        raise DataError(f"{path}: cannot be written as JSON again ({problem})") from problem
 
 
-def _stripped_status(path: Path, machine: Machine) -> bytes:
-    status = read_status(path.parent) if path.stat().st_size <= MAX_JSON_BYTES else None
-    if status is None:
-        raise ArchiveError(f"{path}: is not a status of ours")
-    plain = status.model_copy(update={"host": "", "pid": 0, "message": machine.stripped(status.message)})
-    return (dump_json(plain.model_dump(mode="json")) + "\n").encode()
+def _link_to(folder: Path, name: str) -> Path | None:
+    """Return the first link on the way from a folder to a name below it."""
+    parts = name.split("/")
+    ways = (folder.joinpath(*parts[:count]) for count in range(1, len(parts) + 1))
+    return next((way for way in ways if way.is_symlink()), None)
 
 
-def _stripped_log(path: Path, machine: Machine) -> bytes:
+def _is_plain(folder: Path, name: str) -> bool:
+    return _link_to(folder, name) is None and (folder / name).is_file()
+
+
+def _is_portable(name: str) -> bool:
+    """Whether every system can write a name with '/' between its parts, inside the folder that it is below."""
+    return all(is_safe(part) and not is_device(part) for part in name.split("/"))
+
+
+# Below the folder: neither absolute nor with '..' in it.
+_Name = Annotated[str, Field(pattern=rf"^{NAME.pattern}(/{NAME.pattern})*$")]
+
+
+class FileEntry(Strict):
+    """Size and digest of one file."""
+
+    size_bytes: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Inventory(Strict):
+    """`inventory.json` of a portable folder: the final figures of every run, and every file of runs and sweeps."""
+
+    format: Literal["oelm-folder-1"] = "oelm-folder-1"
+    runs: dict[_Name, dict[str, int | float]] = Field(default_factory=dict)
+    files: dict[_Name, FileEntry] = Field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files.values())
+
+
+@dataclass(frozen=True)
+class Archived:
+    """Which runs were written, which were in the folder before, and remarks on runs that were left out or are odd."""
+
+    added: tuple[str, ...]
+    already_there: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+def archive_runs(folder: Path, views: Sequence[RunView], *, weights: bool) -> Archived:
+    """Add the finished ones of these runs, and the sweeps next to them, to a portable folder; overwrite nothing.
+
+    A run that is in the folder must be the same one, and a sweep gives way only to one that holds all of its points:
+    RunDirError otherwise, before anything is written. Each run appears whole or not at all; if killed, repeat the call.
+    """
+    machine, remarks = this_machine(), list[str]()
+    finished = _finished(views, remarks)
+    if not finished:
+        raise DataError("no finished run to archive" + "".join(f"; {remark}" for remark in remarks))
+    if folder.exists() and folder.samefile(finished[0].root):
+        raise ConfigError(f"{folder}: holds the runs themselves; archive them into another folder")
+    with room_checked(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with held(folder / _LOCK):
+            inventory = read_as(Inventory, folder / INVENTORY) if os.path.lexists(folder / INVENTORY) else Inventory()
+            there = {view.name for view in finished if _is_there(folder, view, machine, weights=weights)}
+            sweeps = _sweeps_to_keep(folder, finished, machine, remarks)
+            added = list[str]()
+            for view in finished:
+                if view.name not in there:
+                    try:
+                        _write_run(view, folder / view.name, machine, weights=weights)
+                        added.append(view.name)
+                    except DataError as problem:
+                        remarks.append(f"{view.name}: left out: {problem}")
+            for name, content in sweeps.items():
+                if not (folder / name).exists() or (folder / name).read_bytes() != content:
+                    write_bytes(folder / name, content)
+            listed = _with_what_is_there(inventory, folder, {*added, *sweeps})
+            if listed != inventory:
+                write_json(folder / INVENTORY, listed.model_dump(mode="json"))
+    return Archived(tuple(added), tuple(sorted(there)), tuple(remarks))
+
+
+def _finished(views: Sequence[RunView], remarks: list[str]) -> list[RunView]:
+    finished = []
+    for view in views:
+        if view.state != "done":
+            remarks.append(f"{view.name}: left out: not finished ({view.state})")
+        elif not _is_plain(view.path, CONFIG):
+            remarks.append(f"{view.name}: left out: its {CONFIG} is missing; restore it from a copy")
+        elif not _is_portable(view.name):
+            remarks.append(f"{view.name}: left out: not every system can write this name; rename it")
+        else:
+            finished.append(view)
+            try:
+                config = read_json(view.path / CONFIG)
+                read_judged(view.path, steps=config.get("steps") if isinstance(config, dict) else None)
+            except DataError as problem:
+                remarks.append(f"{view.name}: its record does not add up, and a report refuses it: {problem}")
+    return finished
+
+
+def _place_in(folder: Path, name: str) -> Path:
+    if (link := _link_to(folder, name)) is not None:
+        raise RunDirError(f"{link}: is a link, and links are not followed; {_ELSEWHERE}")
+    return folder / name
+
+
+def _is_there(folder: Path, view: RunView, machine: Machine, *, weights: bool) -> bool:
+    """Whether a run is in the folder; raise RunDirError where its place is taken by anything else."""
+    place = _place_in(folder, view.name)
+    if not place.exists():
+        return False
+    for name in (CONFIG, TIMING, METRICS):
+        is_ours, is_theirs = _is_plain(view.path, name), _is_plain(place, name)
+        ours = (b"".join(_portable_chunks(view.path, name, machine, is_whole=whole)) for whole in (True, False))
+        if is_ours != is_theirs or (is_ours and (place / name).read_bytes() not in ours):
+            raise RunDirError(f"{place / name}: is not that of {view.path}; {_ELSEWHERE}")
+    if weights and not (place / "checkpoints").exists() and (view.path / "checkpoints").exists():
+        raise RunDirError(f"{place}: was archived without weights; {_ELSEWHERE}")
+    return True
+
+
+def _write_run(view: RunView, target: Path, machine: Machine, *, weights: bool) -> None:
+    sweep_staging(target.parent, of=f"{target.name}-")
+    with publish_dir(target) as staging:
+        for name in _file_names(view.path, weights=weights):
+            (staging / name).parent.mkdir(parents=True, exist_ok=True)
+            with (staging / name).open("xb") as file:
+                for chunk in _portable_chunks(view.path, name, machine, is_whole=weights):
+                    file.write(chunk)
+        if os.path.lexists(target):
+            raise RunDirError(f"{target}: was created by another process meanwhile; repeat the same command")
+
+
+def _file_names(run: Path, *, weights: bool) -> list[str]:
+    names = [name for name in ((*RECORDS, *POINTERS) if weights else _SMALL) if _is_plain(run, name)]
+    for step in run.glob("checkpoints/step-*") if weights else ():
+        own = [f"checkpoints/{step.name}/{name}" for name in CHECKPOINT_FILES]
+        # A checkpoint without one of its files is none.
+        names += own if all(_is_portable(name) and _is_plain(run, name) for name in own) else []
+    return names
+
+
+def _sweeps_to_keep(folder: Path, views: Sequence[RunView], machine: Machine, remarks: list[str]) -> dict[str, bytes]:
+    """Return the sweeps next to these runs that the folder shall hold, unless what it holds says more."""
+    found: dict[str, bytes] = {}
+    for experiment, budget in sorted({(view.experiment, view.budget) for view in views}):
+        root, name = views[0].root, f"{experiment}/{budget}/{SWEEP}"
+        if not _is_plain(root, name):
+            continue
+        try:
+            content = b"".join(_portable_chunks((root / name).parent, SWEEP, machine))
+        except DataError as problem:
+            remarks.append(f"{name}: left out: {problem}")
+            continue
+        there = _place_in(folder, name)
+        if not there.exists() or there.read_bytes() == content:
+            found[name] = content
+            continue
+        new, kept = (read_sweep(experiment, budget, place, asked="archive") for place in (root, folder))
+        lost = next((point for point in kept.points if not any(_holds(other, point) for other in new.points)), None)
+        # Nothing of a sweep that was taken over from another experiment was measured there.
+        if lost is not None and kept.like is None and new.like is None:
+            raise RunDirError(
+                f"{there}: holds the point {lost.variant}, which {root / name} lacks or scores otherwise; {_ELSEWHERE}"
+            )
+        if (kept.like is None and new.like is not None) or (kept.best is not None and new.best is None):
+            why = "new points are not done" if new.like is None else f"here it is only taken over from {new.like}"
+            remarks.append(f"{name}: left as it is in {folder}: {why}")
+        elif new != kept.model_copy(update={"written": new.written}):
+            found[name] = content
+    return found
+
+
+def _holds(new: SweepPoint, kept: SweepPoint) -> bool:
+    """Whether a point says all that a kept one says: it may have more seeds, or be done where the other was not."""
+    if (new.variant, new.values) != (kept.variant, kept.values) or not set(kept.seeds) <= set(new.seeds):
+        return False
+    if kept.score is None:
+        return True
+    return new.score == kept.score if set(new.seeds) == set(kept.seeds) else new.score is not None
+
+
+def _with_what_is_there(inventory: Inventory, folder: Path, fresh: Collection[str]) -> Inventory:
+    """Return the inventory with what is fresh, and with portable runs and sweeps of the folder that were not listed.
+
+    Those come from older versions, which wrote no inventory, or from an archiving that was killed before it wrote its own.
+    """
+    portable = {view.name for view in scan(folder) if view.state == "done" and view.status and not view.status.host}
+    known = {_owner(name) for name in inventory.files}
+    names = [name for name in _present(folder) if _is_portable(name) and _is_plain(folder, name)]
+    owners = {owner for name in names if (owner := _owner(name)) in portable or owner == name}
+    new = {owner for owner in owners if owner in fresh or owner not in known}
+    files = {name: entry for name, entry in inventory.files.items() if _owner(name) not in new}
+    for name in names:
+        if _owner(name) in new:
+            files[name] = FileEntry(size_bytes=(folder / name).stat().st_size, sha256=sha256_file(folder / name))
+    runs = inventory.runs | {run: _figures(folder / run) for run in new & portable}
+    return Inventory(runs=dict(sorted(runs.items())), files=dict(sorted(files.items())))
+
+
+def _owner(name: str) -> str:
+    """Return the run that a file is of; a sweep.json is its own."""
+    return "/".join(name.split("/")[:4])
+
+
+def _present(folder: Path) -> list[str]:
+    """Return the files in the places of runs and sweeps; hidden ones are locks, or what a killed writer left."""
+    paths = [path for pattern in ("*/*/*/seed-*/**/*", f"*/*/{SWEEP}") for path in folder.glob(pattern)]
+    names = [path.relative_to(folder) for path in paths if path.is_symlink() or not path.is_dir()]
+    return sorted({name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)})
+
+
+def _figures(run: Path) -> dict[str, int | float]:
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ArchiveError(f"{path}: {path.stat().st_size:,} bytes is too large for a log to be stripped of this machine")
-        # Escaped, so that a byte that is no text stays what it is.
-        text = path.read_bytes().decode("utf-8", "surrogateescape")
-    except OSError as problem:
-        raise ArchiveError(f"{path}: cannot be read ({problem})") from problem
-    return machine.stripped(text).encode("utf-8", "surrogateescape")
+        return {name: value for name, value in read_as(Figures, run / TIMING) if isinstance(value, int | float)}
+    except DataError:
+        return {}
+
+
+def check_folder(folder: Path) -> tuple[Inventory, list[str]]:
+    """Compare a portable folder with its inventory; return what is damaged, missing or not listed. Writes nothing."""
+    if not os.path.lexists(folder / INVENTORY):
+        raise DataError(f"{folder}: has no {INVENTORY} to check it by; `oelm archive` writes one when it adds runs")
+    inventory = read_as(Inventory, folder / INVENTORY)
+    problems: dict[str, str] = {}
+    for name, entry in inventory.files.items():
+        path = folder / name
+        if not _is_plain(folder, name):
+            problems[name] = f"missing: {name}" + (" (a link or a folder is in its place)" if path.exists() else "")
+        elif (size := path.stat().st_size) != entry.size_bytes:
+            problems[name] = f"damaged: {name} has {size:,} bytes, {entry.size_bytes:,} are listed"
+        elif (digest := sha256_file(path)) != entry.sha256:
+            problems[name] = f"damaged: {name} has the sha256 {digest[:12]}..., {entry.sha256[:12]}... is listed"
+    problems |= {name: f"not listed: {name}" for name in _present(folder) if name not in inventory.files}
+    for run, figures in inventory.runs.items():
+        if f"{run}/{TIMING}" not in problems and figures != _figures(folder / run):
+            problems[run] = f"damaged: the figures of {run} in {INVENTORY} are not those of its {TIMING}"
+    return inventory, list(problems.values())

@@ -16,7 +16,6 @@ from pydantic import ValidationError, model_validator
 
 from oelm.errors import ConfigError, DataError, NonFiniteError
 from oelm.experiments.fair import CLOSE, PACE, TUNED
-from oelm.experiments.inventory import SWEEP
 from oelm.experiments.registry import Experiment
 from oelm.files import read_json, write_json
 from oelm.strict import Strict
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     # Plans load torch; to read a sweep's record must not, for reports and the live page do.
     from oelm.experiments.plan import PlannedRun
 
+SWEEP = "sweep.json"
 # Not among the seeds of any comparison: what was chosen by the luck of a seed must not be judged on that seed.
 FIRST_SEED = 100
 Grid = dict[str, list[Any]]

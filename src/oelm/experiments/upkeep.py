@@ -14,8 +14,8 @@ from pathlib import Path
 from filelock import Timeout
 
 from oelm.errors import OelmError, RunDirError
-from oelm.experiments.inventory import CHECKPOINT_FILES, POINTERS, RECORDS
 from oelm.experiments.monitor import ALIVE, LOCK, RunView, is_here, launch_lock_path, look, read_locks, silent_s
+from oelm.experiments.portable import CHECKPOINT_FILES, POINTERS, RECORDS
 from oelm.files import read_json, write_json
 from oelm.locks import held, lock_at, take
 from oelm.train.status import HOLDER, STATUS, read_status

@@ -16,11 +16,11 @@ from pathlib import Path
 from oelm.decimals import duration, fixed
 from oelm.errors import DataError, MissingExtraError
 from oelm.experiments.gpus import read_gpus
-from oelm.experiments.inventory import SWEEP
 from oelm.experiments.monitor import ALIVE, STATES, Gap, RunView, evaluations, gaps, is_number, queue_seconds, scan
 from oelm.experiments.notify import Event
 from oelm.experiments.portable import this_machine
 from oelm.experiments.registry import Catalog
+from oelm.experiments.sweep import SWEEP
 from oelm.files import read_json
 from oelm.report.build import Report, report_on
 from oelm.report.collect import Run, arms_of, read_run

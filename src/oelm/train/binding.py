@@ -17,7 +17,7 @@ from oelm.train.checkpoint import Checkpoint
 from oelm.train.config import TrainConfig
 
 log = logging.getLogger(__name__)
-# An extended run changes its length. Places differ between machines, and archives shorten them; what was found there is
+# An extended run changes its length. Places differ between machines, and portable folders shorten them; what was found there is
 # bound by its own digests: of the data, the tokenizer and the weights to start from.
 _UNBOUND = (
     ("steps",),

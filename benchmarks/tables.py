@@ -12,7 +12,7 @@ from typing import Any
 
 from oelm.bench.record import TimedShape
 from oelm.bench.speed import ArmFigures, RatioFields, SpeedRecord, read_speed
-from oelm.models.flops import method_work
+from oelm.models.shape import method_work
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench"
 CLASSIFIER = "bert"

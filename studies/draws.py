@@ -22,10 +22,10 @@ import numpy as np
 from scipy import stats
 
 import oelm
+from oelm.config import parse_config
 from oelm.method.sites import attention_sites
 from oelm.report.collect import recipe_differences
 from oelm.report.draws import shared_recipe
-from oelm.train.config import parse_config
 from oelm.train.schedule import warmup_steps
 
 HEADINGS = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oelm.train.status import read_status
+from oelm.runs.status import read_status
 from tests.cli.watching import PROGRAM, oelm, screen
 from tests.conftest import tiny_settings
 from tests.experiments.recorded import record

@@ -10,8 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from oelm.experiments.archive import check_archive, import_archive
-from oelm.experiments.inventory import SWEEP, Inventory
+from oelm.experiments.inventory import Inventory
 from oelm.files import read_json, write_json
+from oelm.runs.layout import SWEEP
 from tests.experiments.archived import FIRST, SECOND, made, write_run
 from tests.report.reading import english, rows
 from tests.report.synthetic import write_sweep, write_tuned

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oelm.errors import ConfigError, DataError
-from oelm.experiments.inventory import SWEEP
 from oelm.experiments.plan import variant_name
 from oelm.experiments.registry import Experiment
 from oelm.experiments.study import Study
@@ -30,6 +29,7 @@ from oelm.experiments.sweep import (
     tuned_changes,
 )
 from oelm.files import read_json, write_json
+from oelm.runs.layout import SWEEP
 from tests.experiments.planned import PAIR, catalog_of, finish
 from tests.experiments.recorded import record
 

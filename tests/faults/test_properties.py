@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from oelm.config import differences, parse_any, parse_config, parse_override, with_overrides
 from oelm.data.order import BucketOrder, WindowOrder
 from oelm.data.prepare import prepare
 from oelm.data.tokens import open_tokens
@@ -29,7 +30,6 @@ from oelm.experiments.yamlfile import parse_yaml
 from oelm.method.frames import sample_frames
 from oelm.method.method import Method, resolve_method
 from oelm.names import is_device, is_safe
-from oelm.train.config import differences, parse_any, parse_config, parse_override, with_overrides
 from tests.security.test_archive_attacks import Forger
 
 pytestmark = pytest.mark.faults

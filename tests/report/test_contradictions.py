@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from oelm.config import RunConfig
 from oelm.experiments.forecast import count_parameters
 from oelm.experiments.plan import make_config
 from oelm.experiments.registry import Catalog
-from oelm.models.flops import step_work
+from oelm.models.shape import step_work
 from oelm.report.contradictions import contradictions, gpt_recipe, paper_settings, standard_errors
 from oelm.report.words import Words
-from oelm.train.config import RunConfig
 from tests.experiments.planned import catalog_of
 from tests.report.reading import english, texts
 from tests.report.synthetic import package_catalog

@@ -14,8 +14,8 @@ import oelm
 from oelm.data.prepare import prepare
 from oelm.errors import CheckpointError, DataError, FrozenMovedError
 from oelm.method.record import digest
+from oelm.runs.metrics import read_metrics
 from oelm.train.load import _followed, find_checkpoint, load_run
-from oelm.train.metrics import read_metrics
 from oelm.train.score import probe_windows, score_run
 from oelm.train.stop import StopFlag
 from oelm.train.watch import Silence

@@ -6,8 +6,8 @@ import copy
 import difflib
 from typing import Any
 
+from oelm.config import FinetuneConfig, RunConfig, parse_as, parse_config
 from oelm.errors import ConfigError
-from oelm.train.config import FinetuneConfig, RunConfig, parse_as, parse_config
 
 # Not the budgets: those may change, and a published ratio must keep its meaning.
 _SHAPES: dict[str, dict[str, int]] = {

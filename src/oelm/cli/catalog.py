@@ -13,11 +13,11 @@ from oelm.cli.run import Budget, CatalogFile, Overrides
 from oelm.cli.shell import echo, out, printable, reported, roughly
 
 if TYPE_CHECKING:
+    from oelm.config import FinetuneConfig, RunConfig
     from oelm.experiments.plan import PlannedRun
     from oelm.experiments.registry import Catalog, Experiment
     from oelm.method.audit import Audit
     from oelm.method.method import Method
-    from oelm.train.config import FinetuneConfig, RunConfig
 
 
 @reported
@@ -78,9 +78,9 @@ def show(
     root: Annotated[Path, typer.Option("--out", help="Where runs are, for measured times.")] = Path("outputs"),
 ) -> None:
     """Show one experiment: its whole recipe at a budget, parameters, what was reported, and what it will take here."""
+    from oelm.config import parse_overrides
     from oelm.experiments.plan import check_changes, plan_runs, variant_name
     from oelm.experiments.registry import dotted, load_catalog
-    from oelm.train.config import parse_overrides
 
     found = load_catalog(catalog)
     experiment = found.get(name)
@@ -153,12 +153,12 @@ def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> Non
 
 def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:
     """Return what n-gram models make of a language model's text, where that is prepared here and was counted."""
+    from oelm.config import RunConfig
     from oelm.data.counters import ORDERS, kept_figures
     from oelm.data.prepare import is_token_set
     from oelm.data.shelf import find_tokens
     from oelm.data.tokens import read_meta
     from oelm.errors import DataError
-    from oelm.train.config import RunConfig
 
     if not isinstance(config, RunConfig):
         return {}

@@ -55,7 +55,7 @@ def evaluate(
                 loaded, data=data, text=text, split=split, batch_size=batch_size, stop=stop, watch=watch
             )
         else:
-            from oelm.train.config import ExamplesConfig
+            from oelm.config import ExamplesConfig
             from oelm.train.judge import judge_run
 
             examples = None

@@ -13,9 +13,10 @@ import typer
 from oelm.cli.shell import echo, err, printable, reported
 from oelm.cli.status import find_runs, load_known, no_answer
 from oelm.errors import RunDirError
+from oelm.runs.layout import CONFIG, CONSOLE, LOG, STATUS
 
 if TYPE_CHECKING:
-    from oelm.experiments.monitor import RunView
+    from oelm.runs.find import RunView
 
 _POLL_S = 0.5
 _BLOCK_BYTES = 1 << 16
@@ -47,10 +48,10 @@ def logs(
 
 
 def _chosen(target: str, root: Path, *, seed: int | None, budget: str | None, variant: str | None) -> RunView:
-    from oelm.experiments.monitor import look_at
+    from oelm.runs.find import look_at
 
     folder = Path(target)
-    if any((folder / name).is_file() for name in ("status.json", "config.json", "training.log", "console.log")):
+    if any((folder / name).is_file() for name in (STATUS, CONFIG, LOG, CONSOLE)):
         return look_at(folder)
     _, groups = load_known()
     runs = find_runs(root, [target], budget=budget, groups=groups)
@@ -65,7 +66,7 @@ def _chosen(target: str, root: Path, *, seed: int | None, budget: str | None, va
 
 
 def _last_alive(view: RunView) -> tuple[bool, bool, float]:
-    from oelm.experiments.monitor import ALIVE, silent_s
+    from oelm.runs.find import ALIVE, silent_s
 
     # A queued run has not lived yet, whenever it was planned.
     return view.state in ALIVE, view.state != "queued", -silent_s(view.status, now=time.time())
@@ -73,7 +74,7 @@ def _last_alive(view: RunView) -> tuple[bool, bool, float]:
 
 def _log_of(view: RunView) -> Path | None:
     """Return the file that tells most: the run's own log, or its process's output where it failed before it began."""
-    own, console = view.path / "training.log", view.path / "console.log"
+    own, console = view.path / LOG, view.path / CONSOLE
     never_began = view.state in ("failed", "dead") and (view.status is None or view.status.step == 0)
     order = (console, own) if never_began else (own, console)
     return next((path for path in order if _size(path) > 0), None)
@@ -107,7 +108,7 @@ def _print_lines(lines: Sequence[bytes]) -> None:
 
 
 def _follow(view: RunView, path: Path | None, position: int) -> None:
-    from oelm.experiments.monitor import ALIVE, look
+    from oelm.runs.find import ALIVE, look
 
     while True:
         # Looked at before the file is read: what a run wrote before it ended is printed before this ends.

@@ -18,7 +18,7 @@ def print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
     from rich.table import Table
 
     from oelm.experiments.forecast import START_S, Forecaster
-    from oelm.experiments.monitor import queue_seconds
+    from oelm.experiments.slots import queue_seconds
     from oelm.experiments.study import unfinished
     from oelm.train.preflight import gibibytes
 

@@ -28,13 +28,13 @@ def project(
     """Calculate time, memory and cost of experiments on GPUs; on paper, from operations and data sheets, never measured."""
     from rich.table import Table
 
+    from oelm.config import parse_config, parse_overrides
     from oelm.experiments.budget import budget_settings
     from oelm.experiments.plan import parse_seeds
     from oelm.experiments.projection import Assumptions, Projection, gpu_named, queue_s, reported_efficiency
     from oelm.experiments.projection import project as on_paper
     from oelm.experiments.registry import load_catalog
     from oelm.experiments.study import Study
-    from oelm.train.config import parse_config, parse_overrides
     from oelm.train.preflight import gibibytes
 
     chosen = parse_seeds(seeds) if seeds is not None else None

@@ -124,9 +124,9 @@ def _study(
     tuned: bool,
     baselines: bool,
 ) -> Study:
+    from oelm.config import parse_overrides
     from oelm.experiments.plan import parse_seeds
     from oelm.experiments.study import Study
-    from oelm.train.config import parse_overrides
 
     return Study(
         names=tuple(ids or ()),
@@ -291,9 +291,9 @@ def sweep(
         return
 
     with stoppable() as stop, shown_warnings():
+        from oelm.config import parse_overrides
         from oelm.experiments.study import Study
         from oelm.experiments.sweep import conclude_sweep, parse_grid, standing
-        from oelm.train.config import parse_overrides
 
         changes = parse_overrides(overrides or [])
         study = Study(names=tuple(ids or ()), budget=budget, root=root, changes=changes, model=model, copies=folder)
@@ -380,7 +380,7 @@ def work(
     with stoppable() as stop, shown_warnings():
         import json
 
-        from oelm.train.config import parse_any
+        from oelm.config import parse_any
         from oelm.train.run import Options, train
         from oelm.train.track import tracked, tracker_named
 

@@ -22,8 +22,9 @@ from oelm.decimals import duration, fixed
 from oelm.errors import ClusterError, ConfigError, OelmError
 
 if TYPE_CHECKING:
-    from oelm.experiments.monitor import Gap, RunView
+    from oelm.experiments.gaps import Gap
     from oelm.experiments.slurm import JobState
+    from oelm.runs.find import RunView
 
 _HEADINGS = ("experiment", "budget", "variant", "seed", "state", "step", "best", "gap", "ETA", "loss", "s/step", "device")
 _RIGHT = {"seed", "step", "loss", "best", "gap", "ETA", "s/step"}
@@ -106,7 +107,7 @@ def find_runs(
     root: Path, ids: Sequence[str], *, budget: str | None, groups: Mapping[str, list[str]], strict: bool = True
 ) -> list[RunView]:
     """Return the runs that the user means; with `strict`, an id that has none is an error and not an empty list."""
-    from oelm.experiments.monitor import choose, scan
+    from oelm.runs.find import choose, scan
 
     chosen: list[str] = []
     for name in ids:
@@ -164,7 +165,8 @@ def _page(
     lines: int | None,
 ) -> Text:
     """Return all that is shown; over `lines` runs, those under way and one line for each group of the others."""
-    from oelm.experiments.monitor import ALIVE, gaps
+    from oelm.experiments.gaps import gaps
+    from oelm.runs.find import ALIVE
 
     is_short = lines is not None and len(views) > lines
     shown = [view for view in views if view.state in ALIVE] if is_short else views
@@ -258,7 +260,7 @@ def _summary(views: Sequence[RunView]) -> Text:
 
 
 def _counted(views: Sequence[RunView]) -> str:
-    from oelm.experiments.monitor import STATES
+    from oelm.runs.find import STATES
 
     counts = Counter(view.state for view in views)
     return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
@@ -278,7 +280,7 @@ def _footer(views: Sequence[RunView]) -> Text:
 
 
 def _print_json(views: Sequence[RunView], baselines: Mapping[str, str], jobs: Mapping[Path, JobState]) -> None:
-    from oelm.experiments.monitor import gaps
+    from oelm.experiments.gaps import gaps
 
     rows = [_json_row(view, gap, jobs) for view, gap in zip(views, gaps(views, baselines), strict=True)]
     # ASCII: what a run calls itself may hold what drives a terminal.

@@ -16,17 +16,7 @@ from pydantic import ValidationError
 
 from oelm.errors import ArchiveError
 from oelm.experiments.collect import CONFIG, STATS, file_entry, is_plain, look_at_run, look_at_sweeps, run_place, without_config
-from oelm.experiments.inventory import (
-    FORMAT,
-    INVENTORY,
-    SWEEP,
-    FileEntry,
-    Inventory,
-    RunEntry,
-    SweepEntry,
-    case_problem,
-    name_problem,
-)
+from oelm.experiments.inventory import FORMAT, INVENTORY, FileEntry, Inventory, RunEntry, SweepEntry, case_problem, name_problem
 from oelm.experiments.portable import Machine, portable_chunks, this_machine
 from oelm.experiments.tarball import Member, TarReader, TarWriter, opened
 from oelm.files import (
@@ -41,6 +31,7 @@ from oelm.files import (
     write_bytes,
 )
 from oelm.locks import lock_at, take
+from oelm.runs.layout import SWEEP
 
 MAX_ARCHIVE_BYTES = 64 * 2**30
 _IMPORT_LOCK = ".import.lock"

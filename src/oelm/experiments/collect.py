@@ -11,10 +11,6 @@ from typing import Literal
 
 from oelm.errors import ArchiveError, ConfigError, DataError
 from oelm.experiments.inventory import (
-    CHECKPOINT_FILES,
-    POINTERS,
-    RECORDS,
-    SWEEP,
     ArchivedStatus,
     FileEntry,
     RunEntry,
@@ -26,8 +22,10 @@ from oelm.experiments.inventory import (
 )
 from oelm.experiments.portable import Machine, portable_chunks
 from oelm.files import MAX_JSON_BYTES, read_json
-from oelm.train.records import METRICS, Figures, read_as, read_judged
-from oelm.train.status import STATUS, read_status
+from oelm.runs.finished import read_judged
+from oelm.runs.layout import CHECKPOINT_FILES, METRICS, POINTERS, RECORDS, STATUS, SWEEP
+from oelm.runs.records import Figures, read_as
+from oelm.runs.status import read_status
 
 CONFIG, STATS = "config.json", "timing_stats.json"
 

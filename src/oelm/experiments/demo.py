@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from oelm.config import RunConfig, parse_config, with_overrides
 from oelm.errors import StoppedError
 from oelm.experiments.budget import budget_settings
-from oelm.train.config import RunConfig, parse_config, with_overrides
 from oelm.train.run import Result, train
 from oelm.train.stop import StopFlag
 from oelm.train.watch import Watch

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from oelm.config import FinetuneConfig, RunConfig
 from oelm.data.sets import TASKS
 from oelm.data.stdlib_task import NUM_LABELS
 from oelm.data.tokenizer import vocab_size_of
@@ -19,11 +20,10 @@ from oelm.experiments.plan import PlannedRun
 from oelm.files import read_json
 from oelm.method.apply import freeze
 from oelm.method.audit import Audit, audit
-from oelm.models.flops import step_work
 from oelm.models.gpt import GPT
 from oelm.models.hub import ClassifierShape, fresh_classifier
+from oelm.models.shape import step_work
 from oelm.models.shapes import classifier_skeleton
-from oelm.train.config import FinetuneConfig, RunConfig
 from oelm.train.preflight import Estimate, estimate
 
 # Of the speed of a bare matrix product: what a whole training step reaches on a CPU, norms, copies and optimizer included.

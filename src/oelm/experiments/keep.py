@@ -10,13 +10,12 @@ from pydantic import ValidationError
 
 from oelm.errors import ArchiveError
 from oelm.experiments.collect import CONFIG, STATS, is_plain, odds_of, run_place, without_config
-from oelm.experiments.inventory import SWEEP
 from oelm.experiments.portable import Machine, portable_chunks, this_machine
 from oelm.experiments.sweep import SweepPoint, SweepRecord
 from oelm.files import dump_json, publish_dir, write_bytes
-from oelm.train.metrics import read_metrics
-from oelm.train.records import PREDICTIONS
-from oelm.train.status import STATUS, read_status
+from oelm.runs.layout import PREDICTIONS, STATUS, SWEEP
+from oelm.runs.metrics import read_metrics
+from oelm.runs.status import read_status
 
 _KEPT = (CONFIG, STATS, STATUS, "manifest.json", "audit.json", "attention.json")
 METRICS = "metrics.jsonl"

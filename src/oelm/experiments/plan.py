@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oelm.config import FinetuneConfig, RunConfig, TrainConfig, nearest_key, parse_as, with_overrides
 from oelm.data.prepare import check_tokenizer_asked, is_token_set
 from oelm.data.sets import BUILT_IN, CORPORA, TASKS
 from oelm.errors import ConfigError, RunDirError
@@ -18,7 +19,8 @@ from oelm.experiments.fair import PACE, confounding
 from oelm.experiments.registry import Catalog, Experiment, dotted
 from oelm.files import dump_json
 from oelm.method.method import Method, resolve_method
-from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig, nearest_key, parse_as, read_any_config, with_overrides
+from oelm.runs.layout import CONFIG
+from oelm.runs.records import read_any_config
 
 # What only data and model can tell, filled in when a run begins: placeholders of a plan stand for whatever is there.
 _FILLED_IN = {"model.vocab_size", "model.num_labels", "model.sha256", "steps", "epochs", "eval_every", "save_every"}
@@ -209,7 +211,7 @@ def plan_runs(
 
 def check_same_recipe(run: PlannedRun) -> None:
     """Raise RunDirError when the run's folder holds a run of another config: the catalog or the budget changed since."""
-    if not (run.path / "config.json").is_file():
+    if not (run.path / CONFIG).is_file():
         return
     try:
         held = read_any_config(run.path)

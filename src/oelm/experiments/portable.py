@@ -12,7 +12,8 @@ from typing import Any
 
 from oelm.errors import ArchiveError
 from oelm.files import MAX_JSON_BYTES, dump_json, read_json
-from oelm.train.status import STATUS, read_status
+from oelm.runs.layout import STATUS
+from oelm.runs.status import read_status
 
 # Settings, where a word that happens to be the host's name (a host called 'cpu') is still a setting.
 _SETTINGS = ("config.json", "model/config.json", "audit.json", "attention.json", "timing_stats.json", "sweep.json")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from oelm.config import FinetuneConfig, RunConfig
 from oelm.errors import ConfigError
 from oelm.experiments.forecast import count_parameters, run_steps, run_vocabulary, step_operations
-from oelm.experiments.monitor import queue_seconds
 from oelm.experiments.plan import PlannedRun
-from oelm.train.config import FinetuneConfig, RunConfig
+from oelm.experiments.slots import queue_seconds
 from oelm.train.dist import World
 from oelm.train.preflight import estimate
 

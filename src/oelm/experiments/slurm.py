@@ -23,8 +23,8 @@ from oelm.experiments.cluster import ClusterConfig
 from oelm.experiments.plan import PlannedRun
 from oelm.experiments.sbatch import runs_script, single_script
 from oelm.files import write_json, write_text
+from oelm.runs.status import now_text
 from oelm.strict import Strict
-from oelm.train.status import now_text
 
 FOLDER, RECORD = ".slurm", "submission.json"
 # States of a job that is still to do something; every other one is an end.

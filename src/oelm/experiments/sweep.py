@@ -16,13 +16,12 @@ from pydantic import ValidationError, model_validator
 
 from oelm.errors import ConfigError, DataError, NonFiniteError
 from oelm.experiments.fair import CLOSE, PACE, TUNED
-from oelm.experiments.inventory import SWEEP
 from oelm.experiments.registry import Experiment
 from oelm.files import read_json, write_json
+from oelm.runs.layout import METRICS, SWEEP, TIMING
+from oelm.runs.metrics import read_metrics
+from oelm.runs.status import now_text, read_status
 from oelm.strict import Strict
-from oelm.train.metrics import read_metrics
-from oelm.train.records import METRICS, TIMING
-from oelm.train.status import now_text, read_status
 
 if TYPE_CHECKING:
     # Plans load torch; to read a sweep's record must not, for reports and the live page do.
@@ -132,8 +131,8 @@ class SweepPlan:
 
 def parse_grid(texts: Sequence[str]) -> Grid:
     """Read 'optim.lr=3e-4,1e-3', once for each setting."""
+    from oelm.config import parse_override
     from oelm.experiments.plan import check_method_key
-    from oelm.train.config import parse_override
 
     grid: Grid = {}
     for text in texts:
@@ -264,7 +263,7 @@ def _scored(values: dict[str, Any], runs: Sequence[PlannedRun]) -> SweepPoint:
 
 def _score(runs: Sequence[PlannedRun]) -> float | None:
     """Return the mean of what is least at the best: log PPL, or the share of errors."""
-    from oelm.train.config import RunConfig
+    from oelm.config import RunConfig
 
     scores = []
     for run in runs:

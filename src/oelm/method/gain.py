@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from oelm.method.architectures import class_path
 from oelm.method.axes import CORRECTION_IN, CORRECTION_OUT, GAIN, LEARNT, Selection, unfold_loaded
 from oelm.method.frames import sample_gaussian
-from oelm.method.method import Gain
+from oelm.method.method import Gain, rank_within
 from oelm.method.sharded import whole
 from oelm.method.sites import Projection
 
@@ -119,11 +119,6 @@ def correction_rank(projection: Projection, share: float) -> int:
     """Return the highest rank whose two factors need no more than this share of the weight's numbers; it may be 0."""
     num_heads, head_dim, model_dim = projection.shape_HKD
     return rank_within(share, num_heads * head_dim, model_dim)
-
-
-def rank_within(share: float, rows: int, model_dim: int) -> int:
-    """Return the same for a weight of this shape, before there is one."""
-    return int(share * rows * model_dim / (rows + model_dim))
 
 
 def _register(projection: Projection, starts: dict[str, Tensor]) -> None:

@@ -11,7 +11,8 @@ from oelm.errors import MissingExtraError
 from oelm.files import write_bytes, write_text
 from oelm.report.plain import plain_values
 from oelm.report.svg import FONTS, MEASURED
-from oelm.train.metrics import read_metrics
+from oelm.runs.layout import METRICS
+from oelm.runs.metrics import read_metrics
 
 # Okabe-Ito colours: distinct for readers who do not see red and green apart.
 _COLOURS = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
@@ -73,7 +74,7 @@ def save_chart(chart: Any, path: Path) -> list[Path]:
 
 
 def _losses(arm: str, run: Path) -> list[dict[str, Any]]:
-    rows = read_metrics(run / "metrics.jsonl")
+    rows = read_metrics(run / METRICS)
     losses = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     # Means over about fifty stretches: single batches jump more than the arms differ.
     width = max(1, math.ceil(len(losses) / 50))
@@ -86,7 +87,7 @@ def _losses(arm: str, run: Path) -> list[dict[str, Any]]:
 
 
 def _validation(run: Path) -> list[dict[str, Any]]:
-    rows = read_metrics(run / "metrics.jsonl")
+    rows = read_metrics(run / METRICS)
     return [{"step": row["step"], "loss": row["val_loss"]} for row in rows if "val_loss" in row]
 
 

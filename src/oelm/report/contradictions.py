@@ -11,7 +11,7 @@ from typing import Any
 from oelm.experiments.budget import budget_settings, classifier_settings
 from oelm.experiments.registry import Catalog, Experiment, dotted
 from oelm.experiments.yamlfile import parse_yaml
-from oelm.models.flops import step_work
+from oelm.models.shape import GPTConfig, step_work
 
 _MIB = 2**20
 _GPT2_VOCABULARY = 50257
@@ -35,6 +35,7 @@ class Recipe:
     seq_len: int
     model_dim: int
     num_layers: int
+    num_heads: int
     ff_dim: int
     batch_size: int
     steps: int
@@ -52,8 +53,11 @@ class Recipe:
         return self.num_layers * 2 * self.model_dim**2
 
     @property
-    def qk_rows(self) -> int:
-        return self.model_dim
+    def shape(self) -> GPTConfig:
+        sizes = {
+            name: getattr(self, name) for name in ("vocab_size", "seq_len", "model_dim", "num_layers", "num_heads", "ff_dim")
+        }
+        return GPTConfig(**sizes, dropout=0.0)
 
 
 @cache
@@ -105,7 +109,7 @@ def paper_settings(experiment: Experiment) -> dict[str, Any]:
 def gpt_recipe(catalog: Catalog, name: str) -> Recipe:
     """Return the recipe of one of the earlier study's GPTs."""
     settings = paper_settings(catalog.get(name))
-    shape = {key: settings[f"model.{key}"] for key in ("seq_len", "model_dim", "num_layers", "ff_dim")}
+    shape = {key: settings[f"model.{key}"] for key in ("seq_len", "model_dim", "num_layers", "num_heads", "ff_dim")}
     return Recipe(vocab_size=_GPT2_VOCABULARY, **shape, batch_size=settings["batch_size"], steps=settings["steps"])
 
 
@@ -130,7 +134,7 @@ def _parameters(catalog: Catalog) -> Contradiction:
 def _speed(catalog: Catalog) -> Contradiction:
     slow, fast = (_figures(catalog, name)["step_s"] for name in ("XNLI-01", "XNLI-02"))
     recipe = gpt_recipe(catalog, "GPT-02")
-    work = step_work(recipe, batch_size=recipe.batch_size)
+    work = step_work(recipe.shape, batch_size=recipe.batch_size)
     claims = reported_values()
     return Contradiction(
         "contradiction.speed",

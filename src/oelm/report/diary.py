@@ -10,7 +10,7 @@ from oelm.decimals import fixed
 from oelm.experiments.portable import this_machine
 from oelm.report.collect import Run, collect
 from oelm.report.plain import one_line
-from oelm.train.status import read_status
+from oelm.runs.status import read_status
 
 _NO_DATE = "no date"
 _CHANGED = "+changes"

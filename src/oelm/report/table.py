@@ -11,6 +11,7 @@ from typing import Any
 from oelm.errors import ConfigError
 from oelm.files import read_json
 from oelm.intervals import Ratio, mean_ratio
+from oelm.runs.layout import AUDIT, CONFIG, TIMING
 
 # What arms of one comparison may differ in.
 _FREE = ("method", "seed")
@@ -31,7 +32,7 @@ class ArmRow:
 def arm_rows(runs: Mapping[str, Sequence[Path]], *, baseline: str) -> list[ArmRow]:
     """Read the figures of finished runs, the same seeds in the same order for each arm, and compare them in pairs."""
     _check_fair([path for paths in runs.values() for path in paths])
-    figures = {arm: [read_json(path / "timing_stats.json") for path in paths] for arm, paths in runs.items()}
+    figures = {arm: [read_json(path / TIMING) for path in paths] for arm, paths in runs.items()}
     reference = _perplexities(figures[baseline])
     return [
         ArmRow(
@@ -47,7 +48,7 @@ def arm_rows(runs: Mapping[str, Sequence[Path]], *, baseline: str) -> list[ArmRo
 
 def _check_fair(runs: list[Path]) -> None:
     """Raise ConfigError unless the runs' configs differ in nothing but method and seed."""
-    configs = [{key: value for key, value in read_json(run / "config.json").items() if key not in _FREE} for run in runs]
+    configs = [{key: value for key, value in read_json(run / CONFIG).items() if key not in _FREE} for run in runs]
     for run, config in zip(runs, configs, strict=True):
         for key in config.keys() | configs[0].keys():
             if config.get(key) != configs[0].get(key):
@@ -59,5 +60,5 @@ def _perplexities(figures: list[dict[str, Any]]) -> list[float]:
 
 
 def _parameters(run: Path) -> dict[str, int]:
-    audit = read_json(run / "audit.json")
+    audit = read_json(run / AUDIT)
     return {"trainable": int(audit["trainable"]), "frozen": int(audit["frozen"])}

@@ -12,11 +12,12 @@ from torch import nn
 from oelm.decimals import fixed
 from oelm.errors import DataError, NonFiniteError
 from oelm.files import Guard, dump_json, write_json, write_text
+from oelm.runs.layout import ATTENTION, PREDICTIONS, TIMING, checkpoint_name
+from oelm.runs.metrics import missing_rows, read_metrics
+from oelm.runs.records import EvaluationRow, StepRow, read_rows
 from oelm.train.dist import own_stop
 from oelm.train.evaluate import Judged
 from oelm.train.load import load_any
-from oelm.train.metrics import missing_rows, read_metrics
-from oelm.train.records import PREDICTIONS, EvaluationRow, StepRow, read_rows
 from oelm.train.session import Session
 from oelm.train.task import Judging
 from oelm.train.timing import step_statistics
@@ -38,13 +39,13 @@ def finish(session: Session) -> dict[str, Any] | None:
             return None
         _write_rows(path / PREDICTIONS["val"], evaluation, guard=guard)
         if (heads := session.task.look_at_heads(session.model)) is not None:
-            write_json(path / "attention.json", {"step": session.state.step, **heads}, guard=guard)
+            write_json(path / ATTENTION, {"step": session.state.step, **heads}, guard=guard)
         tested = judge_best_on_test(session)
         references = None if tested is None else session.task.references(own_stop(session.stop))
     if tested is None or references is None:
         return None
     figures = {**final_figures(session), **tested, **references}
-    write_json(path / "timing_stats.json", figures, guard=guard)
+    write_json(path / TIMING, figures, guard=guard)
     return figures
 
 
@@ -60,7 +61,7 @@ def judge_best_on_test(session: Session) -> dict[str, Any] | None:
     if not session.task.has_test:
         return {}
     # After going back to a step, the best before it may have been pruned.
-    if step is None or not (path / "checkpoints" / f"step-{step:08d}").is_dir():
+    if step is None or not (path / checkpoint_name(step)).is_dir():
         log.warning("no figures of the test split: the checkpoint of the best step, %s, was pruned", step)
         return {}
     session.watch.on_remark(f"the test split, with the model of step {step:,}, the best on validation")

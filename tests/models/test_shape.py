@@ -11,10 +11,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from oelm.method.apply import freeze
-from oelm.method.gain import rank_within
-from oelm.method.method import PRESETS
-from oelm.models.flops import MethodWork, _learnt_on_top, method_work, step_work
-from oelm.models.gpt import GPTConfig, build_gpt
+from oelm.method.method import PRESETS, rank_within
+from oelm.models.gpt import build_gpt
+from oelm.models.shape import GPTConfig, MethodWork, _learnt_on_top, method_work, step_work
 from oelm.train.loss import mean_cross_entropy
 
 CONFIG = GPTConfig(vocab_size=211, seq_len=32, model_dim=48, num_layers=2, num_heads=3, ff_dim=96, dropout=0.0)
@@ -159,5 +158,5 @@ def test_a_method_and_its_plain_data_have_one_bound() -> None:
 
 
 def test_the_bound_needs_no_torch() -> None:
-    program = "import sys, oelm.models.flops; assert 'torch' not in sys.modules"
+    program = "import sys, oelm.models.shape; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

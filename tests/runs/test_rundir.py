@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from oelm.config import RunConfig
 from oelm.errors import CheckpointError, DiskFullError, OelmError, OutOfMemoryError, RunDirError, RunDirLostError
 from oelm.files import STAGING_PREFIX
 from oelm.method.apply import freeze
 from oelm.method.audit import audit
 from oelm.method.method import PRESETS
 from oelm.models.gpt import build_gpt
-from oelm.train.config import RunConfig
+from oelm.runs.rundir import RunDir
+from oelm.runs.status import HEARTBEAT_S, Progress, read_status
 from oelm.train.preflight import Estimate, check_fits, estimate, is_out_of_memory, parameter_counts, what_to_lower
-from oelm.train.rundir import RunDir
-from oelm.train.status import HEARTBEAT_S, Progress, read_status
 from tests.conftest import tiny_config
 
 

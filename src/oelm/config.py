@@ -17,7 +17,7 @@ from oelm.dotted import flatten
 from oelm.errors import ConfigError
 from oelm.files import dump_json
 from oelm.method.method import Method, method_name, rank_within, resolve_method
-from oelm.models.shape import Architecture, GPTConfig
+from oelm.models.shape import Architecture, GPTConfig, WeightCounts, weight_counts
 from oelm.strict import Strict
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
@@ -166,6 +166,14 @@ class RunConfig(TrainConfig):
     model: GPTConfig
     data: DataConfig
     init_from: InitFrom | None = None
+
+    def weight_counts(self) -> WeightCounts:
+        """Count the parameters of the model as it starts; `model.vocab_size` must be known."""
+        depth, method = self.model.num_layers, self.method
+        layers = [layer for layer in range(depth) if method.selects(layer, depth)]
+        return weight_counts(
+            self.model, method, layers=layers, learn_layers=[layer for layer in layers if method.learns_in(layer, depth)]
+        )
 
     @model_validator(mode="after")
     def _layers_exist(self) -> Self:

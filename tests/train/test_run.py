@@ -109,7 +109,7 @@ def test_validation_does_not_depend_on_the_batch_size(text_file: Path) -> None:
         task = LanguageModelTask(tokens, config, Compute("cpu", "float32", "test"))
         evaluation = task.evaluate(build_gpt(config.model, seed=0), StopFlag(), progress=Silence().on_validating)
         assert evaluation is not None
-        assert sum(document["tokens"] for document in evaluation.documents) == len(tokens.val) - 1
+        assert sum(document.tokens for document in evaluation.documents) == len(tokens.val) - 1
         losses.append(evaluation.loss)
     # Products of other shapes may sum in another order: float32 rounding of losses of about 6, averaged.
     assert max(losses) - min(losses) < 1e-6

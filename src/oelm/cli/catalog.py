@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
     from oelm.experiments.registry import Catalog, Experiment
     from oelm.method.audit import Audit
-    from oelm.method.method import Method
+    from oelm.models.shape import WeightCounts
 
 
 @reported
@@ -76,8 +76,9 @@ def show(
     overrides: Overrides = None,
     catalog: CatalogFile = None,
     root: Annotated[Path, typer.Option("--out", help="Where runs are, for measured times.")] = Path("outputs"),
+    cost: Annotated[bool, typer.Option("--cost", help="Also estimate time, memory and disk here; this loads torch.")] = False,
 ) -> None:
-    """Show one experiment: its whole recipe at a budget, parameters, what was reported, and what it will take here."""
+    """Show one experiment: its whole recipe at a budget, its parameters, and what was reported."""
     from oelm.config import parse_overrides
     from oelm.experiments.plan import check_changes, plan_runs, variant_name
     from oelm.experiments.registry import dotted, load_catalog
@@ -96,7 +97,7 @@ def show(
         variant=variant_name(changes),
     )
     own = next(run for run in runs if run.experiment.id == experiment.id)
-    _print_facts(own, [run for run in runs if run is not own], root)
+    _print_facts(own, [run for run in runs if run is not own], root, costs=_costs(own, root) if cost else {})
     out.print("\nrecipe:", style="bold")
     for key, value in dotted(own.config.as_dict()).items():
         out.print(f"  {key}: {printable(str(value))}", soft_wrap=True)
@@ -106,37 +107,68 @@ def show(
     out.print(f"\nrun it: {printable(shlex.join(command))}", soft_wrap=True)
 
 
-def _counts(counted: Audit, method: Method) -> str:
-    """Return what trains and what is frozen, and what becomes of it on the way."""
-    from oelm.method.kind import learning_later
-
-    change = learning_later(method.model_dump(mode="json"), counted.projections)
-    later = f"; {abs(change):,} of Q and K {'thaw' if change > 0 else 'freeze'} on the way" if change else ""
-    return str(counted).removeprefix("parameters: ") + later
-
-
-def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> None:
+def _costs(run: PlannedRun, root: Path) -> dict[str, str]:
+    """Return what one run takes here, and the parameters of a classifier."""
+    from oelm.config import RunConfig
     from oelm.data.encode import num_cores
     from oelm.experiments.forecast import Forecaster, count_parameters
-    from oelm.experiments.plan import confounds
+    from oelm.method.kind import learning_later
     from oelm.train.preflight import gibibytes
 
-    experiment = run.experiment
-    counted = count_parameters(run.config)
     threads = max(1, num_cores() // min(num_cores(), 8)) if run.budget != "paper" else num_cores()
     forecast = Forecaster(root, threads=threads).forecast(run)
-    unknown = "the model is not known here; fetch it, or give its folder with --set model.source=FOLDER"
+    facts = {
+        "one run here": f"about {roughly(forecast.seconds)} on the CPU ({forecast.basis}, threads: {threads})",
+        "memory, disk": f"about {gibibytes(forecast.needs.memory)} and {gibibytes(forecast.needs.disk)}",
+    }
+    if isinstance(run.config, RunConfig):
+        return facts
+    if (counted := count_parameters(run.config)) is None:
+        return {
+            "parameters": "the model is not known here; fetch it, or give its folder with --set model.source=FOLDER",
+            **facts,
+        }
+    later = learning_later(run.config.method.model_dump(mode="json"), counted.projections)
+    return {"parameters": _counts(counted, later), **facts}
+
+
+def _counts(counted: Audit | WeightCounts, later: int) -> str:
+    """Return what trains, what is frozen, and of how many parameters that changes `later`."""
+    slices = f" || replaced by slices: {counted.selected:,}" if counted.selected else ""
+    told = f"; {abs(later):,} of Q and K {'thaw' if later > 0 else 'freeze'} on the way" if later else ""
+    share = 100 * counted.frozen / counted.total
+    numbers = f"{counted.total:,} || trainable: {counted.trainable:,} || frozen: {counted.frozen:,} ({share:.2f}%)"
+    return numbers + slices + told
+
+
+def _calculated(config: RunConfig | FinetuneConfig) -> str:
+    """Return the parameters of a GPT by arithmetic; those of a classifier take its library."""
+    from oelm.config import RunConfig
+    from oelm.experiments.plan import known_vocabulary
+
+    if not isinstance(config, RunConfig):
+        return "counted with --cost"
+    config = known_vocabulary(config)
+    counts, method = config.weight_counts(), config.method
+    if method.thaw:
+        return _counts(counts, counts.frozen + counts.selected)
+    at_once = config.model_copy(update={"method": method.model_copy(update={"freeze_at": 0.0})}).weight_counts()
+    return _counts(counts, counts.frozen - at_once.frozen)
+
+
+def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path, *, costs: dict[str, str]) -> None:
+    from oelm.experiments.plan import confounds
+
+    experiment = run.experiment
     facts = {
         "what": f"{experiment.title} ({experiment.kind.replace('_', ' ')})",
         "budget": run.budget,
         "baseline": experiment.baseline or "none: it is one",
         "success": str(experiment.criterion) if experiment.criterion else "no criterion",
         "seeds planned": str(experiment.seeds),
-        "parameters": _counts(counted, run.config.method) if counted is not None else unknown,
-        "one run here": f"about {roughly(forecast.seconds)} on the CPU ({forecast.basis}, threads: {threads})",
-        "memory, disk": f"about {gibibytes(forecast.needs.memory)} and {gibibytes(forecast.needs.disk)}",
+        "parameters": _calculated(run.config),
     }
-    facts |= _counted(run.config)
+    facts |= costs | _counted(run.config)
     if experiment.reported is not None:
         figures = ", ".join(f"{name} {value:g}" for name, value in experiment.reported.figures.items())
         facts["reported"] = f"{figures} ({experiment.reported.source}; not a result of ours)"

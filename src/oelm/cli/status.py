@@ -20,6 +20,7 @@ from rich.text import Text
 from oelm.cli.shell import echo, err, out, printable, reported
 from oelm.decimals import duration, fixed
 from oelm.errors import ClusterError, ConfigError, OelmError
+from oelm.runs.layout import SUBMISSIONS
 
 if TYPE_CHECKING:
     from oelm.experiments.gaps import Gap
@@ -70,6 +71,9 @@ def status(
 
 def jobs_of(root: Path, views: Sequence[RunView]) -> dict[Path, JobState]:
     """Return what SLURM says of runs that were submitted to it and are not done; asked only where some were."""
+    # Who never submitted a run does not wait for what plans and submits them.
+    if not (root / SUBMISSIONS).is_dir():
+        return {}
     from oelm.experiments.slurm import job_states
 
     return job_states(root, [view.path for view in views if view.state != "done"])

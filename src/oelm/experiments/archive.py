@@ -15,7 +15,7 @@ from typing import BinaryIO
 from pydantic import ValidationError
 
 from oelm.errors import ArchiveError
-from oelm.experiments.collect import CONFIG, STATS, file_entry, is_plain, look_at_run, look_at_sweeps, run_place, without_config
+from oelm.experiments.collect import file_entry, is_plain, look_at_run, look_at_sweeps, run_place, without_config
 from oelm.experiments.inventory import FORMAT, INVENTORY, FileEntry, Inventory, RunEntry, SweepEntry, case_problem, name_problem
 from oelm.experiments.portable import Machine, portable_chunks, this_machine
 from oelm.experiments.tarball import Member, TarReader, TarWriter, opened
@@ -31,7 +31,7 @@ from oelm.files import (
     write_bytes,
 )
 from oelm.locks import lock_at, take
-from oelm.runs.layout import SWEEP
+from oelm.runs.layout import CONFIG, SWEEP, TIMING
 
 MAX_ARCHIVE_BYTES = 64 * 2**30
 _IMPORT_LOCK = ".import.lock"
@@ -264,7 +264,7 @@ def _is_there(root: Path, run: RunEntry, machine: Machine) -> bool:
             raise ArchiveError(f"{place}: is a link or a file, and a run must go there; {_ELSEWHERE}")
     if not place.exists():
         return False
-    for name in (CONFIG, STATS):
+    for name in (CONFIG, TIMING):
         listed = next((file.sha256 for file in run.files if file.path == name), None)
         if not _is_same(place, name, listed, machine):
             raise ArchiveError(f"{place}: another run is there (its {name} is not the archive's); {_ELSEWHERE}")

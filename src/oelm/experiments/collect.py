@@ -23,11 +23,9 @@ from oelm.experiments.inventory import (
 from oelm.experiments.portable import Machine, portable_chunks
 from oelm.files import MAX_JSON_BYTES, read_json
 from oelm.runs.finished import read_judged
-from oelm.runs.layout import CHECKPOINT_FILES, METRICS, POINTERS, RECORDS, STATUS, SWEEP
+from oelm.runs.layout import CHECKPOINT_FILES, CONFIG, METRICS, POINTERS, RECORDS, STATUS, SWEEP, TIMING
 from oelm.runs.records import Figures, read_as
 from oelm.runs.status import read_status
-
-CONFIG, STATS = "config.json", "timing_stats.json"
 
 
 def find_runs(root: Path, names: Iterable[str]) -> list[Path]:
@@ -114,14 +112,14 @@ def look_at_run(path: str, run: Path, machine: Machine, remarks: list[str], *, w
         return None
     if status == "done":
         remarks += odds_of(path, run)
-    figures = final_figures(read_json(run / STATS, error=ArchiveError)) if status == "done" and STATS in held else {}
+    figures = final_figures(read_json(run / TIMING, error=ArchiveError)) if status == "done" and TIMING in held else {}
     return RunEntry(path=path, seed=int(path.rsplit("-", 1)[1]), status=status, figures=figures, files=tuple(files))
 
 
 def odds_of(path: str, run: Path) -> list[str]:
     """Return a remark where the figures of a finished run are not what its metrics and answers give."""
     try:
-        read_as(Figures, run / STATS)
+        read_as(Figures, run / TIMING)
         config = read_json(run / CONFIG)
     except DataError:
         # A record without them is told by who needs them; here is nothing to compare.

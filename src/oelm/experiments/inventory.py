@@ -10,28 +10,11 @@ from pydantic import Field, field_validator, model_validator
 
 from oelm.files import MAX_JSON_BYTES
 from oelm.names import is_device, is_safe
+from oelm.runs.layout import CHECKPOINT_FILES, CONFIG, POINTERS, RECORDS, SWEEP
 from oelm.strict import Strict
 
 FORMAT: Literal["oelm-archive-1"] = "oelm-archive-1"
 INVENTORY = "inventory.json"
-SWEEP = "sweep.json"
-# What a run leaves beside its weights; where the design lists another file, it belongs here.
-RECORDS = (
-    "attention.json",
-    "audit.json",
-    "config.json",
-    "manifest.json",
-    "metrics.jsonl",
-    "model/config.json",
-    "predictions.jsonl",
-    "status.json",
-    "test_predictions.jsonl",
-    "timing_stats.json",
-    "tokenizer.json",
-    "training.log",
-)
-POINTERS = ("best.json", "latest.json")
-CHECKPOINT_FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
 _CHECKPOINT_FILE = re.compile(r"checkpoints/step-[0-9]{8,18}/([a-z.]+)")
 _SEED = re.compile(r"seed-(0|[1-9][0-9]{0,9})")
 _FIGURE = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -76,8 +59,8 @@ class RunEntry(Strict):
         names = [file.path for file in self.files]
         if names != sorted(set(names)):
             raise ValueError(f"{self.path!r} lists its files twice or out of order")
-        if "config.json" not in names:
-            raise ValueError(f"{self.path!r} lists no config.json, so it is no run")
+        if CONFIG not in names:
+            raise ValueError(f"{self.path!r} lists no {CONFIG}, so it is no run")
         return self
 
     @property

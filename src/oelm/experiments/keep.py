@@ -9,16 +9,15 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from oelm.errors import ArchiveError
-from oelm.experiments.collect import CONFIG, STATS, is_plain, odds_of, run_place, without_config
+from oelm.experiments.collect import is_plain, odds_of, run_place, without_config
 from oelm.experiments.portable import Machine, portable_chunks, this_machine
 from oelm.experiments.sweep import SweepPoint, SweepRecord
 from oelm.files import dump_json, publish_dir, write_bytes
-from oelm.runs.layout import PREDICTIONS, STATUS, SWEEP
+from oelm.runs.layout import ATTENTION, AUDIT, CONFIG, MANIFEST, METRICS, PREDICTIONS, STATUS, SWEEP, TIMING
 from oelm.runs.metrics import read_metrics
 from oelm.runs.status import read_status
 
-_KEPT = (CONFIG, STATS, STATUS, "manifest.json", "audit.json", "attention.json")
-METRICS = "metrics.jsonl"
+_KEPT = (CONFIG, TIMING, STATUS, MANIFEST, AUDIT, ATTENTION)
 # Of the training rows so many are kept, enough to draw a curve; of the evaluations all.
 _KEPT_STEPS = 100
 
@@ -126,6 +125,6 @@ def _content(run: Path, machine: Machine) -> dict[str, bytes]:
 
 
 def _refuse_other(there: Path, content: dict[str, bytes]) -> None:
-    for name in (CONFIG, STATS, METRICS):
+    for name in (CONFIG, TIMING, METRICS):
         if name in content and (there / name).read_bytes() != content[name]:
             raise ArchiveError(f"{there / name}: is that of another run; move {there} aside, or keep these records elsewhere")

@@ -12,12 +12,12 @@ from typing import Any
 
 from oelm.errors import ArchiveError
 from oelm.files import MAX_JSON_BYTES, dump_json, read_json
-from oelm.runs.layout import STATUS
+from oelm.runs.layout import ATTENTION, AUDIT, CONFIG, LOG, MANIFEST, MODEL_CONFIG, STATUS, SWEEP, TIMING
 from oelm.runs.status import read_status
 
 # Settings, where a word that happens to be the host's name (a host called 'cpu') is still a setting.
-_SETTINGS = ("config.json", "model/config.json", "audit.json", "attention.json", "timing_stats.json", "sweep.json")
-_STRIPPED = (*_SETTINGS, "manifest.json", STATUS, "training.log")
+_SETTINGS = (CONFIG, MODEL_CONFIG, AUDIT, ATTENTION, TIMING, SWEEP)
+_STRIPPED = (*_SETTINGS, MANIFEST, STATUS, LOG)
 _CHUNK_BYTES = 2**20
 # A line end or tab as a quoted text shows it: its letter is no part of the word that follows.
 _ESCAPE = r"(?<=\\[nrt])"
@@ -111,7 +111,7 @@ def portable_chunks(run: Path, name: str, machine: Machine) -> Iterator[bytes]:
 def _stripped_bytes(path: Path, name: str, machine: Machine) -> bytes:
     if name == STATUS:
         return _stripped_status(path, machine)
-    if name == "training.log":
+    if name == LOG:
         return _stripped_log(path, machine)
     value = read_json(path, error=ArchiveError)
     try:

@@ -142,6 +142,40 @@ def method_work(
 
 
 @dataclass(frozen=True)
+class WeightCounts:
+    """Parameters of a GPT under a method, at its start; `selected` are those that slices replace, stored nowhere."""
+
+    total: int
+    frozen: int
+    selected: int
+
+    @property
+    def trainable(self) -> int:
+        return self.total - self.frozen
+
+
+def weight_counts(
+    model: GPTConfig,
+    method: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    *,
+    layers: Collection[int] | None = None,
+    learn_layers: Collection[int] | None = None,
+) -> WeightCounts:
+    """Count parameters as an audit of the model does, without making one; arguments as of `method_work`."""
+    fields, width = dict(method), model.model_dim
+    size = width * model.qk_rows
+    # Q and K, V and the output, the feed-forward with its biases, two norms.
+    block = 2 * size + 2 * width**2 + 2 * width * model.ff_dim + model.ff_dim + 5 * width
+    whole = (model.vocab_size + model.seq_len + model.short_conv + 2) * width + model.num_layers * block
+    parts = () if fields.get("freeze_at") else tuple(fields.get("freeze") or ())
+    concerned, learning = (range(model.num_layers) if chosen is None else chosen for chosen in (layers, learn_layers))
+    held = len(concerned) * len(parts) * size
+    learnt = (_learnt_on_top(model, fields, part) for layer in concerned if layer in learning for part in parts)
+    selected = held if fields.get("init") == "axes" else 0
+    return WeightCounts(whole - selected + sum(each.parameters for each in learnt), held - selected, selected)
+
+
+@dataclass(frozen=True)
 class _OnTop:
     """What learns on top of one frozen projection: the rank of its correction, the rows of its gain, all parameters."""
 

@@ -30,6 +30,8 @@ LOCK = ".lock"
 HOLDER = ".holder"
 # Where a launcher keeps a lock for each run that it starts and waits for.
 _LAUNCHES = ".launch"
+# Where what was submitted to SLURM is written down.
+SUBMISSIONS = ".slurm"
 
 LATEST, BEST = "latest.json", "best.json"
 POINTERS = (BEST, LATEST)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from oelm.config import FinetuneConfig, RunConfig, parse_any
 from oelm.errors import CheckpointError, ConfigError, DataError
-from oelm.files import MAX_JSON_BYTES, read_json, read_plain
+from oelm.files import MAX_JSON_BYTES, Guard, dump_json, read_json, read_plain, write_json, write_text
 from oelm.runs.layout import CONFIG, LATEST, MANIFEST, Split
 from oelm.runs.metrics import read_jsonl
 from oelm.strict import Strict
@@ -41,7 +41,7 @@ class Manifest(Strict):
     numpy: str
     environment: dict[str, str]
     data: DataRecord
-    earlier: list[dict[str, Any]]
+    earlier: list[dict[str, Any]] = []
     # The id that its checkpoints carry; runs from before there were ids have none.
     run: str = ""
 
@@ -217,6 +217,17 @@ class ExampleRow(Strict):
 
 Predictions = list[DocumentRow] | list[ExampleRow]
 Parsed = TypeVar("Parsed", bound=BaseModel)
+
+
+def write_record(path: Path, record: Strict, *, guard: Guard | None = None) -> None:
+    """Write a record into its file. What was not measured is left out, and reads as its default."""
+    write_json(path, record.model_dump(mode="json", exclude_unset=True), guard=guard)
+
+
+def write_records(path: Path, records: Sequence[Strict], *, guard: Guard | None = None) -> None:
+    """Write records into a .jsonl file, one a line."""
+    lines = (dump_json(record.model_dump(mode="json", exclude_unset=True), indent=None) for record in records)
+    write_text(path, "".join(f"{line}\n" for line in lines), guard=guard)
 
 
 def read_as(kind: type[Parsed], path: Path) -> Parsed:

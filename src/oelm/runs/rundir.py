@@ -6,7 +6,6 @@ import contextlib
 import errno
 import logging
 import os
-import platform
 import secrets
 import socket
 import time
@@ -23,7 +22,7 @@ from oelm.files import STAGING_PREFIX, dump_json, room_checked, sweep_staging, w
 from oelm.locks import lock_at, take
 from oelm.runs.layout import CHECKPOINTS, CONFIG, HOLDER, LATEST, LOCK, LOG, MANIFEST, METRICS, checkpoint_folders
 from oelm.runs.metrics import read_metrics
-from oelm.runs.records import read_any_config, read_manifest, run_id
+from oelm.runs.records import Manifest, read_any_config, read_manifest, run_id, write_record
 from oelm.runs.status import HEARTBEAT_S, Progress, StatusName, now_text, read_status, status_now, write_status
 from oelm.strict import Strict
 
@@ -248,16 +247,16 @@ class RunDir:
         if time.monotonic() - self._last_heartbeat >= HEARTBEAT_S:
             self.set_status("running", progress())
 
-    def write_manifest(self, facts: dict[str, Any]) -> None:
+    def write_manifest(self, manifest: Manifest) -> None:
         """Write manifest.json, with the run's id; a run continued in another setting keeps the earlier ones beside it."""
-        path = self.path / MANIFEST
-        facts = {"python": platform.python_version(), **facts}
+        facts = manifest.model_dump(mode="json", exclude={"earlier", "run"})
         earlier: list[Any] = []
         if old := read_manifest(self.path):
             sittings = old.pop("earlier", [])
             old.pop("run", None)
             earlier = sittings if dump_json(old) == dump_json(facts) else [*sittings, old]
-        write_json(path, {**facts, "earlier": earlier, "run": self.run_id}, guard=self.check_held)
+        whole = manifest.model_copy(update={"earlier": earlier, "run": self.run_id})
+        write_record(self.path / MANIFEST, whole, guard=self.check_held)
 
 
 def _holder(path: Path) -> Holder | None:

@@ -31,7 +31,7 @@ from oelm.models.hub import (
     weights_sha256,
 )
 from oelm.runs.layout import CHECKPOINTS, MODEL_FOLDER, TOKENIZER
-from oelm.runs.records import majority_share, read_any_config
+from oelm.runs.records import ExampleRow, majority_share, read_any_config
 from oelm.runs.status import Metric
 from oelm.seeds import stream_seed
 from oelm.train.device import Compute
@@ -51,7 +51,7 @@ class ClassifierEvaluation:
 
     loss: float
     accuracy: float
-    predictions: list[dict[str, Any]]
+    predictions: list[ExampleRow]
 
     @property
     def criterion(self) -> float:
@@ -244,7 +244,7 @@ def evaluate_split(
         numbers, losses, predicted = part.reshape(3, -1)
         nats[numbers.astype(np.int64)], guesses[numbers.astype(np.int64)] = losses, predicted
     rows = [
-        {"example": number, "label": int(split.labels[number]), "predicted": int(guesses[number]), "nats": float(nats[number])}
+        ExampleRow(example=number, label=int(split.labels[number]), predicted=int(guesses[number]), nats=float(nats[number]))
         for number in range(count)
     ]
     return ClassifierEvaluation(float(nats.mean()), float((guesses == split.labels).mean()), rows)

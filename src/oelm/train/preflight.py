@@ -13,9 +13,6 @@ import torch
 from oelm.config import FinetuneConfig, RunConfig, TrainConfig
 from oelm.data.encoded import ExampleMeta
 from oelm.errors import DiskFullError, OutOfMemoryError
-from oelm.method.apply import freeze
-from oelm.method.audit import audit
-from oelm.models.gpt import GPT
 from oelm.runs.layout import CHECKPOINTS
 from oelm.train.loss import chunk_rows
 
@@ -33,11 +30,8 @@ class Estimate:
 
 
 def parameter_counts(config: RunConfig) -> tuple[int, int]:
-    """Return how many parameters a run's model has, and how many of them train, without making their numbers."""
-    with torch.device("meta"):
-        model = GPT(config.model)
-    freeze(model, config.method)
-    counts = audit(model)
+    """Return how many parameters a run's model has, and how many of them train at some time."""
+    counts = config.weight_counts()
     if config.method.thaw:
         # What is frozen at first needs its gradient and its optimizer's state later, and slices become weights.
         whole = counts.total + counts.selected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,11 +16,11 @@ import torch
 
 from oelm.config import FinetuneConfig, InitFrom, RunConfig, TrainConfig
 from oelm.errors import STOPPED, DataError, OelmError, OutOfMemoryError, RunDirError
-from oelm.files import read_json, sha256_file, write_bytes, write_json
+from oelm.files import dump_json, read_json, sha256_file, write_bytes
 from oelm.method.audit import audit
 from oelm.runs.finished import RESTORE, read_judged
 from oelm.runs.layout import AUDIT, MANIFEST, SAVED_MODEL, TIMING, TOKENIZER
-from oelm.runs.records import data_fingerprint, saved_step
+from oelm.runs.records import AuditRecord, DataRecord, Manifest, data_fingerprint, saved_step, write_record
 from oelm.runs.rundir import GuestRunDir, RunDir
 from oelm.runs.status import Progress, StatusName, read_status
 from oelm.train.checkpoint import open_checkpoint
@@ -205,7 +206,8 @@ def _announce(session: Session, needs: Estimate) -> None:
     report = audit(session.model)
     # Of the start: what is thawed or frozen later, the method says.
     if session.state.step == 0 or not (session.folder.path / AUDIT).is_file():
-        write_json(session.folder.path / AUDIT, report.as_dict(), guard=session.folder.check_held)
+        record = AuditRecord.model_validate_json(dump_json(report.as_dict()))
+        write_record(session.folder.path / AUDIT, record, guard=session.folder.check_held)
     # A copy, so that a run can be read from, scored and exported without the data it was trained on.
     data = session.task.data
     tokenizer = data.tokenizer_path.read_bytes()
@@ -231,18 +233,15 @@ def _is_fresh(config: TrainConfig) -> bool:
     return isinstance(config, FinetuneConfig) and config.model.source is None
 
 
-def _manifest(session: Session) -> dict[str, Any]:
+def _manifest(session: Session) -> Manifest:
     data = session.task.data
-    return {
-        "oelm": version("oelm"),
-        "source_revision": source_revision(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "environment": environment(session.compute, processes=session.world.size),
-        "data": {
-            "name": data.name,
-            "source": data.source,
-            "fingerprint": data.fingerprint,
-            "tokenizer": data.tokenizer,
-        },
-    }
+    return Manifest(
+        python=platform.python_version(),
+        oelm=version("oelm"),
+        source_revision=source_revision(),
+        # A class of torch's own, which strict types refuse.
+        torch=str(torch.__version__),
+        numpy=np.__version__,
+        environment=environment(session.compute, processes=session.world.size),
+        data=DataRecord(name=data.name, source=data.source, fingerprint=data.fingerprint, tokenizer=data.tokenizer),
+    )

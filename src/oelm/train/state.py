@@ -61,7 +61,7 @@ class SavedState(Strict):
 def environment(compute: Compute, *, processes: int = 1) -> dict[str, str]:
     """Return what decides the low bits of a computation; a change of any of these is told on resume."""
     return {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "device": torch.cuda.get_device_name() if compute.device == "cuda" else compute.device,
         "precision": compute.precision,
         "threads": str(torch.get_num_threads()),

@@ -21,7 +21,7 @@ from oelm.errors import CheckpointError, DataError
 from oelm.files import sha256_file
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.heads import summarize_heads
-from oelm.runs.layout import SAVED_MODEL
+from oelm.runs.layout import SAVED_MODEL, TOKENIZER
 from oelm.runs.status import Metric
 from oelm.train.checkpoint import load_weights
 from oelm.train.device import Compute
@@ -60,7 +60,7 @@ class DataFacts:
             fingerprint=meta.fingerprint,
             tokenizer=meta.tokenizer,
             tokenizer_sha256=meta.tokenizer_sha256,
-            tokenizer_path=data.path / "tokenizer.json",
+            tokenizer_path=data.path / TOKENIZER,
             summary=summary,
         )
 
@@ -243,7 +243,7 @@ def load_start(model: GPT, start: InitFrom, tokens: TokenSet) -> None:
     if start.tokenizer_sha256 != tokens.meta.tokenizer_sha256:
         raise DataError(
             f"--init-from: those weights were trained with another tokenizer than {tokens.meta.name} was made with "
-            f"({tokens.meta.tokenizer}): its ids mean other text to them. Use that run's: --tokenizer RUN/tokenizer.json"
+            f"({tokens.meta.tokenizer}): its ids mean other text to them. Use that run's: --tokenizer RUN/{TOKENIZER}"
         )
     path = Path(start.checkpoint) / SAVED_MODEL
     if not path.is_file():

@@ -22,7 +22,7 @@ from oelm.bench.ab import against, interleave
 from oelm.bench.compare import bound, training_step
 from oelm.bench.shapes import classifier_config
 from oelm.bench.speed import SpeedRecord
-from oelm.train.config import FinetuneConfig
+from oelm.config import FinetuneConfig
 
 ROUNDS = 12
 FROZEN = "oelm_freeze_pretrained"

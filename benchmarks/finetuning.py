@@ -21,6 +21,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from oelm.config import FinetuneConfig, parse_as
 from oelm.data.encoded import ExampleSet
 from oelm.data.examples import folder_examples
 from oelm.data.sets import TASKS
@@ -29,7 +30,6 @@ from oelm.data.tasks import prepare_examples
 from oelm.intervals import mean_ratio
 from oelm.models.hub import ClassifierShape, fresh_classifier
 from oelm.train.classify import ClassifierTask
-from oelm.train.config import FinetuneConfig, parse_as
 from oelm.train.device import Compute
 from oelm.train.optim import build_optimizer, set_learning_rate
 from oelm.train.step import train_step

@@ -18,9 +18,9 @@ from record import keep, parse_options
 
 from oelm.bench.ab import interleave
 from oelm.bench.compare import training_step
+from oelm.config import RunConfig, parse_config, with_overrides
 from oelm.experiments.budget import budget_settings
 from oelm.intervals import Ratio, mean_ratio
-from oelm.train.config import RunConfig, parse_config, with_overrides
 from oelm.train.dist import joined
 from oelm.train.preflight import parameter_counts
 

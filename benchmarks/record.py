@@ -139,7 +139,7 @@ def build_record(
     import torch
 
     from oelm.bench.compare import timed_shape
-    from oelm.train.config import FinetuneConfig
+    from oelm.config import FinetuneConfig
 
     conditions = Conditions(
         threads=torch.get_num_threads(),

@@ -14,7 +14,7 @@ from oelm.bench.ab import inverse
 from oelm.bench.record import TimedShape
 from oelm.bench.speed import ArmFigures, SpeedRecord, read_speed
 from oelm.intervals import Ratio
-from oelm.models.flops import method_work
+from oelm.models.shape import method_work
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench"
 CLASSIFIER = "bert"

@@ -23,7 +23,7 @@ from oelm.bench.compare import training_step
 from oelm.bench.peak import PeakMeter
 from oelm.bench.shapes import shape_config
 from oelm.bench.speed import ArmFigures, SpeedRecord
-from oelm.train.config import RunConfig
+from oelm.config import RunConfig
 
 CONTENDERS = ("baseline", "transformers", "plain")
 # A step of Medium-512 takes about ten seconds on two cores.

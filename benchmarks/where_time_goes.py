@@ -18,7 +18,7 @@ from oelm.bench.compare import training_step
 from oelm.bench.profile import gemm_speed, split_time
 from oelm.bench.shapes import shape_config
 from oelm.bench.speed import SpeedRecord, TimeSplit
-from oelm.models.flops import step_work
+from oelm.models.shape import step_work
 
 # Timed steps; half as many are profiled.
 ROUNDS = {"laptop": 40, "512": 6, "medium": 4, "tiny": 2}

@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from oelm.experiments.forecast import count_parameters, run_vocabulary
-from oelm.experiments.plan import make_config
+from oelm.config import RunConfig
+from oelm.experiments.forecast import count_parameters
+from oelm.experiments.plan import known_vocabulary, make_config
 from oelm.experiments.registry import load_catalog
 from oelm.experiments.yamlfile import parse_yaml
-from oelm.models.flops import step_work
-from oelm.train.config import RunConfig
+from oelm.models.shape import step_work
 
 CLAIMS = Path(__file__).with_name("reported.yaml")
 CATALOG = load_catalog()
@@ -74,7 +74,7 @@ def parameters() -> Row:
 def speed() -> Row:
     slow, fast = (figures(name)["step_s"] for name in ("XNLI-01", "XNLI-02"))
     config = gpt("GPT-02")
-    shape = config.model.model_copy(update={"vocab_size": run_vocabulary(config)})
+    shape = known_vocabulary(config).model
     work = step_work(shape, batch_size=config.batch_size)
     # Of 12 D x D products a block, three times each (forward, two gradients), frozen Q and K leave out two.
     block, gpt_share = 100 * 2 / 36, 100 * work.frozen_saving / (work.matmuls + work.optimizer)

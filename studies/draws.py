@@ -24,10 +24,10 @@ import numpy as np
 from scipy import stats
 
 import oelm
+from oelm.config import parse_config
 from oelm.method.sites import attention_sites
 from oelm.report.collect import recipe_differences
 from oelm.report.stats import LEVEL
-from oelm.train.config import parse_config
 from oelm.train.schedule import warmup_steps
 
 HEADINGS = {

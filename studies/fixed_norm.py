@@ -13,18 +13,18 @@ import contextlib
 import math
 from pathlib import Path
 
+from oelm.config import RunConfig
 from oelm.data.prepare import prepare
 from oelm.experiments.plan import make_config, parse_seeds
 from oelm.experiments.registry import load_catalog
 from oelm.files import write_json
 from oelm.method.apply import hold
 from oelm.method.record import record_of
-from oelm.train.config import RunConfig
+from oelm.runs.rundir import RunDir
 from oelm.train.device import choose_compute, look
 from oelm.train.kinds import resolve
 from oelm.train.loop import run_loop
 from oelm.train.optim import build_optimizer
-from oelm.train.rundir import RunDir
 from oelm.train.session import build_session
 from oelm.train.stop import StopFlag
 from oelm.train.task import LanguageModelTask

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from oelm.config import RunConfig, parse_config, with_overrides
 from oelm.experiments.budget import budget_settings
-from oelm.models.gpt import GPT, GPTConfig, build_gpt
-from oelm.train.config import RunConfig, parse_config, with_overrides
+from oelm.models.gpt import GPT, build_gpt
+from oelm.models.shape import GPTConfig
 from oelm.train.run import Options, Result, train
 from oelm.train.stop import StopFlag
 from oelm.train.watch import Silence

@@ -9,8 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "oelm"
-# Lower number, lower layer; a module may import its own package and the layers below, never another of its own layer.
-LAYERS = {"cli": 5, "report": 4, "experiments": 3, "bench": 3, "train": 2, "method": 1, "models": 1, "data": 1}
+# From the top down; a module may import its own package and the layers below, never another of its own layer.
+ORDER = ("cli", "report", "experiments bench", "train", "runs", "config", "method models data")
+LAYERS = {name: level for level, names in enumerate(reversed(ORDER), start=1) for name in names.split()}
+TOP = len(ORDER) + 1
 FILES = sorted(SRC.rglob("*.py"))
 ALL_FILES = [*FILES, *(path for place in ("tests", "benchmarks", "studies") for path in sorted((ROOT / place).rglob("*.py")))]
 
@@ -19,10 +21,10 @@ def layer_of(module: str) -> int:
     """Return the layer of 'oelm.train.loop' and the like; errors, under files and seeds, are the floor."""
     parts = module.split(".")
     if len(parts) == 1:
-        return 6
+        return TOP
     if parts[1] == "errors":
         return -1
-    return LAYERS.get(parts[1], 6 if parts[1] == "__main__" else 0)
+    return LAYERS.get(parts[1], TOP if parts[1] == "__main__" else 0)
 
 
 def module_name(path: Path) -> str:

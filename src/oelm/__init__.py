@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from oelm.errors import OelmError
     from oelm.method.apply import cast, fold, freeze, hold, restore, thaw
+    from oelm.method.architectures import SitePaths, register_sites
     from oelm.method.audit import Audit, assert_unmoved, audit
     from oelm.method.method import PRESETS, Method
     from oelm.method.plan import plan_of
-    from oelm.method.sites import Site, SitePaths, attention_sites, register_sites
-    from oelm.models.gpt import GPT, GPTConfig, build_gpt
+    from oelm.method.sites import Site, attention_sites
+    from oelm.models.gpt import GPT, build_gpt
+    from oelm.models.shape import GPTConfig
     from oelm.report.collect import load_runs
     from oelm.report.imported import ArmVerdict, verdict
     from oelm.train.callback import OelmCallback
@@ -37,7 +39,7 @@ _HOME = {
     "attention_sites": "oelm.method.sites",
     "register_sites": "oelm.method.sites",
     "GPT": "oelm.models.gpt",
-    "GPTConfig": "oelm.models.gpt",
+    "GPTConfig": "oelm.models.shape",
     "build_gpt": "oelm.models.gpt",
     "load_runs": "oelm.report.collect",
     "ArmVerdict": "oelm.report.imported",

@@ -15,12 +15,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from oelm.bench.compare import Comparison, Side, _work, bound, compare, model_size, training_step, verdict
 from oelm.bench.machine import examine, matmul_speeds
 from oelm.bench.shapes import shape_config
+from oelm.config import FinetuneConfig, RunConfig, parse_as, parse_config
 from oelm.errors import ConfigError
 from oelm.intervals import Ratio
 from oelm.method.apply import freeze
-from oelm.models.flops import step_work
 from oelm.models.gpt import build_gpt
-from oelm.train.config import FinetuneConfig, RunConfig, parse_as, parse_config
+from oelm.models.shape import step_work
 from oelm.train.optim import build_optimizer, optimizer_tensors
 from tests.conftest import tiny_config
 

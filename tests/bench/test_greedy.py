@@ -6,8 +6,8 @@ import pytest
 
 from oelm.bench.greedy import TRANSFORMERS, can_export, compare_generation
 from oelm.bench.shapes import shape_config
+from oelm.config import RunConfig
 from oelm.errors import OelmError
-from oelm.train.config import RunConfig
 
 
 def arms(*names: str) -> list[tuple[str, RunConfig]]:

@@ -11,7 +11,7 @@ from torch import nn
 from oelm.bench.compare import training_step
 from oelm.bench.profile import PARTS, gemm_speed, split_time
 from oelm.bench.shapes import shape_config
-from oelm.models.flops import step_work
+from oelm.models.shape import step_work
 
 
 def test_shares_of_a_training_step_add_up_and_every_part_is_found() -> None:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 from oelm.cli.app import app
 from oelm.data.prepare import prepare
 from oelm.method.method import PRESETS, Method
-from oelm.train.metrics import read_metrics
+from oelm.runs.metrics import read_metrics
 from tests.conftest import made_text, oelm_command
 
 TOKENIZER = "bpe:300"

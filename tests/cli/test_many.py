@@ -19,8 +19,8 @@ from oelm.cli.app import app
 from oelm.cli.many import same_command
 from oelm.errors import ConfigError
 from oelm.experiments.torchrun import Ranks
-from oelm.train.metrics import read_metrics
-from oelm.train.status import read_status
+from oelm.runs.metrics import read_metrics
+from oelm.runs.status import read_status
 from tests.faults.queues import write_catalog
 
 # A rate at which the loss is no number after a few steps.

@@ -17,7 +17,7 @@ from oelm.experiments.gpus import read_gpus
 from oelm.experiments.registry import load_catalog
 from oelm.experiments.study import Study
 from oelm.files import write_json
-from oelm.train.status import read_status
+from oelm.runs.status import read_status
 from tests.experiments.test_launch import NASTY
 from tests.faults.queues import STEPS, Queue, notes, queue_in, rows, with_stand_ins, write_catalog
 from tests.faults.stand_in import HOLD_AT

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oelm.train.status import read_status
+from oelm.runs.status import read_status
 from tests.cli.watching import oelm
 from tests.conftest import tiny_settings
 from tests.experiments.recorded import record

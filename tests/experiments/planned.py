@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from oelm.config import RunConfig
 from oelm.experiments.plan import PlannedRun
 from oelm.experiments.registry import Catalog, build_catalog
 from oelm.experiments.yamlfile import parse_yaml
 from oelm.files import write_json
-from oelm.train.config import RunConfig
 from tests.experiments.recorded import status_of
 
 # A baseline and an arm, as a user would write them.

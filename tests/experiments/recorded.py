@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.files import write_json
-from oelm.train.status import Status, StatusName, now_text
+from oelm.runs.status import Status, StatusName, now_text
 
 
 def status_of(said: StatusName, **changes: Any) -> Status:

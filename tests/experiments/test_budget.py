@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from oelm.config import parse_config
 from oelm.errors import ConfigError
 from oelm.experiments.budget import BUDGETS, budget_settings
-from oelm.train.config import parse_config
 
 
 @pytest.mark.parametrize("budget", BUDGETS)

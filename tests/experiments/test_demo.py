@@ -10,7 +10,7 @@ from oelm.experiments.plan import make_config
 from oelm.experiments.registry import Catalog, load_catalog
 from oelm.experiments.study import Study
 from oelm.method.method import PRESETS
-from oelm.train.config import read_any_config
+from oelm.runs.records import read_any_config
 
 RESULTS = Path(__file__).parents[2] / "results" / "demo"
 ARMS = {"demo-learn": "baseline", "demo-frozen": "oelm_freeze", "demo-lowrank": "oelm_lowrank", "demo-slices": "oelm_axes_q"}

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oelm.config import FinetuneConfig, RunConfig
 from oelm.experiments.forecast import (
     START_S,
     Forecaster,
@@ -19,12 +20,11 @@ from oelm.experiments.forecast import (
     num_labels,
     step_operations,
 )
-from oelm.experiments.monitor import queue_seconds
 from oelm.experiments.plan import PlannedRun, make_config, plan_runs
+from oelm.experiments.slots import queue_seconds
 from oelm.files import write_json
 from oelm.method.apply import freeze
 from oelm.models.gpt import GPT
-from oelm.train.config import FinetuneConfig, RunConfig
 from tests.experiments.planned import PAIR, catalog_of
 
 CATALOG = catalog_of(

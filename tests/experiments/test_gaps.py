@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from oelm.experiments.monitor import evaluations, gaps, scan
+from oelm.experiments.gaps import gaps
+from oelm.runs.find import scan
+from oelm.runs.metrics import evaluations
 from tests.experiments.recorded import record
 
 

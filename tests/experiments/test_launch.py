@@ -13,12 +13,13 @@ import pytest
 from filelock import FileLock
 
 from oelm.errors import OelmError
-from oelm.experiments.launch import CONSOLE, ending, enqueue, is_busy, launch_lock, start, taken
+from oelm.experiments.launch import ending, enqueue, is_busy, launch_lock, start, taken
 from oelm.experiments.plan import PlannedRun
 from oelm.experiments.registry import load_catalog
 from oelm.experiments.study import Study
 from oelm.files import write_json
-from oelm.train.status import Progress, StatusName, now_text, read_status, status_now
+from oelm.runs.layout import CONSOLE
+from oelm.runs.status import Progress, StatusName, now_text, read_status, status_now
 from tests.faults.queues import write_catalog
 
 STEPS = 60

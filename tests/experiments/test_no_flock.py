@@ -21,11 +21,12 @@ from oelm.data.tokens import held_alone
 from oelm.errors import OelmError
 from oelm.experiments.gpus import GpuPool
 from oelm.experiments.launch import is_busy
-from oelm.experiments.monitor import LOCK, look_at, scan
 from oelm.experiments.portable import archive_runs
-from oelm.experiments.upkeep import remove
 from oelm.report.verdict import Looks
-from oelm.train.rundir import RunDir
+from oelm.runs.find import look_at, scan
+from oelm.runs.layout import LOCK
+from oelm.runs.manage import remove
+from oelm.runs.rundir import RunDir
 from tests.experiments.recorded import record
 from tests.experiments.test_gpus import card
 
@@ -34,8 +35,8 @@ fcntl = pytest.importorskip("fcntl")
 HOLDS = """
 import signal, sys
 from pathlib import Path
-from oelm.train.rundir import RunDir
-from oelm.train.status import Progress
+from oelm.runs.rundir import RunDir
+from oelm.runs.status import Progress
 with RunDir(Path(sys.argv[1])) as run:
     run.set_status("running", Progress(step=1, steps=9))
     print("held", flush=True)

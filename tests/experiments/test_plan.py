@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oelm.config import FinetuneConfig, RunConfig, TrainConfig
 from oelm.dotted import flatten
 from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.plan import (
@@ -25,7 +26,6 @@ from oelm.experiments.plan import (
 )
 from oelm.experiments.registry import Catalog, check_name
 from oelm.files import write_json
-from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig
 from tests.experiments.planned import PAIR, catalog_of
 
 CATALOG = catalog_of(

@@ -16,13 +16,12 @@ import pytest
 
 import oelm
 from oelm.errors import ConfigError, DataError, RunDirError
-from oelm.experiments.monitor import scan
 from oelm.experiments.portable import INVENTORY, Archived, archive_runs, check_folder
-from oelm.experiments.sweep import SWEEP
 from oelm.files import STAGING_PREFIX, read_json, write_json
+from oelm.runs.find import scan
+from oelm.runs.layout import METRICS, PREDICTIONS, SWEEP
+from oelm.runs.metrics import read_metrics
 from oelm.train.load import load_run
-from oelm.train.metrics import read_metrics
-from oelm.train.records import METRICS, PREDICTIONS
 from tests.conftest import run_here, tiny_config
 from tests.experiments.recorded import record
 from tests.report.reading import english, rows
@@ -316,7 +315,7 @@ def in_child(program: str, *arguments: Path) -> subprocess.CompletedProcess[str]
     """Archive in a process of its own, which can be killed or starved: a[0] is the root, a[1] the folder."""
     prelude = (
         "import os, sys; from pathlib import Path; a = [Path(x) for x in sys.argv[1:]]\n"
-        "from oelm.experiments.monitor import scan; from oelm.experiments.portable import archive_runs\n"
+        "from oelm.runs.find import scan; from oelm.experiments.portable import archive_runs\n"
     )
     command = [sys.executable, "-c", prelude + program, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)

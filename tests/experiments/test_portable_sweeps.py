@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from oelm.errors import ConfigError, RunDirError
-from oelm.experiments.monitor import scan
 from oelm.experiments.portable import Archived, archive_runs, check_folder
-from oelm.experiments.sweep import SWEEP, SweepPoint, SweepRecord
+from oelm.experiments.sweep import SweepPoint, SweepRecord
 from oelm.files import write_json
+from oelm.runs.find import scan
+from oelm.runs.layout import SWEEP
 from tests.report.reading import english, rows
 from tests.report.synthetic import Fate, write_run, write_sweep, write_tuned
 

@@ -8,13 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from oelm.cli.app import app
+from oelm.config import parse_config
 from oelm.errors import ConfigError
 from oelm.experiments.budget import budget_settings
 from oelm.experiments.plan import PlannedRun
 from oelm.experiments.projection import GPUS, Assumptions, parse_gpus, project, queue_s, reported_efficiency
 from oelm.experiments.registry import load_catalog
 from oelm.experiments.study import Study
-from oelm.train.config import parse_config
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from oelm.experiments.ready import Readiness, make_ready
 from oelm.experiments.registry import load_catalog
 from oelm.experiments.study import Study, prepare_study
 from oelm.files import write_json
-from oelm.train.status import Progress, now_text, status_now
+from oelm.runs.status import Progress, now_text, status_now
 from oelm.train.stop import StopFlag
 from oelm.train.watch import Silence
 from tests.conftest import made_text

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from oelm.data.encode import num_cores
-from oelm.experiments.monitor import launch_lock_path, read_locks
 from oelm.experiments.registry import load_catalog
 from oelm.experiments.runner import Job, Runner, Slot
 from oelm.experiments.study import Study
 from oelm.files import write_json
-from oelm.train.status import read_status
+from oelm.runs.find import read_locks
+from oelm.runs.layout import launch_lock_path
+from oelm.runs.status import read_status
 from oelm.train.stop import StopFlag
 from tests.faults.queues import (
     STEPS,

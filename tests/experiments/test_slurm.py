@@ -15,10 +15,10 @@ from oelm.cli.app import app
 from oelm.cli.status import ShownJobs
 from oelm.errors import ClusterError, ConfigError
 from oelm.experiments.cluster import ClusterConfig, cluster_config, parse_time
-from oelm.experiments.monitor import scan
 from oelm.experiments.slurm import Submission, ask, check_time, job_states, parse_show_job, read_submissions
 from oelm.files import write_json
-from oelm.train.status import now_text, read_status
+from oelm.runs.find import scan
+from oelm.runs.status import now_text, read_status
 from tests.experiments.recorded import record
 from tests.faults.queues import write_catalog
 

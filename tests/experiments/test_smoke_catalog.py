@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from oelm.experiments.registry import load_catalog
-from oelm.train.config import read_any_config
-from oelm.train.records import figure_problems, read_record
+from oelm.runs.records import read_any_config
 from tests.conftest import oelm_command
+from tests.runs.recomputed import figure_problems, read_record
 
 
 @pytest.mark.slow

@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from oelm.cli.app import app
+from oelm.config import FinetuneConfig
 from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.plan import variant_name
 from oelm.experiments.study import Study, unfinished
 from oelm.files import write_json
-from oelm.train.config import FinetuneConfig
 from tests.experiments.planned import PAIR, catalog_of, finish, plain_model
 from tests.experiments.recorded import record
 

@@ -18,7 +18,6 @@ from oelm.experiments.registry import Experiment
 from oelm.experiments.study import Study
 from oelm.experiments.sweep import (
     FIRST_SEED,
-    SWEEP,
     Grid,
     SweepPlan,
     conclude_sweep,
@@ -30,6 +29,7 @@ from oelm.experiments.sweep import (
     tuned_changes,
 )
 from oelm.files import read_json, write_json
+from oelm.runs.layout import SWEEP
 from tests.experiments.planned import PAIR, catalog_of, finish
 from tests.experiments.recorded import record
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oelm.errors import ConfigError
-from oelm.experiments.yamlfile import MAX_BYTES, parse_yaml, read_yaml
+from oelm.experiments.yamlfile import FAST_LOADER, MAX_BYTES, parse_yaml, read_yaml
 
+CATALOG = Path(__file__).parents[2] / "src" / "oelm" / "experiments" / "catalog"
 # What is printed, and controls, which JSON writes as escapes; YAML would fold separators of lines.
 _TEXTS = st.text(st.characters(categories=("L", "N", "P", "S", "Zs"), include_characters="\n\t\x00\x1b"), max_size=20)
 _LEAVES = st.none() | st.booleans() | st.integers(-(10**28), 10**28) | st.floats(allow_nan=False, allow_infinity=False) | _TEXTS
@@ -280,3 +282,10 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(name: str, tmp_path: Path
     (tmp_path / "own.yaml").write_text("a: 1")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_yaml(tmp_path / name)
+
+
+@pytest.mark.parametrize("path", sorted(CATALOG.glob("*.yaml")), ids=lambda path: path.name)
+def test_the_fast_loader_reads_the_packages_files_as_the_other_does(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    fast, plain = (parse_yaml(text, where="here", loader=loader) for loader in (FAST_LOADER, yaml.SafeLoader))
+    assert fast == plain and repr(fast.data) == repr(plain.data)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.files import STAGING_PREFIX, sha256_file
-from oelm.train.metrics import read_metrics
+from oelm.runs.metrics import read_metrics
 from oelm.train.stop import StopFlag
 from oelm.train.watch import Silence, StepReport
 
@@ -43,8 +43,8 @@ def finish(config: dict[str, Any], out: Path, **settings: Any) -> None:
 def _child(config: dict[str, Any], out: str, fault: str | None, settings: dict[str, Any]) -> None:
     import torch
 
+    from oelm.config import parse_config
     from oelm.errors import OelmError
-    from oelm.train.config import parse_config
     from oelm.train.run import Options, train
 
     torch.set_num_threads(settings.get("threads", 1))

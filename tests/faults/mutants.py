@@ -106,8 +106,8 @@ MUTANTS = (
     ),
     Mutant(
         "train/checkpoint.py",
-        "if (path / MANIFEST).read_bytes() == actual.encode():",
-        "if (path / MANIFEST).read_bytes():",
+        "if (path / SAVED_MANIFEST).read_bytes() == actual.encode():",
+        "if (path / SAVED_MANIFEST).read_bytes():",
         "faults/test_damaged.py::test_every_damage_to_a_file_is_found_and_none_is_loaded",
         "a skipped guard: damaged files load",
     ),
@@ -126,7 +126,7 @@ MUTANTS = (
         "train/test_resume.py::test_loss_scaler_continues_where_it_was",
         "a resume forgets the moments",
     ),
-    Mutant("train/metrics.py", 'row["step"] <= (', 'row["step"] < (', "train/test_metrics.py", "off by one"),
+    Mutant("runs/metrics.py", 'row["step"] <= (', 'row["step"] < (', "runs/test_metrics.py", "off by one"),
     Mutant(
         "train/stop.py",
         "if number == signal.SIGINT and self.requested():",
@@ -166,10 +166,10 @@ MUTANTS = (
     Mutant("report/stats.py", "2 ** (look - 1)", "2**look", "report/test_stats.py", "off by one"),
     # One writer in a run's folder, and its own checkpoints only.
     Mutant(
-        "train/rundir.py",
+        "runs/rundir.py",
         "is_ours = (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)",
         "is_ours = there.st_dev == ours.st_dev",
-        "train/test_rundir.py::test_who_lost_its_folder_writes_nothing_there_any_more",
+        "runs/test_rundir.py::test_who_lost_its_folder_writes_nothing_there_any_more",
         "a skipped guard: a run writes into the folder of another",
     ),
     Mutant(
@@ -195,7 +195,7 @@ MUTANTS = (
     ),
     # Records that were edited, copies, and second tries.
     Mutant(
-        "train/records.py",
+        "runs/finished.py",
         "isclose(stored, value, rel_tol=1e-9)",
         "isclose(stored, value, rel_tol=0.9)",
         "report/test_edited.py::test_one_edited_figure_of_a_language_model_is_refused_by_name_with_both_values",
@@ -217,7 +217,7 @@ MUTANTS = (
     ),
     # Damaged metrics, full disks, broken outputs.
     Mutant(
-        "train/metrics.py",
+        "runs/metrics.py",
         "if fault := missing_rows(kept, step=step, evaluated=evaluated):",
         'if fault := "":',
         "faults/test_metrics_damaged.py",

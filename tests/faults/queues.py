@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.files import sha256_file
-from oelm.train.metrics import read_metrics
+from oelm.runs.metrics import read_metrics
 from tests.faults import stand_in
 
 SERVER = mp.get_context("forkserver")

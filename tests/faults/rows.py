@@ -115,10 +115,10 @@ ROWS: dict[str, Row] = {
         "torn, damaged and deleted metrics, read-only folder, clock set back, 10,000 runs",
         (
             "faults/test_metrics_damaged.py",
-            "train/test_metrics.py::test_a_tail_torn_at_any_byte_costs_only_its_own_row",
-            "experiments/test_monitor.py::test_a_status_that_cannot_be_read_is_damaged_and_no_crash",
+            "runs/test_metrics.py::test_a_tail_torn_at_any_byte_costs_only_its_own_row",
+            "runs/test_find.py::test_a_status_that_cannot_be_read_is_damaged_and_no_crash",
             "experiments/test_gaps.py::test_evaluations_are_read_by_step_without_a_torn_tail",
-            "experiments/test_monitor.py::test_a_heartbeat_from_the_future_is_fresh",
+            "runs/test_find.py::test_a_heartbeat_from_the_future_is_fresh",
             "faults/test_other_setting.py::test_folder_that_cannot_be_written_is_told",
             "faults/test_other_setting.py::test_text_that_cannot_be_read_is_told",
             "faults/test_other_setting.py::test_a_text_of_an_endless_name_is_refused",
@@ -132,7 +132,7 @@ ROWS: dict[str, Row] = {
             "faults/test_runner_kills.py::test_queue_killed_at_random_moments_finishes_exactly_once",
             "experiments/test_runner.py::test_run_whose_launcher_was_killed_is_adopted_and_not_begun_again",
             "experiments/test_runner.py::test_dead_run_with_the_number_of_a_living_process_is_taken_up",
-            "experiments/test_monitor.py::test_a_run_is_running_stale_and_dead_with_its_process",
+            "runs/test_find.py::test_a_run_is_running_stale_and_dead_with_its_process",
         ),
     ),
     "R17": Row(
@@ -162,7 +162,7 @@ ROWS: dict[str, Row] = {
         (
             "experiments/test_registry.py::test_a_name_that_is_no_folder_s_everywhere_is_refused_for_ids_and_groups",
             "experiments/test_registry.py::test_ids_equal_but_for_case_are_refused_in_one_file",
-            "train/test_rundir.py::test_linked_checkpoints_are_refused",
+            "runs/test_rundir.py::test_linked_checkpoints_are_refused",
             "train/test_resume.py::test_pointer_that_leads_out_of_the_run_is_refused",
             "test_files.py::test_publishing_onto_a_symlink_never_writes_through_it",
             "test_files.py::test_sweeping_never_goes_through_a_symlink",
@@ -170,7 +170,7 @@ ROWS: dict[str, Row] = {
     ),
     "S5": Row(
         "cleaning with a hostile or wrong root",
-        ("experiments/test_upkeep.py", "cli/test_logs_stop_clean.py::test_clean_takes_no_name_that_is_not_a_runs"),
+        ("runs/test_manage.py", "cli/test_logs_stop_clean.py::test_clean_takes_no_name_that_is_not_a_runs"),
     ),
     "S6": Row(
         "checkpoints with hostile JSON or headers",

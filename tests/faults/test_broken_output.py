@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from oelm.data.prepare import prepare
-from oelm.experiments.launch import CONSOLE
 from oelm.experiments.registry import load_catalog
 from oelm.experiments.study import Study
-from oelm.train.metrics import read_metrics
-from oelm.train.status import read_status
+from oelm.runs.layout import CONSOLE
+from oelm.runs.metrics import read_metrics
+from oelm.runs.status import read_status
 from tests.conftest import oelm_command
 from tests.faults.queues import write_catalog
 from tests.faults.tally import Tally

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from oelm.files import STAGING_PREFIX
-from oelm.train.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE
+from oelm.runs.layout import SAVED_MANIFEST, SAVED_MODEL, SAVED_OPTIMIZER, SAVED_STATE
 from tests.conftest import run_here, tiny_config
 
 Call = tuple[str, str]
@@ -58,15 +58,15 @@ def test_every_byte_of_a_save_is_durable_before_it_appears_and_nothing_goes_befo
     before = 0
     for number in published:
         synced = [Path(path) for what, path in calls[before:number] if what == "fsync"]
-        staging = {path.parent for path in synced if path.name == MODEL}
+        staging = {path.parent for path in synced if path.name == SAVED_MODEL}
         assert len(staging) == 1
         (folder,) = staging
         # The rows up to here, then every file of the checkpoint, and the folder with their names.
-        assert synced.index(run / "metrics.jsonl") < synced.index(folder / STATE)
-        assert {folder / name for name in (MODEL, OPTIMIZER, STATE, MANIFEST)} <= set(synced)
+        assert synced.index(run / "metrics.jsonl") < synced.index(folder / SAVED_STATE)
+        assert {folder / name for name in (SAVED_MODEL, SAVED_OPTIMIZER, SAVED_STATE, SAVED_MANIFEST)} <= set(synced)
         assert synced[-1] == folder
         written = [Path(path).name for what, path in calls[before:number] if what == "replace" and Path(path).parent == folder]
-        assert written[-1] == MANIFEST
+        assert written[-1] == SAVED_MANIFEST
         after = calls[number + 1 :]
         assert after[0] == ("fsync", str(run / "checkpoints"))
         # Only a checkpoint that is there to stay is pointed to, and only then an older one goes.

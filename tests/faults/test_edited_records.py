@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from oelm.config import RunConfig
 from oelm.errors import CheckpointError, DataError
-from oelm.train.config import RunConfig
-from oelm.train.status import read_status
+from oelm.runs.status import read_status
 from tests.conftest import run_here, tiny_config
 
 MANIFESTS = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from oelm.train.metrics import read_metrics
+from oelm.runs.metrics import read_metrics
 from tests.faults.harness import leftovers
 from tests.models.test_hub import write_model
 from tests.train.finetuning import evidence, tiny_finetune, write_tables
@@ -29,7 +29,7 @@ STEPS = 40
 def _child(config: dict[str, Any], out: str) -> None:
     import torch
 
-    from oelm.train.config import FinetuneConfig, parse_as
+    from oelm.config import FinetuneConfig, parse_as
     from oelm.train.run import train
     from oelm.train.stop import StopFlag
     from oelm.train.watch import Silence

@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from oelm.cli.app import app
+from oelm.config import parse_config
 from oelm.errors import CheckpointError
-from oelm.experiments.monitor import scan
 from oelm.experiments.portable import archive_runs
+from oelm.runs.find import scan
+from oelm.runs.metrics import read_metrics
 from oelm.train.checkpoint import _manifest_text
-from oelm.train.config import parse_config
 from oelm.train.load import load_any
-from oelm.train.metrics import read_metrics
 from oelm.train.run import resolve_start
 from tests.conftest import run_here, tiny_config
 from tests.faults.tally import Tally

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from oelm.errors import DiskFullError
-from oelm.train.rundir import RunDir
-from oelm.train.status import Progress, read_status, status_now, write_status
+from oelm.runs.rundir import RunDir
+from oelm.runs.status import Progress, read_status, status_now, write_status
 from tests.conftest import tiny_settings
 from tests.faults.harness import evidence, finish, leftovers, start, wait_for
 from tests.faults.tally import Tally

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from oelm.config import parse_config
 from oelm.errors import DataError
-from oelm.train.config import parse_config
-from oelm.train.metrics import read_metrics
-from oelm.train.status import read_status
+from oelm.runs.metrics import read_metrics
+from oelm.runs.status import read_status
 from tests.conftest import run_here, tiny_settings
 from tests.faults.harness import evidence, finish, start, wait_for
 from tests.faults.tally import Tally

@@ -17,8 +17,9 @@ import pytest
 
 from oelm.data.prepare import prepare
 from oelm.errors import DataError
-from oelm.experiments.monitor import scan
-from oelm.train.checkpoint import MANIFEST, STATE, _manifest_text
+from oelm.runs.find import scan
+from oelm.runs.layout import SAVED_MANIFEST, SAVED_STATE
+from oelm.train.checkpoint import _manifest_text
 from tests.conftest import tiny_settings
 from tests.experiments.recorded import record
 from tests.faults.harness import finish, start
@@ -56,10 +57,10 @@ def run(halfway: Path, tmp_path: Path) -> Path:
 def recorded_with(run: Path, part: str, **changes: str) -> None:
     """Make a checkpoint one that was saved in another setting, whole as that one would be."""
     folder = run / "checkpoints" / "step-00000004"
-    state = json.loads((folder / STATE).read_text())
+    state = json.loads((folder / SAVED_STATE).read_text())
     state[part] |= changes
-    (folder / STATE).write_text(json.dumps(state))
-    (folder / MANIFEST).write_text(_manifest_text(folder))
+    (folder / SAVED_STATE).write_text(json.dumps(state))
+    (folder / SAVED_MANIFEST).write_text(_manifest_text(folder))
 
 
 # What was other when the checkpoint was saved, and what is said of it.

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from oelm.config import RunConfig
+from oelm.runs.rundir import RunDir
+from oelm.runs.status import read_status
 from oelm.train.checkpoint import Checkpoints
-from oelm.train.config import RunConfig
-from oelm.train.rundir import RunDir
-from oelm.train.status import read_status
 from tests.faults.harness import evidence, leftovers
 from tests.train.rank_worker import by_torchrun, forked, run_forked, told
 from tests.train.test_dist import wide

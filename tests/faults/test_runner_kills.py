@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from oelm.train.metrics import read_metrics
-from oelm.train.status import read_status
+from oelm.runs.metrics import read_metrics
+from oelm.runs.status import read_status
 from tests.faults.harness import evidence, leftovers
 from tests.faults.queues import STEPS, Launch, Queue, digests, preload, queue_in, rows
 from tests.faults.tally import Tally

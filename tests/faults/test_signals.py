@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from oelm.train.metrics import read_metrics
-from oelm.train.status import read_status
+from oelm.runs.metrics import read_metrics
+from oelm.runs.status import read_status
 from oelm.train.stop import StopFlag
 from tests.conftest import tiny_settings
 from tests.faults.harness import evidence, finish, leftovers, rows, start, wait_for

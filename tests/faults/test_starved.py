@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from oelm.files import sha256_file
+from oelm.runs.status import read_status
 from oelm.train.checkpoint import open_checkpoint
-from oelm.train.status import read_status
 from tests.conftest import tiny_settings
 from tests.faults.harness import NOT_FINITE, evidence, finish, leftovers, start, wait_for
 from tests.faults.tally import Tally

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from oelm.config import OptimConfig
 from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.apply import cast, freeze, restore, thaw
 from oelm.method.audit import assert_unmoved, audit, check_frozen
@@ -18,9 +19,9 @@ from oelm.method.gain import learnt_on_top
 from oelm.method.method import PRESETS, Method
 from oelm.method.record import digest, record_of
 from oelm.method.sites import attention_sites
-from oelm.models.gpt import GPT, Attention, GPTConfig, build_gpt
+from oelm.models.gpt import GPT, Attention, build_gpt
 from oelm.models.heads import attention_logits
-from oelm.train.config import OptimConfig
+from oelm.models.shape import GPTConfig
 from oelm.train.optim import build_optimizer
 from tests.conftest import lively_gpt, tiny_gpt_config
 

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 
 from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.apply import adopt_record, cast, fold, freeze, hold, restore, thaw
+from oelm.method.architectures import SitePaths, register_sites
 from oelm.method.audit import assert_unmoved, audit
 from oelm.method.axes import Selection, axis_rows, compact_states, sample_axes, selections
-from oelm.method.frames import frame_generator, orthonormality_error
+from oelm.method.frames import frame_generator, orthonormality_error, start_of
 from oelm.method.method import PRESETS, Gain, Method, Thaw
 from oelm.method.plan import plan_of
 from oelm.method.record import digest, record_of
-from oelm.method.sites import SitePaths, attention_sites, register_sites
+from oelm.method.sites import attention_sites
 from tests.conftest import lively_gpt
 from tests.method.tiny_models import ARCHITECTURES, BY_NAME, Tiny, loss, outputs, tiny_inputs, tiny_model
 
@@ -391,7 +392,7 @@ def test_torchs_own_attention_is_refused_and_left_as_it_was(name: str) -> None:
 
 def test_a_function_cannot_draw_slices_alone() -> None:
     with pytest.raises(MethodError, match="whole site"):
-        PRESETS["oelm_axes"].start(torch.zeros(1, 2, 4), torch.Generator())
+        start_of(PRESETS["oelm_axes"], torch.zeros(1, 2, 4), torch.Generator())
 
 
 # Proof

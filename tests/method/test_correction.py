@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from oelm.config import OptimConfig
 from oelm.errors import MethodError
 from oelm.method.apply import fold, freeze, restore, thaw
 from oelm.method.audit import assert_unmoved, audit
@@ -22,7 +23,6 @@ from oelm.method.method import PRESETS, Gain, Method, QKPart
 from oelm.method.record import digest, record_of
 from oelm.method.sites import HeadProjection, ParameterSlot, attention_sites
 from oelm.models.gpt import GPT, build_gpt
-from oelm.train.config import OptimConfig
 from oelm.train.loss import mean_cross_entropy
 from oelm.train.optim import build_optimizer
 from tests.conftest import tiny_gpt_config

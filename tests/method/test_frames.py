@@ -22,6 +22,7 @@ from oelm.method.frames import (
     sample_frames,
     sample_gaussian,
     sample_global_frame,
+    start_of,
 )
 from oelm.method.method import PRESETS
 from oelm.method.record import digest
@@ -335,7 +336,7 @@ def test_gaussian_of_std_zero_is_exactly_zero() -> None:
 
 def test_gaussian_matched_rows_are_of_unit_length_on_average() -> None:
     weight = torch.zeros(8, 32, 128)
-    drawn = PRESETS["gaussian_matched"].start(weight, frame_generator(0, "0", "q")).double()
+    drawn = start_of(PRESETS["gaussian_matched"], weight, frame_generator(0, "0", "q")).double()
     squared_lengths = drawn.square().sum(-1)
     # A sum of D squares of variance-1/D Gaussians has mean 1 and variance 2/D; six standard errors over all rows.
     assert abs(float(squared_lengths.mean()) - 1) <= 6 * (2 / 128 / squared_lengths.numel()) ** 0.5

@@ -14,13 +14,13 @@ from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 from torch import Tensor
 
+from oelm.config import parse_config
 from oelm.errors import ConfigError, MethodError
 from oelm.method.apply import freeze
 from oelm.method.frames import frame_generator
 from oelm.method.method import PRESETS, Method, Thaw, method_name, resolve_method
 from oelm.method.sites import attention_sites
 from oelm.models.gpt import build_gpt
-from oelm.train.config import parse_config
 from tests.conftest import tiny_gpt_config, tiny_settings
 
 QK = ["q", "k"]

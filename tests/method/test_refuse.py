@@ -17,6 +17,7 @@ from torch.nn.utils import parametrizations, prune
 import oelm
 from oelm.errors import FrozenMovedError, MethodError, OelmError, SiteError
 from oelm.method import architectures
+from oelm.method.frames import start_of
 from oelm.method.record import digest, record_of
 from oelm.method.sharded import whole
 from oelm.method.sites import attention_sites
@@ -488,7 +489,7 @@ def test_a_form_takes_no_scale_from_the_layers(init: Any) -> None:
     with pytest.raises(ValueError, match=f"init '{init}' takes the size of Q and K from their product"):
         oelm.Method(init=init, freeze=("q", "k"), scale="layer")
     with pytest.raises(MethodError, match=f"init '{init}' is for a whole site, Q and K together"):
-        oelm.Method(init=init).start(torch.ones(1, 2, 3), torch.Generator())
+        start_of(oelm.Method(init=init), torch.ones(1, 2, 3), torch.Generator())
 
 
 def test_weights_that_have_no_form_are_refused() -> None:

@@ -134,7 +134,8 @@ class OurGPT(nn.Module):
     """Our GPT, which gives hidden states, and its head."""
 
     def __init__(self) -> None:
-        from oelm.models.gpt import GPTConfig, build_gpt
+        from oelm.models.gpt import build_gpt
+        from oelm.models.shape import GPTConfig
 
         super().__init__()
         config = GPTConfig(vocab_size=VOCAB, seq_len=8, model_dim=WIDTH, num_layers=2, num_heads=4, ff_dim=48, dropout=0.0)

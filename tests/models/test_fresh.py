@@ -9,7 +9,8 @@ import torch
 
 from oelm.errors import ConfigError
 from oelm.method.sites import attention_sites
-from oelm.models.hub import Architecture, fresh_classifier
+from oelm.models.hub import fresh_classifier
+from oelm.models.shape import Architecture
 from tests.models.test_hub import SHAPE, weights
 
 ARCHITECTURES: tuple[Architecture, ...] = ("bert", "t5", "bart")

@@ -11,11 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from oelm.config import with_overrides
 from oelm.experiments.registry import Catalog, load_catalog
-from oelm.experiments.sweep import SWEEP, SweepPoint, SweepRecord
+from oelm.experiments.sweep import SweepPoint, SweepRecord
 from oelm.method.kind import selects_layer
 from oelm.method.method import resolve_method
-from oelm.train.config import with_overrides
+from oelm.runs.layout import SWEEP
 from oelm.train.timing import PHASES, step_statistics
 
 SEEDS = range(5)

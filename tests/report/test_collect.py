@@ -17,9 +17,10 @@ import pytest
 import oelm
 from oelm.errors import ConfigError
 from oelm.report.collect import Arm, collect, load_runs
-from oelm.train.records import Figures, figure_problems, read_record
+from oelm.runs.records import Figures
 from tests.experiments.recorded import record
 from tests.report.synthetic import TOKENS_PER_STEP, Fate, audit_of, write_arm, write_plain, write_run
+from tests.runs.recomputed import figure_problems, read_record
 
 
 def only_arm(*roots: Path) -> Arm:

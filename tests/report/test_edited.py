@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from oelm.experiments.monitor import look_at
 from oelm.method.method import PRESETS
 from oelm.report.build import Report, build_report
 from oelm.report.collect import read_run
 from oelm.report.document import Table, Text
 from oelm.report.verdicts import Judged
+from oelm.runs.find import look_at
 from tests.conftest import run_here, tiny_config
 from tests.report.synthetic import Fate, package_catalog, write_arm, write_lines, write_plain, write_run
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from oelm.config import with_overrides
 from oelm.experiments.plan import confounds as planned_confounds
 from oelm.experiments.plan import make_config
 from oelm.experiments.registry import Catalog
 from oelm.files import read_json
 from oelm.report.collect import collect
 from oelm.report.findings import Findings, Pair, find, label, method_of, sweep_of
-from oelm.train.config import with_overrides
 from tests.experiments.planned import PAIR, catalog_of
 from tests.experiments.recorded import record
 from tests.report.synthetic import package_catalog, write_arm, write_plain, write_sweep, write_tuned

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from oelm.train.status import read_status
+from oelm.runs.status import read_status
 from tests.faults.queues import write_catalog
 from tests.report.test_browser import CHROMIUM, Browser
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from oelm.train.metrics import read_metrics
+from oelm.runs.metrics import read_metrics
 from tests.conftest import run_here, tiny_config
 from tests.report.reading import english, names, rows
 from tests.report.synthetic import write_arm, write_sweep, write_tuned

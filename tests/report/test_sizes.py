@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from oelm.config import with_overrides
 from oelm.files import read_json, write_json
 from oelm.report.build import build_report
-from oelm.train.config import with_overrides
 from tests.report.reading import cells, english, names, rows, table
 from tests.report.synthetic import package_catalog, write_arm
 

@@ -13,10 +13,10 @@ import pytest
 from oelm.report.collect import collect, common_split, load_runs
 from oelm.report.compare import compare_runs
 from oelm.report.document import Document
-from oelm.train.records import figure_problems, read_record
 from tests.report.by_hand import BASE, LADDER, ratio_by_hand
 from tests.report.reading import english, everything, rows, table, texts, values
 from tests.report.synthetic import Fate, package_catalog, write_arm, write_plain, write_run
+from tests.runs.recomputed import figure_problems, read_record
 
 ARM = LADDER["GPT-02"]
 # Another order of gaps than on validation, so that a mix would show.

@@ -13,7 +13,6 @@ import pytest
 
 from oelm.errors import ConfigError
 from oelm.experiments.earlier import InconsistencyCode, inconsistencies, reported_runs
-from oelm.experiments.monitor import State
 from oelm.experiments.registry import load_catalog
 from oelm.report.build import Report, build_report
 from oelm.report.collect import MixtureCode
@@ -26,6 +25,7 @@ from oelm.report.ladder import RUNGS
 from oelm.report.plots import SHAPES
 from oelm.report.verdict import ReasonCode, Verdict
 from oelm.report.words import LANGUAGES, Words, templates
+from oelm.runs.find import State
 from tests.report.recorded_study import MESSAGE, OWN_SOURCE, arm, own_catalog, record_study, second_root
 
 SRC = Path(__file__).parents[2] / "src" / "oelm"

@@ -15,7 +15,8 @@ import pytest
 from oelm.data.prepare import prepare
 from oelm.errors import CheckpointError, OelmError
 from oelm.models.hub import pretrained_classifier, weights_sha256
-from oelm.train.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, Checkpoints, _manifest_text, load_tensors, open_checkpoint
+from oelm.runs.layout import SAVED_MANIFEST, SAVED_MODEL, SAVED_OPTIMIZER, SAVED_STATE
+from oelm.train.checkpoint import Checkpoints, _manifest_text, load_tensors, open_checkpoint
 from oelm.train.load import load_run
 from tests.conftest import run_here, tiny_config
 from tests.faults.tally import Tally
@@ -42,7 +43,7 @@ def newest(run: Path) -> Path:
 
 def made_whole(folder: Path) -> None:
     """Let the manifest agree with the files: whoever can write a checkpoint can do that too."""
-    (folder / MANIFEST).write_text(_manifest_text(folder))
+    (folder / SAVED_MANIFEST).write_text(_manifest_text(folder))
 
 
 def _open_model(run: Path) -> None:
@@ -50,7 +51,7 @@ def _open_model(run: Path) -> None:
 
 
 def _open_optimizer(run: Path) -> None:
-    load_tensors(newest(run) / OPTIMIZER)
+    load_tensors(newest(run) / SAVED_OPTIMIZER)
 
 
 def _open_tokenizer(run: Path) -> None:
@@ -59,10 +60,10 @@ def _open_tokenizer(run: Path) -> None:
 
 # Every file of a run that somebody may have replaced, and what reads it.
 PLACES: dict[str, tuple[Callable[[Path], Path], Callable[[Path], None]]] = {
-    "the model": (lambda run: newest(run) / MODEL, _open_model),
-    "the optimizer": (lambda run: newest(run) / OPTIMIZER, _open_optimizer),
-    "the state": (lambda run: newest(run) / STATE, _open_model),
-    "the manifest": (lambda run: newest(run) / MANIFEST, _open_model),
+    "the model": (lambda run: newest(run) / SAVED_MODEL, _open_model),
+    "the optimizer": (lambda run: newest(run) / SAVED_OPTIMIZER, _open_optimizer),
+    "the state": (lambda run: newest(run) / SAVED_STATE, _open_model),
+    "the manifest": (lambda run: newest(run) / SAVED_MANIFEST, _open_model),
     "the config": (lambda run: run / "config.json", _open_model),
     "the pointer": (lambda run: run / "latest.json", _open_model),
     "the tokenizer": (lambda run: run / "tokenizer.json", _open_tokenizer),
@@ -132,10 +133,10 @@ STATES: dict[str, Callable[[dict[str, Any]], Any]] = {
 @pytest.mark.parametrize("kind", STATES)
 def test_a_state_of_another_kind_is_refused_by_file(kind: str, run: Path, tally: Tally) -> None:
     folder = newest(run)
-    changed = STATES[kind](json.loads((folder / STATE).read_text()))
-    (folder / STATE).write_bytes(changed if isinstance(changed, bytes) else json.dumps(changed).encode())
+    changed = STATES[kind](json.loads((folder / SAVED_STATE).read_text()))
+    (folder / SAVED_STATE).write_bytes(changed if isinstance(changed, bytes) else json.dumps(changed).encode())
     made_whole(folder)
-    with pytest.raises(CheckpointError, match=STATE):
+    with pytest.raises(CheckpointError, match=SAVED_STATE):
         open_checkpoint(folder)
     fallback = Checkpoints(run, keep=2).newest(exact_step=None)
     assert fallback is not None and fallback.path != folder
@@ -162,10 +163,10 @@ HEADERS = {
 @pytest.mark.parametrize("kind", HEADERS)
 def test_a_tensor_file_that_promises_the_moon_is_refused_in_little_memory(kind: str, run: Path, tally: Tally) -> None:
     folder = newest(run)
-    (folder / MODEL).write_bytes(HEADERS[kind])
+    (folder / SAVED_MODEL).write_bytes(HEADERS[kind])
     made_whole(folder)
     tracemalloc.start()
-    with pytest.raises(CheckpointError, match=MODEL):
+    with pytest.raises(CheckpointError, match=SAVED_MODEL):
         load_run(run, which="latest")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -14,7 +14,7 @@ import pytest
 
 from oelm.experiments.slurm import job_states, read_submissions
 from oelm.files import write_json
-from oelm.train.status import read_status
+from oelm.runs.status import read_status
 from tests.cli.test_many import DIVERGING
 from tests.faults.harness import evidence
 from tests.faults.queues import write_catalog

@@ -7,14 +7,14 @@ import random
 from pathlib import Path
 from typing import Any
 
+from oelm.config import FinetuneConfig, parse_as, with_overrides
 from oelm.data.tokens import no_progress
 from oelm.files import sha256_file
+from oelm.runs.metrics import read_metrics
+from oelm.runs.rundir import RunDir
 from oelm.train.classify import ClassifierTask
-from oelm.train.config import FinetuneConfig, parse_as, with_overrides
 from oelm.train.device import Compute
-from oelm.train.metrics import read_metrics
 from oelm.train.run import Result, train
-from oelm.train.rundir import RunDir
 from oelm.train.session import Session, build_session
 from oelm.train.stop import StopFlag
 from oelm.train.task_examples import prepare_task_examples

@@ -20,7 +20,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from oelm.train.config import TrainConfig
+from oelm.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 SERVER = mp.get_context("forkserver")
@@ -126,8 +126,8 @@ def work(given: Given, rank: int, *, attempt: int) -> None:
     """Be one process of a run, and tell how that ended."""
     import torch
 
+    from oelm.config import parse_any
     from oelm.errors import OelmError
-    from oelm.train.config import parse_any
     from oelm.train.dist import TIMEOUT_SETTING, joined
     from oelm.train.run import train
     from oelm.train.stop import StopFlag

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from oelm.config import RunConfig
 from oelm.errors import FrozenMovedError, OelmError
 from oelm.files import sha256_file
 from oelm.method.axes import selections
@@ -18,7 +19,6 @@ from oelm.models.export import export_gpt2
 from oelm.models.generate import Sampling, generate
 from oelm.models.heads import summarize_heads
 from oelm.train.checkpoint import _manifest_text, load_tensors, open_checkpoint
-from oelm.train.config import RunConfig
 from oelm.train.load import load_run
 from oelm.train.optim import layer_factors
 from tests.conftest import run_here, tiny_config

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
+from oelm.config import RunConfig
 from oelm.errors import CheckpointError
 from oelm.files import STAGING_PREFIX, sweep_staging
 from oelm.train.checkpoint import Checkpoints
-from oelm.train.config import RunConfig
 from oelm.train.run import Options, train
 from oelm.train.state import SavedState, TrainState
 from oelm.train.stop import StopFlag

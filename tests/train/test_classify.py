@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from oelm.experiments.monitor import look_at
 from oelm.models.hub import export_classifier
 from oelm.report.collect import read_run
+from oelm.runs.find import look_at
+from oelm.runs.metrics import read_metrics
 from oelm.train.classify import ClassifierTask
 from oelm.train.load import LoadedClassifier, load_any
-from oelm.train.metrics import read_metrics
 from tests.train.finetuning import (
     BATCH,
     NATS_TOLERANCE,

@@ -8,8 +8,8 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from oelm.config import Device, Precision
 from oelm.errors import ConfigError
-from oelm.train.config import Device, Precision
 from oelm.train.device import Capabilities, Compute, choose_compute, look
 
 REFUSED = None

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from oelm.config import FinetuneConfig, RunConfig, TrainConfig
 from oelm.errors import ConfigError
-from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig
+from oelm.runs.metrics import read_metrics
+from oelm.runs.status import read_status
 from oelm.train.dist import ALONE, World
-from oelm.train.metrics import read_metrics
 from oelm.train.run import train
-from oelm.train.status import read_status
 from oelm.train.stop import StopFlag
 from tests.conftest import run_here, tiny_config
 from tests.train.finetuning import tiny_finetune

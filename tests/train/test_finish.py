@@ -11,23 +11,24 @@ from typing import Any
 
 import pytest
 
+from oelm.config import RunConfig
 from oelm.data.ngram import perplexities
 from oelm.data.prepare import prepare
 from oelm.errors import CheckpointError
-from oelm.experiments.monitor import look_at
 from oelm.files import sha256_file
 from oelm.report.collect import read_run
-from oelm.train.config import RunConfig
+from oelm.runs.find import look_at
+from oelm.runs.records import DocumentRow, ExampleRow, majority_share
+from oelm.runs.status import read_status
 from oelm.train.device import Compute
 from oelm.train.evaluate import evaluate_tokens
 from oelm.train.load import load_run
-from oelm.train.records import DocumentRow, ExampleRow, figure_problems, majority_share, read_record
 from oelm.train.run import train
-from oelm.train.status import read_status
 from oelm.train.stop import StopFlag
 from oelm.train.watch import Silence
 from tests.conftest import made_text, run_here, tiny_config, tiny_settings
 from tests.faults.harness import evidence, finish, start
+from tests.runs.recomputed import figure_problems, read_record
 from tests.train.finetuning import finetune_here, tiny_finetune
 
 TESTED = ("test_step", "test_loss", "test_ppl", "test_bits_per_byte", "ngram", "ngram_tokens")

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, processors
 
+from oelm.config import ClassifierConfig, FinetuneConfig, parse_as, with_overrides
 from oelm.data.encoded import ExampleSet
 from oelm.data.examples import Example, ExampleSource
 from oelm.data.tasks import prepare_examples
@@ -20,7 +21,6 @@ from oelm.experiments.budget import classifier_settings
 from oelm.method.audit import assert_unmoved
 from oelm.models.hub import export_classifier
 from oelm.train.classify import ClassifierTask
-from oelm.train.config import ClassifierConfig, FinetuneConfig, parse_as, with_overrides
 from oelm.train.load import LoadedClassifier, load_any
 from oelm.train.task_examples import closing_mark
 from tests.models.test_hub import write_model, write_t5_tokenizer, write_tokenizer

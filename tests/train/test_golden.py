@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from oelm.files import write_json
+from oelm.runs.metrics import read_metrics
 from oelm.train.device import Compute
-from oelm.train.metrics import read_metrics
 from oelm.train.state import environment
 from tests.conftest import run_here, tiny_config
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from oelm.config import ExamplesConfig
 from oelm.errors import CheckpointError, ConfigError, DataError
 from oelm.train.classify import ClassifierEvaluation
-from oelm.train.config import ExamplesConfig
 from oelm.train.judge import judge_run
 from oelm.train.load import LoadedClassifier, load_any
 from oelm.train.stop import StopFlag

@@ -14,8 +14,8 @@ import oelm
 from oelm.data.prepare import prepare
 from oelm.errors import CheckpointError, DataError, FrozenMovedError
 from oelm.method.record import digest
+from oelm.runs.metrics import read_metrics
 from oelm.train.load import _followed, find_checkpoint, load_run
-from oelm.train.metrics import read_metrics
 from oelm.train.score import probe_windows, score_run
 from oelm.train.stop import StopFlag
 from oelm.train.watch import Silence
@@ -33,7 +33,7 @@ def score(path: Path, *, which: str = "best", **what: object) -> tuple[str, floa
     settings = {"data": None, "text": None, "split": "val", "batch_size": 3} | what
     name, evaluation = score_run(load_run(path, which=which), stop=StopFlag(), watch=Silence(), **settings)  # type: ignore[arg-type]
     assert evaluation is not None
-    return name, evaluation.loss, sum(row["tokens"] for row in evaluation.documents)
+    return name, evaluation.loss, sum(row.tokens for row in evaluation.documents)
 
 
 @pytest.mark.parametrize("which", ["latest", "8", "4"])

@@ -15,12 +15,12 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.optim._muon import _adjust_lr
 
+from oelm.config import OptimConfig, RunConfig
 from oelm.errors import CheckpointError
 from oelm.method.apply import freeze, hold
 from oelm.method.plan import Plan
 from oelm.method.record import digest
 from oelm.models.gpt import GPT, build_gpt
-from oelm.train.config import OptimConfig, RunConfig
 from oelm.train.muon import MOMENTUM, Muon, orthogonalized, shape_factor
 from oelm.train.optim import build_optimizer, load_optimizer_tensors, muon_parameters, optimizer_tensors, set_learning_rate
 from tests.conftest import run_here, tiny_config, tiny_gpt_config

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from oelm.config import OptimConfig
 from oelm.errors import CheckpointError
 from oelm.method.apply import freeze, hold
 from oelm.method.plan import Plan
 from oelm.method.record import digest
 from oelm.models.gpt import GPT, build_gpt
-from oelm.train.config import OptimConfig
 from oelm.train.optim import (
     build_optimizer,
     layer_factors,

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from oelm.config import RunConfig, parse_config, parse_overrides, with_overrides
 from oelm.errors import ConfigError, MethodError
 from oelm.experiments.budget import budget_settings
 from oelm.method.apply import freeze
 from oelm.method.method import Thaw
 from oelm.models.gpt import GPT
-from oelm.train.config import RunConfig, parse_config, parse_overrides, with_overrides
 
 THAW = Thaw(start=0.25, end=0.75, order="first_first")
 

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import nn
 
+from oelm.config import FinetuneConfig
 from oelm.data.encoded import ExampleMeta
 from oelm.data.examples import Example, ExampleSource
 from oelm.data.tasks import prepare_examples
 from oelm.method.apply import freeze
 from oelm.method.method import PRESETS
 from oelm.models.gpt import build_gpt
-from oelm.models.hub import Architecture, ClassifierShape, fresh_classifier
-from oelm.train.config import FinetuneConfig
+from oelm.models.hub import ClassifierShape, fresh_classifier
+from oelm.models.shape import Architecture
 from oelm.train.preflight import classifier_estimate, parameter_counts
 from tests.conftest import tiny_config
 from tests.models.test_hub import write_tokenizer

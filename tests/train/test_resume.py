@@ -13,12 +13,12 @@ import torch
 from oelm.data.prepare import prepare
 from oelm.errors import CheckpointError, DataError, NonFiniteError, RunDirError
 from oelm.files import sha256_file
+from oelm.runs.metrics import read_metrics
+from oelm.runs.rundir import RunDir
 from oelm.train.device import Compute
 from oelm.train.kinds import resolve
 from oelm.train.loop import evaluate, run_loop
-from oelm.train.metrics import read_metrics
 from oelm.train.run import Options, resolve_start, train
-from oelm.train.rundir import RunDir
 from oelm.train.session import Session, build_session, resume
 from oelm.train.stop import StopFlag
 from oelm.train.task import LanguageModelTask

@@ -16,14 +16,14 @@ from oelm.errors import CheckpointError, FrozenMovedError, OutOfMemoryError, Run
 from oelm.files import sha256_file
 from oelm.method.method import PRESETS
 from oelm.models.gpt import build_gpt
+from oelm.runs.metrics import read_metrics
+from oelm.runs.rundir import RunDir
 from oelm.train.checkpoint import load_tensors
 from oelm.train.device import Compute
 from oelm.train.kinds import resolve
 from oelm.train.load import load_run
 from oelm.train.loop import run_loop
-from oelm.train.metrics import read_metrics
 from oelm.train.run import resolve_start
-from oelm.train.rundir import RunDir
 from oelm.train.session import build_session
 from oelm.train.stop import StopFlag
 from oelm.train.task import LanguageModelTask
@@ -109,7 +109,7 @@ def test_validation_does_not_depend_on_the_batch_size(text_file: Path) -> None:
         task = LanguageModelTask(tokens, config, Compute("cpu", "float32", "test"))
         evaluation = task.evaluate(build_gpt(config.model, seed=0), StopFlag(), progress=Silence().on_validating)
         assert evaluation is not None
-        assert sum(document["tokens"] for document in evaluation.documents) == len(tokens.val) - 1
+        assert sum(document.tokens for document in evaluation.documents) == len(tokens.val) - 1
         losses.append(evaluation.loss)
     # Products of other shapes may sum in another order: float32 rounding of losses of about 6, averaged.
     assert max(losses) - min(losses) < 1e-6

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oelm.train.config import RunConfig
+from oelm.config import RunConfig
 from oelm.train.schedule import learning_rate, shortened_warmup, warmup_steps
 from tests.conftest import tiny_config
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from oelm.config import ExamplesConfig, FinetuneConfig
 from oelm.data.request import Request
 from oelm.errors import DataError
 from oelm.files import dump_json
-from oelm.train.config import ExamplesConfig, FinetuneConfig
 from oelm.train.judge import judge_run
 from oelm.train.load import LoadedClassifier, load_any
 from oelm.train.stop import StopFlag

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from oelm.config import OptimConfig
 from oelm.errors import NonFiniteError
 from oelm.method.apply import freeze
 from oelm.method.record import digest
 from oelm.models.gpt import GPT, build_gpt
 from oelm.seeds import stream_seed
-from oelm.train.config import OptimConfig
 from oelm.train.optim import build_optimizer
 from oelm.train.step import Outcome, train_step
 from tests.conftest import tiny_gpt_config

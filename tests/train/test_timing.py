@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oelm.train.records import Figures
+from oelm.runs.records import Figures
 from oelm.train.run import train
 from oelm.train.stop import StopFlag
 from oelm.train.timing import PHASES, Clock, Meter, NvmlCounter, RaplCounter, energy_counters, step_statistics

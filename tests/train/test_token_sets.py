@@ -9,10 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from oelm.cli.app import app
+from oelm.config import RunConfig
 from oelm.data.prepare import check_tokenizer_asked, prepare
 from oelm.errors import DataError
 from oelm.experiments.plan import make_config, recipe_changes
-from oelm.train.config import RunConfig, read_config
+from oelm.runs.records import read_config
 from oelm.train.kinds import resolve
 from oelm.train.load import load_run
 from oelm.train.score import probe_windows

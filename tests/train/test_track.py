@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from oelm.cli.app import app
 from oelm.errors import ConfigError, DataError, MissingExtraError, OelmError
-from oelm.experiments.upkeep import _survey
+from oelm.runs.manage import _survey
+from oelm.runs.metrics import Metrics, read_metrics
 from oelm.train.evaluate import Evaluation, Judged
-from oelm.train.metrics import Metrics, read_metrics
 from oelm.train.run import Result, train
 from oelm.train.stop import StopFlag
 from oelm.train.track import TRACKERS, TrackerName, TrackWatch, read_trackio, read_wandb, tracked, tracker_named

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.bench.ab import against, interleave
+from oelm.config import FinetuneConfig, RunConfig
 from oelm.errors import ConfigError, OelmError
 from oelm.files import dump_json
 from oelm.intervals import Ratio
 from oelm.method.apply import freeze
-from oelm.models.flops import MethodWork, method_work
-from oelm.models.gpt import GPT, GPTConfig, build_gpt
+from oelm.models.gpt import GPT, build_gpt
 from oelm.models.hub import ClassifierShape, fresh_classifier
-from oelm.train.config import FinetuneConfig, RunConfig
+from oelm.models.shape import GPTConfig, MethodWork, method_work
 from oelm.train.device import Compute, choose_compute, look, synchronize
 from oelm.train.dist import ALONE, World
 from oelm.train.loss import mean_cross_entropy

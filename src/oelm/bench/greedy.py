@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from oelm.bench.ab import against, interleave
+from oelm.config import RunConfig
 from oelm.data.tokenizer import train_bpe
 from oelm.errors import OelmError
 from oelm.intervals import Ratio
@@ -19,7 +20,6 @@ from oelm.method.apply import fold, freeze
 from oelm.models.export import export_gpt2
 from oelm.models.generate import Sampling, generate, lay_out_by_columns
 from oelm.models.gpt import GPT, build_gpt
-from oelm.train.config import RunConfig
 
 TRANSFORMERS = "transformers"
 _PROMPT = [5, 6, 7, 8]

@@ -43,7 +43,7 @@ def _max_rss() -> int:
 def main() -> None:
     """Read a config from standard input, take two steps, print the growth as JSON."""
     from oelm.bench.compare import training_step
-    from oelm.train.config import parse_any
+    from oelm.config import parse_any
     from oelm.train.device import choose_compute, look
 
     config = parse_any(json.load(sys.stdin), where="standard input")

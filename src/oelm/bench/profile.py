@@ -10,8 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from oelm.bench.speed import Product
-from oelm.models.gpt import GPTConfig
-from oelm.train.config import RunConfig
+from oelm.config import RunConfig
+from oelm.models.shape import GPTConfig
 from oelm.train.loss import chunk_rows
 
 PARTS = ("products", "attention", "gelu", "norms", "head", "optimizer", "rest")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from oelm.config import FinetuneConfig, RunConfig, parse_as, parse_config
 from oelm.errors import ConfigError, suggest
-from oelm.train.config import FinetuneConfig, RunConfig, parse_as, parse_config
 
 _COLUMNS = ("vocab_size", "seq_len", "model_dim", "num_layers", "num_heads", "ff_dim", "batch_size")
 # Independent of the budgets, which may change: a published ratio must keep its meaning.

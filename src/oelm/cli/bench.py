@@ -14,7 +14,7 @@ from oelm.errors import ConfigError
 if TYPE_CHECKING:
     from oelm.bench.compare import Comparison
     from oelm.bench.record import TimedShape
-    from oelm.train.config import FinetuneConfig, RunConfig
+    from oelm.config import FinetuneConfig, RunConfig
 
 _SECOND = "oelm_freeze"
 
@@ -64,9 +64,10 @@ def bench(
 
 def _config(name: str, budget: str, shape: str | None, overrides: list[str]) -> RunConfig | FinetuneConfig:
     from oelm.bench.shapes import shape_settings, with_arm
+    from oelm.config import parse_any, parse_overrides, with_overrides
     from oelm.data.tokenizer import vocab_size_of
     from oelm.experiments.budget import budget_settings
-    from oelm.train.config import parse_any, parse_overrides, read_config, with_overrides
+    from oelm.runs.records import read_config
 
     if Path(name).is_file():
         settings = read_config(Path(name)).as_dict()

@@ -13,11 +13,11 @@ from oelm.cli.options import CatalogFile, Out, Overrides, SomeIds
 from oelm.cli.shell import counted, echo, out, print_table, printable, reported, roughly, say
 
 if TYPE_CHECKING:
+    from oelm.config import FinetuneConfig, RunConfig
     from oelm.experiments.plan import PlannedRun
     from oelm.experiments.registry import Catalog, Experiment
     from oelm.method.audit import Audit
-    from oelm.method.method import Method
-    from oelm.train.config import FinetuneConfig, RunConfig
+    from oelm.models.shape import WeightCounts
 
 
 @reported
@@ -81,21 +81,22 @@ def show(
     price: Annotated[float, typer.Option(min=0.0, help="With --on: cost of one GPU for an hour.")] = 2.0,
     catalog: CatalogFile = None,
     root: Out = Path("outputs"),
+    cost: Annotated[bool, typer.Option("--cost", help="Also estimate time, memory and disk here; this loads torch.")] = False,
 ) -> None:
-    """Show one experiment: its recipe at a budget, parameters, what was reported, and how long it takes here.
+    """Show one experiment: its recipe at a budget, its parameters, and what was reported.
 
     With --on, estimate it and its baseline on GPUs at budget paper, from operations and data sheets, never measured.
     """
     if on is not None:
         _print_projection(name, on, budget or "paper", price, overrides or [], catalog)
         return
-    _show(name, budget or "laptop", overrides or [], catalog, root)
+    _show(name, budget or "laptop", overrides or [], catalog, root, cost=cost)
 
 
-def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, root: Path) -> None:
+def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, root: Path, *, cost: bool) -> None:
+    from oelm.config import parse_overrides
     from oelm.experiments.plan import check_changes, plan_runs, variant_name
     from oelm.experiments.registry import dotted, load_catalog
-    from oelm.train.config import parse_overrides
 
     found = load_catalog(catalog)
     experiment = found.get(name)
@@ -111,7 +112,7 @@ def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, ro
         variant=variant_name(changes),
     )
     own = next(run for run in runs if run.experiment.id == experiment.id)
-    _print_facts(own, [run for run in runs if run is not own], root)
+    _print_facts(own, [run for run in runs if run is not own], root, costs=_costs(own, root) if cost else {})
     out.print("\nrecipe:", style="bold")
     for key, value in dotted(own.config.as_dict()).items():
         say(f"  {key}: {value}")
@@ -123,11 +124,11 @@ def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, ro
 
 def _print_projection(name: str, gpus: str, budget: str, price: float, overrides: list[str], catalog: Path | None) -> None:
     """Print what an experiment, or a group, takes on GPUs according to their data sheets."""
+    from oelm.config import parse_config, parse_overrides
     from oelm.experiments.budget import budget_settings
     from oelm.experiments.projection import Assumptions, Projection, parse_gpus, project, queue_s, reported_efficiency
     from oelm.experiments.registry import load_catalog
     from oelm.experiments.study import Study
-    from oelm.train.config import parse_config, parse_overrides
     from oelm.train.preflight import gibibytes
 
     gpu, count = parse_gpus(gpus)
@@ -159,37 +160,68 @@ def _print_projection(name: str, gpus: str, budget: str, price: float, overrides
     )
 
 
-def _counts(found: Audit, method: Method) -> str:
-    """Return what trains and what is frozen, and what becomes of it on the way."""
-    from oelm.method.kind import learning_later
-
-    change = learning_later(method.model_dump(mode="json"), found.projections)
-    later = f"; {abs(change):,} of Q and K {'thaw' if change > 0 else 'freeze'} on the way" if change else ""
-    return str(found).removeprefix("parameters: ") + later
-
-
-def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> None:
+def _costs(run: PlannedRun, root: Path) -> dict[str, str]:
+    """Return what one run takes here, and the parameters of a classifier."""
+    from oelm.config import RunConfig
     from oelm.data.encode import num_cores
     from oelm.experiments.forecast import Forecaster, count_parameters
-    from oelm.experiments.plan import confounds
+    from oelm.method.kind import learning_later
     from oelm.train.preflight import gibibytes
 
-    experiment = run.experiment
-    audit = count_parameters(run.config)
     threads = max(1, num_cores() // min(num_cores(), 8)) if run.budget != "paper" else num_cores()
     forecast = Forecaster(root, threads=threads).forecast(run)
-    unknown = "the model is not known here; fetch it, or give its folder with --set model.source=FOLDER"
+    facts = {
+        "one run here": f"about {roughly(forecast.seconds)} on the CPU ({forecast.basis}, threads: {threads})",
+        "memory, disk": f"about {gibibytes(forecast.needs.memory)} and {gibibytes(forecast.needs.disk)}",
+    }
+    if isinstance(run.config, RunConfig):
+        return facts
+    if (counted := count_parameters(run.config)) is None:
+        return {
+            "parameters": "the model is not known here; fetch it, or give its folder with --set model.source=FOLDER",
+            **facts,
+        }
+    later = learning_later(run.config.method.model_dump(mode="json"), counted.projections)
+    return {"parameters": _counts(counted, later), **facts}
+
+
+def _counts(counted: Audit | WeightCounts, later: int) -> str:
+    """Return what trains, what is frozen, and of how many parameters that changes `later`."""
+    slices = f" || replaced by slices: {counted.selected:,}" if counted.selected else ""
+    told = f"; {abs(later):,} of Q and K {'thaw' if later > 0 else 'freeze'} on the way" if later else ""
+    share = 100 * counted.frozen / counted.total
+    numbers = f"{counted.total:,} || trainable: {counted.trainable:,} || frozen: {counted.frozen:,} ({share:.2f}%)"
+    return numbers + slices + told
+
+
+def _calculated(config: RunConfig | FinetuneConfig) -> str:
+    """Return the parameters of a GPT by arithmetic; those of a classifier take its library."""
+    from oelm.config import RunConfig
+    from oelm.experiments.plan import known_vocabulary
+
+    if not isinstance(config, RunConfig):
+        return "counted with --cost"
+    config = known_vocabulary(config)
+    counts, method = config.weight_counts(), config.method
+    if method.thaw:
+        return _counts(counts, counts.frozen + counts.selected)
+    at_once = config.model_copy(update={"method": method.model_copy(update={"freeze_at": 0.0})}).weight_counts()
+    return _counts(counts, counts.frozen - at_once.frozen)
+
+
+def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path, *, costs: dict[str, str]) -> None:
+    from oelm.experiments.plan import confounds
+
+    experiment = run.experiment
     facts = {
         "what": f"{experiment.title} ({experiment.kind.replace('_', ' ')})",
         "budget": run.budget,
         "baseline": experiment.baseline or "none: it is one",
         "success": str(experiment.criterion) if experiment.criterion else "no criterion",
         "seeds planned": str(experiment.seeds),
-        "parameters": _counts(audit, run.config.method) if audit is not None else unknown,
-        "one run here": f"about {roughly(forecast.seconds)} on the CPU ({forecast.basis}, threads: {threads})",
-        "memory, disk": f"about {gibibytes(forecast.needs.memory)} and {gibibytes(forecast.needs.disk)}",
+        "parameters": _calculated(run.config),
     }
-    facts |= _counted(run.config)
+    facts |= costs | _counted(run.config)
     if experiment.reported is not None:
         figures = ", ".join(f"{name} {value:g}" for name, value in experiment.reported.figures.items())
         facts["reported"] = f"{figures} ({experiment.reported.source}; not a result of ours)"
@@ -206,12 +238,12 @@ def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> Non
 
 def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:
     """Return what n-gram models make of a language model's text, where that is prepared here and was counted."""
+    from oelm.config import RunConfig
     from oelm.data.counters import ORDERS, kept_figures
     from oelm.data.prepare import is_token_set
     from oelm.data.shelf import find_tokens
     from oelm.data.tokens import read_meta
     from oelm.errors import DataError
-    from oelm.train.config import RunConfig
 
     if not isinstance(config, RunConfig):
         return {}

@@ -13,7 +13,7 @@ from oelm.cli.status import no_answer
 from oelm.cli.stop import named_runs
 
 if TYPE_CHECKING:
-    from oelm.experiments.upkeep import Refusal, Removal
+    from oelm.runs.manage import Refusal, Removal
 
 
 @reported
@@ -26,7 +26,7 @@ def clean(
     yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only say what would go.")] = False,
 ) -> None:
     """Delete runs that oelm made and nobody uses. Without --yes nothing is deleted, only listed."""
-    from oelm.experiments.upkeep import Removal, check_root, plan_removal, remove
+    from oelm.runs.manage import Removal, check_root, plan_removal, remove
 
     check_root(out_dir)
     views = named_runs(ids, everything, out_dir, budget=budget)
@@ -52,7 +52,7 @@ def clean(
 
 def _line(done: Removal | Refusal) -> str:
     """Return the line of one run; none where there was nothing to delete."""
-    from oelm.experiments.upkeep import Refusal
+    from oelm.runs.manage import Refusal
 
     if isinstance(done, Refusal):
         return printable(f"{done.view.path}: left alone: {done.reason}")

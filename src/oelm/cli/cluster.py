@@ -71,7 +71,7 @@ def _left(study: Study, runs: Sequence[PlannedRun], *, retry: bool, dry_run: boo
     """
     from oelm.experiments.slurm import job_states
     from oelm.experiments.study import unfinished
-    from oelm.train.status import read_status
+    from oelm.runs.status import read_status
 
     open_ = unfinished(runs)
     with contextlib.suppress(ClusterError) if dry_run else contextlib.nullcontext():

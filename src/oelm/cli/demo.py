@@ -19,7 +19,7 @@ from oelm.decimals import fixed
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
     from oelm.experiments.summary import SummaryRow
-    from oelm.train.records import AuditRecord
+    from oelm.runs.records import AuditRecord
 
 GROUP = "demo"
 
@@ -75,7 +75,7 @@ def _print_results(runs: Sequence[PlannedRun], budget: str) -> None:
 
 
 def _audit(runs: Sequence[PlannedRun], row: SummaryRow) -> AuditRecord:
-    from oelm.train.records import AuditRecord, read_as
+    from oelm.runs.records import AuditRecord, read_as
 
     return read_as(AuditRecord, next(run.path for run in runs if run.experiment.id == row.experiment.id) / "audit.json")
 

@@ -33,7 +33,7 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(min=1, help="Windows at a time; changes speed only.")] = 16,
 ) -> None:
     """Print a language model's loss, perplexity and bits per byte, or a classifier's accuracy, over a whole split."""
-    from oelm.files import dump_json, write_text
+    from oelm.runs.records import write_records
     from oelm.train.load import LoadedRun, load_any
     from oelm.train.score import score_run
     from oelm.train.stop import StopFlag
@@ -56,7 +56,7 @@ def evaluate(
                 loaded, data=data, text=text, split=split, batch_size=batch_size, stop=stop, watch=watch
             )
         else:
-            from oelm.train.config import ExamplesConfig
+            from oelm.config import ExamplesConfig
             from oelm.train.judge import judge_run
 
             examples = None
@@ -75,7 +75,7 @@ def evaluate(
     if evaluation is None:
         raise StoppedError("stopped before the end, so there is no figure; repeat the same command")
     if documents is not None:
-        write_text(documents, "".join(dump_json(row, indent=None) + "\n" for row in evaluation.predictions))
+        write_records(documents, evaluation.predictions)
     _print(name, loaded.step, evaluation, documents)
 
 
@@ -87,7 +87,7 @@ def _print(name: str, step: int, evaluation: Evaluation | ClassifierEvaluation, 
         if documents is not None:
             say(f"predictions by example: {documents}")
         return
-    tokens = sum(int(row["tokens"]) for row in evaluation.documents)
+    tokens = sum(row.tokens for row in evaluation.documents)
     lines = [
         f"{name}: {tokens:,} tokens in {len(evaluation.documents):,} documents, model of step {step:,}",
         f"loss {evaluation.loss:.4f} nats per token, PPL {fixed(evaluation.perplexity, 3)}, "

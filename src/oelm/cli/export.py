@@ -10,6 +10,7 @@ import typer
 from oelm.cli.options import Checkpoint, RunFolder
 from oelm.cli.shell import reported, say
 from oelm.errors import DataError
+from oelm.runs.layout import MANIFEST
 
 
 @reported
@@ -23,7 +24,7 @@ def export(
     from oelm.method.audit import audit
     from oelm.models.export import export_gpt2
     from oelm.report.card import model_card
-    from oelm.train.binding import read_manifest
+    from oelm.runs.records import read_manifest
     from oelm.train.load import LoadedRun, load_any
 
     loaded = load_any(run, which=checkpoint)
@@ -40,7 +41,7 @@ def export(
     data = read_manifest(loaded.path).get("data")
     if data is None:
         raise DataError(
-            f"{loaded.path / 'manifest.json'}: is gone, or names no data, and the model card says what the run was trained on; "
+            f"{loaded.path / MANIFEST}: is gone, or names no data, and the model card says what the run was trained on; "
             "restore the file from a copy"
         )
     state = loaded.checkpoint.saved.state

@@ -13,7 +13,7 @@ from oelm.cli.shell import reported, shown_warnings, stoppable
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from oelm.train.config import FinetuneConfig
+    from oelm.config import FinetuneConfig
 
 
 @reported
@@ -86,8 +86,9 @@ def _whole_path(source: str | None) -> str | None:
 def _config(
     file: Path | None, budget: str, model: str | None, chosen: dict[str, Any], lengths: dict[str, Any], overrides: list[str]
 ) -> FinetuneConfig:
+    from oelm.config import FinetuneConfig, parse_as, parse_overrides, with_overrides
     from oelm.experiments.budget import classifier_settings
-    from oelm.train.config import FinetuneConfig, parse_as, parse_overrides, read_any_config, with_overrides
+    from oelm.runs.records import read_any_config
 
     settings = classifier_settings(budget, model=model) if file is None else read_any_config(file).as_dict()
     where = str(file) if file is not None else f"budget {budget}"

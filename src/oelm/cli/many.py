@@ -18,11 +18,11 @@ from oelm.ranks import is_one_of_many, own_rank
 
 if TYPE_CHECKING:
     from oelm.cli.options import Training
+    from oelm.config import FinetuneConfig, RunConfig, TrainConfig
     from oelm.experiments.plan import PlannedRun
     from oelm.experiments.runner import Job
     from oelm.experiments.study import Study
     from oelm.experiments.torchrun import Ranks
-    from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig
     from oelm.train.dist import World
     from oelm.train.stop import StopFlag
     from oelm.train.track import TrackerName

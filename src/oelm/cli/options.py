@@ -80,8 +80,8 @@ class What:
 
     def study(self, *, seeds: list[int] | None = None, tuned: bool = False, baselines: bool = True) -> Study:
         """Return the study that these options ask for."""
+        from oelm.config import parse_overrides
         from oelm.experiments.study import Study
-        from oelm.train.config import parse_overrides
 
         return Study(
             names=tuple(self.ids or ()),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
     """Print the arms of runs with their times, memory and disk, and how long the queue takes."""
     from oelm.experiments.forecast import START_S, Forecaster
-    from oelm.experiments.monitor import queue_seconds
+    from oelm.experiments.slots import queue_seconds
     from oelm.experiments.study import unfinished
     from oelm.train.preflight import gibibytes
 

@@ -13,10 +13,11 @@ from rich.text import Text
 from oelm.cli.shell import out, say
 from oelm.decimals import duration
 from oelm.errors import DataError
+from oelm.runs.layout import TIMING
 
 if TYPE_CHECKING:
     from oelm.experiments.runner import Job
-    from oelm.train.status import Status
+    from oelm.runs.status import Status
 
 _EVERY_S = 1.0
 _PLAIN_EVERY_S = 30.0
@@ -73,7 +74,7 @@ class QueueView:
 
     def eta_s(self, jobs: Sequence[Job]) -> float | None:
         """Return the seconds that are left, by what runs say of themselves and by how long earlier ones took."""
-        from oelm.experiments.monitor import queue_seconds
+        from oelm.experiments.slots import queue_seconds
 
         typical = sum(self._lengths) / len(self._lengths) if self._lengths else None
         # Those under way first: each has a slot.
@@ -94,12 +95,12 @@ def _whole_s(job: Job) -> float:
     from oelm.files import read_json
 
     with contextlib.suppress(DataError, KeyError, TypeError, ValueError):
-        return max(job.seconds, float(read_json(job.run.path / "timing_stats.json")["wall_s"]["total"]))
+        return max(job.seconds, float(read_json(job.run.path / TIMING)["wall_s"]["total"]))
     return job.seconds
 
 
 def _status_eta(job: Job) -> float | None:
-    from oelm.train.status import read_status
+    from oelm.runs.status import read_status
 
     status = read_status(job.run.path) if job.state in _UNDER_WAY else None
     return status.eta_s if status is not None and status.status == "running" else None
@@ -107,7 +108,7 @@ def _status_eta(job: Job) -> float | None:
 
 def _progress(job: Job) -> str:
     from oelm.experiments.summary import figure_text
-    from oelm.train.status import read_status
+    from oelm.runs.status import read_status
 
     status = read_status(job.run.path)
     if status is None or status.status != "running":
@@ -122,7 +123,7 @@ def _progress(job: Job) -> str:
 
 
 def _outcome(job: Job) -> str:
-    from oelm.train.status import read_status
+    from oelm.runs.status import read_status
 
     status = read_status(job.run.path)
     if job.state == "done" and status is not None:

@@ -13,7 +13,6 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from typer.core import TyperCommand, TyperGroup
 
 from oelm.cli.streams import ReaderLeftError, Stream
@@ -21,6 +20,8 @@ from oelm.decimals import duration
 from oelm.errors import STOPPED, OelmError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from oelm.train.evaluate import Judged
     from oelm.train.run import Result
     from oelm.train.stop import StopFlag
@@ -194,7 +195,7 @@ class TerminalWatch:
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
-        self._task = TaskID(0)
+        self._task: TaskID | None = None
         self._last_line = time.monotonic()
         self._preparing = ""
         self._began = (0.0, 0, 0)
@@ -264,7 +265,9 @@ class TerminalWatch:
         self.on_remark(f"step {step}: {evaluation.headline()}{mark}")
 
     def _show(self, what: str, done: int, total: int, text: str, *, counted: bool = True) -> None:
-        if self._bar is None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        if self._bar is None or self._task is None:
             count = (MofNCompleteColumn(),) if counted else ()
             columns = (TextColumn("{task.description}"), BarColumn(), *count, TextColumn("{task.fields[text]}"))
             self._bar = Progress(*columns, console=out, transient=True)

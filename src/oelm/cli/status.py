@@ -22,10 +22,12 @@ from oelm.cli.options import OnlyBudget, Out, SomeIds
 from oelm.cli.shell import echo, out, printable, reported, warn
 from oelm.decimals import duration, fixed
 from oelm.errors import ClusterError, ConfigError, OelmError
+from oelm.runs.layout import SUBMISSIONS
 
 if TYPE_CHECKING:
-    from oelm.experiments.monitor import Gap, RunView
+    from oelm.experiments.gaps import Gap
     from oelm.experiments.slurm import JobState
+    from oelm.runs.find import RunView
 
 _HEADINGS = ("experiment", "budget", "variant", "seed", "state", "step", "best", "gap", "ETA", "loss", "s/step", "device")
 _RIGHT = {"seed", "step", "loss", "best", "gap", "ETA", "s/step"}
@@ -71,6 +73,9 @@ def status(
 
 def jobs_of(root: Path, views: Sequence[RunView]) -> dict[Path, JobState]:
     """Return what SLURM says of runs that were submitted to it and are not done; asked only where some were."""
+    # Who never submitted a run does not wait for what plans and submits them.
+    if not (root / SUBMISSIONS).is_dir():
+        return {}
     from oelm.experiments.slurm import job_states
 
     return job_states(root, [view.path for view in views if view.state != "done"])
@@ -108,7 +113,7 @@ def find_runs(
     root: Path, ids: Sequence[str], *, budget: str | None, groups: Mapping[str, list[str]], strict: bool = True
 ) -> list[RunView]:
     """Return the runs that the user means; with `strict`, an id that has none is an error and not an empty list."""
-    from oelm.experiments.monitor import choose, scan
+    from oelm.runs.find import choose, scan
 
     chosen: list[str] = []
     for name in ids:
@@ -166,7 +171,8 @@ def _page(
     lines: int | None,
 ) -> Text:
     """Return all that is shown; over `lines` runs, those under way and one line for each group of the others."""
-    from oelm.experiments.monitor import ALIVE, gaps
+    from oelm.experiments.gaps import gaps
+    from oelm.runs.find import ALIVE
 
     is_short = lines is not None and len(views) > lines
     shown = [view for view in views if view.state in ALIVE] if is_short else views
@@ -260,7 +266,7 @@ def _summary(views: Sequence[RunView]) -> Text:
 
 
 def _counted(views: Sequence[RunView]) -> str:
-    from oelm.experiments.monitor import STATES
+    from oelm.runs.find import STATES
 
     counts = Counter(view.state for view in views)
     return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
@@ -282,7 +288,7 @@ def _footer(views: Sequence[RunView]) -> Text:
 
 def _logs(views: Sequence[RunView]) -> list[str]:
     """Return where the logs of running runs are, and that of a run that is alone."""
-    from oelm.experiments.monitor import ALIVE
+    from oelm.runs.find import ALIVE
 
     running = [view for view in views if view.state in ALIVE]
     if not running and len(views) == 1 and views[0].state != "failed":
@@ -292,7 +298,7 @@ def _logs(views: Sequence[RunView]) -> list[str]:
 
 
 def _print_json(views: Sequence[RunView], baselines: Mapping[str, str], jobs: Mapping[Path, JobState]) -> None:
-    from oelm.experiments.monitor import gaps
+    from oelm.experiments.gaps import gaps
 
     rows = [_json_row(view, gap, jobs) for view, gap in zip(views, gaps(views, baselines), strict=True)]
     # ASCII: what a run calls itself may hold what drives a terminal.

@@ -15,9 +15,9 @@ from oelm.cli.status import find_runs, jobs_of, load_known, no_answer
 from oelm.errors import ClusterError, ConfigError, RunDirError
 
 if TYPE_CHECKING:
-    from oelm.experiments.monitor import RunView
     from oelm.experiments.slurm import JobState
-    from oelm.experiments.upkeep import Asked
+    from oelm.runs.find import RunView
+    from oelm.runs.manage import Asked
 
 
 @reported
@@ -29,7 +29,7 @@ def stop(
 ) -> None:
     """Ask running runs to save and end, and take queued ones off the queue; the command that began them continues them."""
     from oelm.experiments.slurm import cancel
-    from oelm.experiments.upkeep import ask_to_stop
+    from oelm.runs.manage import ask_to_stop
 
     views = named_runs(ids, everything, out_dir, budget=None)
     if not views:
@@ -86,7 +86,7 @@ def _tell(asked: Asked) -> None:
 
 
 def _wait(asked: Asked, timeout_s: float) -> list[RunView]:
-    from oelm.experiments.upkeep import wait_for_end
+    from oelm.runs.manage import wait_for_end
 
     if not (count := len(asked.signalled) + len(asked.starting)):
         return []

@@ -12,9 +12,10 @@ from oelm.cli.options import Training, grouped
 from oelm.cli.shell import path_option, reported, shown_warnings, stoppable
 from oelm.decimals import fixed
 from oelm.errors import ConfigError
+from oelm.runs.layout import TOKENIZER
 
 if TYPE_CHECKING:
-    from oelm.train.config import RunConfig
+    from oelm.config import RunConfig
 
 # What the earlier study's script called its methods.
 _OLD_NAMES = {"baseline": "baseline", "oelm_v2": "oelm_freeze", "oelm_random": "oelm_random"}
@@ -95,9 +96,10 @@ def _source(data: str | None, text: Path | None) -> str | None:
 
 
 def _config(file: Path | None, budget: str, chosen: dict[str, Any], overrides: list[str], init_from: Path | None) -> RunConfig:
+    from oelm.config import parse_config, parse_overrides, with_overrides
     from oelm.data.prepare import check_tokenizer_asked
     from oelm.experiments.budget import budget_settings
-    from oelm.train.config import parse_config, parse_overrides, read_config, with_overrides
+    from oelm.runs.records import read_config
     from oelm.train.run import resolve_start
 
     settings = read_config(file).as_dict() if file is not None else budget_settings(budget)
@@ -110,7 +112,7 @@ def _config(file: Path | None, budget: str, chosen: dict[str, Any], overrides: l
         start = resolve_start(init_from)
         chosen["init_from"] = start.model_dump()
         # Those weights know their own tokens only.
-        settings["data"]["tokenizer"] = str(Path(start.checkpoint).parents[1] / "tokenizer.json")
+        settings["data"]["tokenizer"] = str(Path(start.checkpoint).parents[1] / TOKENIZER)
     changes = parse_overrides(overrides, flags=chosen)
     parsed = parse_config(with_overrides(settings, changes), where=f"{where} with your options" if changes else where)
     if "data.tokenizer" in changes:

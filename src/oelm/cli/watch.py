@@ -70,9 +70,9 @@ def watch(
 
 
 def _runs(ids: list[str], root: Path, budget: str | None, catalog: Path | None) -> LiveRuns:
-    from oelm.experiments.monitor import choose
     from oelm.experiments.registry import load_catalog
     from oelm.report.live import LiveRuns
+    from oelm.runs.find import choose
 
     if root.exists() and not root.is_dir():
         raise ConfigError(f"--out {root}: is a file; give the folder that holds the runs")

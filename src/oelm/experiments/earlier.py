@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from oelm.errors import DataError
 from oelm.experiments.imported import ImportedRun, SourceRun, load_imported
 from oelm.files import read_json
+from oelm.runs.layout import TIMING
 
-TIMING = "timing_stats.json"
 LOSS, PPL = "val_loss", "val_ppl"
 _MAX_LOG_BYTES = 256 * 2**20
 _MAX_EVALUATIONS = 100_000

@@ -11,19 +11,19 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from oelm.config import FinetuneConfig, RunConfig
 from oelm.data.sets import TASKS
 from oelm.data.stdlib_task import NUM_LABELS
-from oelm.data.tokenizer import vocab_size_of
 from oelm.errors import DataError, OelmError
-from oelm.experiments.plan import PlannedRun
+from oelm.experiments.plan import PlannedRun, known_vocabulary
 from oelm.files import read_json
 from oelm.method.apply import freeze
 from oelm.method.audit import Audit, audit
-from oelm.models.flops import step_work
 from oelm.models.gpt import GPT
 from oelm.models.hub import ClassifierShape, fresh_classifier
+from oelm.models.shape import step_work
 from oelm.models.shapes import classifier_skeleton
-from oelm.train.config import FinetuneConfig, RunConfig
+from oelm.runs.layout import TIMING
 from oelm.train.preflight import Estimate, estimate
 
 # Of the speed of a bare matrix product: what a whole training step reaches on a CPU, norms, copies and optimizer included.
@@ -79,7 +79,7 @@ class Forecaster:
             if experiment is None:
                 continue
             folder = self._root / experiment / run.budget / run.variant
-            for path in sorted(folder.glob("seed-*/timing_stats.json")):
+            for path in sorted(folder.glob(f"seed-*/{TIMING}")):
                 try:
                     return float(read_json(path)["wall_s"]["total"])
                 except (DataError, KeyError, TypeError, ValueError):
@@ -134,9 +134,8 @@ def count_parameters(config: RunConfig | FinetuneConfig) -> Audit | None:
 
 def _skeleton(config: RunConfig | FinetuneConfig) -> nn.Module | None:
     if isinstance(config, RunConfig):
-        shape = config.model.model_copy(update={"vocab_size": run_vocabulary(config)})
         with torch.device("meta"):
-            return GPT(shape)
+            return GPT(known_vocabulary(config).model)
     model = config.model
     labels = model.num_labels or num_labels(config)
     if model.source is not None:
@@ -159,11 +158,6 @@ def _skeleton(config: RunConfig | FinetuneConfig) -> nn.Module | None:
         )
 
 
-def run_vocabulary(config: RunConfig) -> int:
-    """Return the size of the vocabulary that a run's model will have."""
-    return config.model.vocab_size or vocab_size_of(config.data.tokenizer)
-
-
 def num_labels(config: FinetuneConfig) -> int:
     """Return how many labels a task has; of a user's own table those that the config names, else two."""
     task, named = config.examples.task, config.examples.labels
@@ -177,8 +171,7 @@ def num_labels(config: FinetuneConfig) -> int:
 def step_operations(config: RunConfig | FinetuneConfig, counted: Audit | None) -> float | None:
     """Return the operations of one training step: of a GPT counted, of others 6 a weight and token."""
     if isinstance(config, RunConfig):
-        shape = config.model.model_copy(update={"vocab_size": run_vocabulary(config)})
-        work = step_work(shape, batch_size=config.batch_size)
+        work = step_work(known_vocabulary(config).model, batch_size=config.batch_size)
         return float(work.matmuls + work.optimizer)
     if counted is None:
         return None
@@ -200,8 +193,7 @@ def run_steps(config: RunConfig | FinetuneConfig) -> int:
 
 def _needs(config: RunConfig | FinetuneConfig, counted: Audit | None) -> Estimate:
     if isinstance(config, RunConfig):
-        model = config.model.model_copy(update={"vocab_size": run_vocabulary(config)})
-        return estimate(config.model_copy(update={"model": model}), device="cpu")
+        return estimate(known_vocabulary(config), device="cpu")
     if counted is None:
         return Estimate(0, 0, 0)
     checkpoint = 4 * (counted.total + 2 * counted.trainable)

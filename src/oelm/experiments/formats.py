@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from oelm.errors import ConfigError, DataError, suggest
-from oelm.experiments.earlier import TIMING, read_earlier
+from oelm.experiments.earlier import read_earlier
 from oelm.experiments.imported import FormatName, SourceRun
+from oelm.runs.layout import TIMING
 from oelm.train.track import Tracked, read_events, read_trackio, read_wandb
 
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)

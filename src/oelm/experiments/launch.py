@@ -14,13 +14,12 @@ from typing import Literal
 from filelock import FileLock
 
 from oelm.errors import STOPPED, OelmError
-from oelm.experiments.monitor import launch_lock_path
 from oelm.experiments.plan import PlannedRun
 from oelm.files import dump_json, room_checked, write_json
 from oelm.locks import lock_at, take
-from oelm.train.status import Progress, StatusName, now_text, read_status, status_now, write_status
+from oelm.runs.layout import CONFIG, CONSOLE, LOCK, launch_lock_path
+from oelm.runs.status import Progress, StatusName, now_text, read_status, status_now, write_status
 
-CONSOLE = "console.log"
 _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "by hand, or by the system when memory ran out",
     signal.SIGBUS: "a data file shrank while it was read; `oelm data verify` finds it",
@@ -53,7 +52,7 @@ def is_busy(run: Path) -> bool:
     """Whether some process holds the run right now. Only a launcher that holds the launch lock may ask: it takes the lock."""
     if not run.is_dir():
         return False
-    lock = lock_at(run / ".lock")
+    lock = lock_at(run / LOCK)
     if not taken(lock):
         return True
     lock.release()
@@ -70,8 +69,8 @@ def enqueue(run: PlannedRun, root: Path, *, retry: bool) -> None:
         kept = ("done",) if retry else ("done", "failed")
         if (status is not None and status.status in kept) or is_busy(run.path):
             return
-        if not (run.path / "config.json").is_file():
-            write_json(run.path / "config.json", run.config.as_dict())
+        if not (run.path / CONFIG).is_file():
+            write_json(run.path / CONFIG, run.config.as_dict())
         _write_status(run, "queued")
     finally:
         lock.release()

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oelm.config import FinetuneConfig, RunConfig, TrainConfig, nearest_key, parse_as, with_overrides
 from oelm.data.prepare import check_tokenizer_asked, is_token_set
 from oelm.data.sets import BUILT_IN, CORPORA, TASKS
+from oelm.data.tokenizer import vocab_size_of
 from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.budget import EXTRACT_TOKENS, budget_settings, classifier_settings
 from oelm.experiments.fair import PACE, confounding
 from oelm.experiments.registry import Catalog, Experiment, dotted
 from oelm.files import dump_json
 from oelm.method.method import Method, resolve_method
-from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig, nearest_key, parse_as, read_any_config, with_overrides
+from oelm.runs.layout import CONFIG
+from oelm.runs.records import read_any_config
 
 # What only data and model can tell, filled in when a run begins: placeholders of a plan stand for whatever is there.
 _FILLED_IN = {"model.vocab_size", "model.num_labels", "model.sha256", "steps", "epochs", "eval_every", "save_every"}
@@ -209,7 +212,7 @@ def plan_runs(
 
 def check_same_recipe(run: PlannedRun) -> None:
     """Raise RunDirError when the run's folder holds a run of another config: the catalog or the budget changed since."""
-    if not (run.path / "config.json").is_file():
+    if not (run.path / CONFIG).is_file():
         return
     try:
         held = read_any_config(run.path)
@@ -259,8 +262,16 @@ def confounds(arm: RunConfig | FinetuneConfig, baseline: RunConfig | FinetuneCon
     return [f"{key} {ours.get(key)} against {theirs.get(key)}" for key in keys]
 
 
+def known_vocabulary(config: RunConfig) -> RunConfig:
+    """Return the config with the size of the vocabulary that its tokenizer will have."""
+    size = config.model.vocab_size or vocab_size_of(config.data.tokenizer)
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})})
+
+
 def _is_larger(arm: RunConfig | FinetuneConfig, baseline: RunConfig | FinetuneConfig) -> bool:
     """Whether an arm has more parameters than its baseline, or nobody here can count them."""
+    if isinstance(arm, RunConfig) and isinstance(baseline, RunConfig):
+        return known_vocabulary(arm).weight_counts().total > known_vocabulary(baseline).weight_counts().total
     # Not above: it foretells what is planned here.
     from oelm.experiments.forecast import count_parameters
 

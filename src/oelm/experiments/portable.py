@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from oelm.errors import ConfigError, DataError, RunDirError
-from oelm.experiments.monitor import RunView, scan
-from oelm.experiments.sweep import SWEEP, SweepPoint, read_sweep
+from oelm.experiments.sweep import SweepPoint, read_sweep
 from oelm.files import (
     MAX_JSON_BYTES,
     dump_json,
@@ -29,21 +28,35 @@ from oelm.files import (
 )
 from oelm.locks import held
 from oelm.names import NAME, is_device, is_safe
+from oelm.runs.find import RunView, scan
+from oelm.runs.finished import read_judged
+from oelm.runs.layout import (
+    ATTENTION,
+    AUDIT,
+    CHECKPOINT_FILES,
+    CONFIG,
+    LOG,
+    MANIFEST,
+    METRICS,
+    MODEL_CONFIG,
+    POINTERS,
+    PREDICTIONS,
+    RECORDS,
+    STATUS,
+    SWEEP,
+    TIMING,
+)
+from oelm.runs.metrics import read_metrics
+from oelm.runs.records import Figures, read_as
+from oelm.runs.status import read_status
 from oelm.strict import Strict
-from oelm.train.metrics import read_metrics
-from oelm.train.records import METRICS, PREDICTIONS, TIMING, Figures, read_as, read_judged
-from oelm.train.status import STATUS, read_status
 
-CONFIG, INVENTORY = "config.json", "inventory.json"
+INVENTORY = "inventory.json"
 # What a report needs of a run: small enough for a repository.
-_SMALL = (CONFIG, TIMING, STATUS, METRICS, "manifest.json", "audit.json", "attention.json", *PREDICTIONS.values())
-# Everything that a run writes apart from its weights.
-RECORDS = (*_SMALL, "model/config.json", "tokenizer.json", "training.log")
-POINTERS = ("best.json", "latest.json")
-CHECKPOINT_FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
+_SMALL = (CONFIG, TIMING, STATUS, METRICS, MANIFEST, AUDIT, ATTENTION, *PREDICTIONS.values())
 # Settings, where a word that happens to be the host's name (a host called 'cpu') is still a setting.
-_SETTINGS = (CONFIG, "model/config.json", "audit.json", "attention.json", TIMING, STATUS, SWEEP)
-_STRIPPED = (*_SETTINGS, "manifest.json", "training.log")
+_SETTINGS = (CONFIG, MODEL_CONFIG, AUDIT, ATTENTION, TIMING, STATUS, SWEEP)
+_STRIPPED = (*_SETTINGS, MANIFEST, LOG)
 # Without weights, about this many training rows of metrics.jsonl are kept, enough to draw a curve; and all evaluations.
 _KEPT_STEPS = 100
 _CHUNK_BYTES = 2**20
@@ -151,7 +164,7 @@ def _thinned_metrics(path: Path) -> bytes:
 def _stripped_file(path: Path, name: str, machine: Machine) -> bytes:
     if path.stat().st_size > MAX_JSON_BYTES:
         raise DataError(f"{path}: {path.stat().st_size:,} bytes is too large to strip of this machine")
-    if name == "training.log":
+    if name == LOG:
         # Escaped, so that a byte that is no text stays what it is.
         text = path.read_bytes().decode("utf-8", "surrogateescape")
         return machine.stripped(text).encode("utf-8", "surrogateescape")

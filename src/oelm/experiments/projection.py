@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from oelm.config import FinetuneConfig, RunConfig
 from oelm.errors import ConfigError
-from oelm.experiments.forecast import count_parameters, run_steps, run_vocabulary, step_operations
-from oelm.experiments.monitor import queue_seconds
-from oelm.experiments.plan import PlannedRun
-from oelm.train.config import FinetuneConfig, RunConfig
+from oelm.experiments.forecast import count_parameters, run_steps, step_operations
+from oelm.experiments.plan import PlannedRun, known_vocabulary
+from oelm.experiments.slots import queue_seconds
 from oelm.train.dist import World
 from oelm.train.preflight import estimate
 
@@ -112,7 +112,7 @@ def _ranks(config: RunConfig | FinetuneConfig, count: int) -> int:
 
 def _memory(config: RunConfig | FinetuneConfig, total: int, trainable: int) -> int:
     if isinstance(config, RunConfig):
-        shape = config.model.model_copy(update={"vocab_size": run_vocabulary(config)})
+        shape = known_vocabulary(config).model
         size = World(size=1).micro_batch_size(config.batch_size, config.micro_batch_size)
         return estimate(config.model_copy(update={"model": shape, "micro_batch_size": size}), device="cuda").memory
     # Weights, gradients and two moments, and about as much again for what the backward pass keeps.

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from oelm.config import FinetuneConfig, RunConfig
 from oelm.data.request import Request
 from oelm.data.sets import CORPORA, TASKS
 from oelm.errors import REFUSED, OelmError
 from oelm.experiments.plan import PlannedRun
 from oelm.files import dump_json
 from oelm.models.hub import model_folder
-from oelm.train.config import FinetuneConfig, RunConfig
 from oelm.train.device import choose_compute, look
 from oelm.train.kinds import open_task, seen_progress
 from oelm.train.preflight import Estimate

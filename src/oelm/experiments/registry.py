@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from oelm.errors import ConfigError, suggest
 from oelm.experiments.budget import BUDGETS
-from oelm.experiments.yamlfile import YamlFile, parse_yaml, read_yaml
+from oelm.experiments.yamlfile import FAST_LOADER, YamlFile, parse_yaml, read_yaml
 from oelm.files import dump_json
 from oelm.names import is_device, is_safe
 from oelm.strict import Strict
@@ -158,7 +158,7 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def load_catalog(extra: Path | None = None) -> Catalog:
     """Return the package's experiments and those of the user's file: `extra`, or experiments.yaml in this folder."""
     sources = [
-        parse_yaml(entry.read_text(encoding="utf-8"), where=entry.name)
+        parse_yaml(entry.read_text(encoding="utf-8"), where=entry.name, loader=FAST_LOADER)
         for entry in sorted(files("oelm.experiments").joinpath("catalog").iterdir(), key=lambda entry: entry.name)
         if entry.name.endswith(".yaml")
     ]

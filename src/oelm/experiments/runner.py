@@ -14,7 +14,7 @@ from filelock import FileLock
 from oelm.errors import DiskFullError
 from oelm.experiments.launch import ask_to_stop, ending, enqueue, is_busy, launch_lock, start, taken
 from oelm.experiments.plan import PlannedRun
-from oelm.train.status import read_status
+from oelm.runs.status import read_status
 from oelm.train.stop import StopFlag
 
 State = Literal["waiting", "running", "elsewhere", "done", "found done", "failed", "killed", "stopped", "left"]

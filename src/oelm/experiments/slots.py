@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from oelm.data.encode import num_cores
@@ -164,3 +164,12 @@ def _cpu_slots(jobs: int | None, *, budget: str) -> CpuSlots:
     asked = os.environ.get(_THREADS[0], "")
     threads = int(asked) if asked.isdecimal() and int(asked) > 0 else max(1, cores // count)
     return CpuSlots(count, threads=threads)
+
+
+def queue_seconds(seconds: Iterable[float], slots: int) -> float:
+    """Return how long runs take on equal slots, each started as soon as one is free."""
+    ends = [0.0] * max(1, slots)
+    for length in seconds:
+        first = min(range(len(ends)), key=ends.__getitem__)
+        ends[first] += length
+    return max(ends)

@@ -22,10 +22,11 @@ from oelm.experiments.cluster import ClusterConfig
 from oelm.experiments.plan import PlannedRun
 from oelm.experiments.sbatch import runs_script, single_script
 from oelm.files import write_json, write_text
+from oelm.runs.layout import SUBMISSIONS
+from oelm.runs.status import now_text
 from oelm.strict import Strict
-from oelm.train.status import now_text
 
-FOLDER, RECORD = ".slurm", "submission.json"
+RECORD = "submission.json"
 # States of a job that is still to do something; every other one is an end.
 ACTIVE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESIZING", "STOPPED")
 _PATIENCE_S = 30.0
@@ -113,7 +114,7 @@ def submission_folder(root: Path, runs: Sequence[PlannedRun]) -> Path:
     """Return a new folder for a submission's scripts, logs and record."""
     moment = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
     digest = hashlib.sha256("\n".join(str(run.path) for run in runs).encode()).hexdigest()
-    return root / FOLDER / f"{moment}-{digest[:6]}"
+    return root / SUBMISSIONS / f"{moment}-{digest[:6]}"
 
 
 def write_scripts(jobs: Jobs, config: ClusterConfig, folder: Path) -> tuple[Path, Path, Path]:
@@ -164,7 +165,7 @@ def _sbatch(script: Path, *options: str) -> str:
 def read_submissions(root: Path) -> list[Submission]:
     """Return what was submitted for runs under a root, oldest first; what cannot be read is passed over."""
     found = []
-    for path in sorted((root / FOLDER).glob(f"*/{RECORD}")):
+    for path in sorted((root / SUBMISSIONS).glob(f"*/{RECORD}")):
         with contextlib.suppress(OSError, ValidationError):
             found.append(Submission.model_validate_json(path.read_bytes()))
     return found

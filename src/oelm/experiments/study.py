@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from oelm.config import FinetuneConfig
 from oelm.errors import ConfigError, DiskFullError
 from oelm.experiments.fair import tuned_alike
 from oelm.experiments.plan import PlannedRun, check_changes, check_same_recipe, plan_runs, variant_name, with_baselines
 from oelm.experiments.ready import make_ready
 from oelm.experiments.registry import Catalog, Experiment
 from oelm.experiments.sweep import Grid, SweepPlan, plan_sweep, tuned_changes
-from oelm.train.config import FinetuneConfig
+from oelm.runs.status import read_status
 from oelm.train.preflight import gibibytes
-from oelm.train.status import read_status
 from oelm.train.stop import StopFlag
 from oelm.train.watch import Watch
 

@@ -12,8 +12,8 @@ from oelm.experiments.plan import PlannedRun, confounds
 from oelm.experiments.registry import Experiment
 from oelm.files import read_json
 from oelm.intervals import Difference, Ratio, mean_difference, mean_ratio
-from oelm.train.records import Split
-from oelm.train.status import read_status
+from oelm.runs.layout import TIMING, Split
+from oelm.runs.status import read_status
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def summarize(runs: Sequence[PlannedRun]) -> list[SummaryRow]:
 def _test_figure(run: PlannedRun, metric: str) -> float | None:
     """Return a finished run's PPL or accuracy on the test split, where it has one."""
     try:
-        figures = read_json(run.path / "timing_stats.json")
+        figures = read_json(run.path / TIMING)
     except DataError:
         return None
     value = figures.get(f"test_{metric}") if isinstance(figures, dict) else None

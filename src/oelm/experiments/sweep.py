@@ -10,24 +10,21 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from pydantic import ValidationError, model_validator
 
+from oelm.config import RunConfig, parse_override
 from oelm.errors import ConfigError, DataError, NonFiniteError
 from oelm.experiments.fair import CLOSE, PACE, TUNED
+from oelm.experiments.plan import PlannedRun, check_method_key, plan_runs, variant_name
 from oelm.experiments.registry import Experiment
 from oelm.files import read_json, write_json
+from oelm.runs.layout import METRICS, SWEEP, TIMING
+from oelm.runs.metrics import read_metrics
+from oelm.runs.status import now_text, read_status
 from oelm.strict import Strict
-from oelm.train.metrics import read_metrics
-from oelm.train.records import METRICS, TIMING
-from oelm.train.status import now_text, read_status
 
-if TYPE_CHECKING:
-    # Plans load torch; to read a sweep's record must not, for reports and the live page do.
-    from oelm.experiments.plan import PlannedRun
-
-SWEEP = "sweep.json"
 # Not among the seeds of any comparison: what was chosen by the luck of a seed must not be judged on that seed.
 FIRST_SEED = 100
 Grid = dict[str, list[Any]]
@@ -132,9 +129,6 @@ class SweepPlan:
 
 def parse_grid(texts: Sequence[str]) -> Grid:
     """Read 'optim.lr=3e-4,1e-3', once for each setting."""
-    from oelm.experiments.plan import check_method_key
-    from oelm.train.config import parse_override
-
     grid: Grid = {}
     for text in texts:
         key, _, listed = text.partition("=")
@@ -174,8 +168,6 @@ def plan_sweep(
     experiments: Sequence[Experiment], grid: Grid, *, budget: str, num_seeds: int, root: Path, changes: Mapping[str, Any]
 ) -> SweepPlan:
     """Return the runs of a sweep: the same points and seeds for every arm."""
-    from oelm.experiments.plan import plan_runs, variant_name
-
     _check_apart(changes, grid)
     seeds = list(range(FIRST_SEED, FIRST_SEED + num_seeds))
     points: dict[str, list[tuple[dict[str, Any], list[PlannedRun]]]] = {experiment.id: [] for experiment in experiments}
@@ -264,8 +256,6 @@ def _scored(values: dict[str, Any], runs: Sequence[PlannedRun]) -> SweepPoint:
 
 def _score(runs: Sequence[PlannedRun]) -> float | None:
     """Return the mean of what is least at the best: log PPL, or the share of errors."""
-    from oelm.train.config import RunConfig
-
     scores = []
     for run in runs:
         status = read_status(run.path)
@@ -371,8 +361,6 @@ class Tuned(NamedTuple):
 
 def tuned_changes(experiments: Sequence[Experiment], budget: str, root: Path, *, changes: Mapping[str, Any]) -> Tuned:
     """Return what arms have from their sweeps; all must be of one grid, and the changes of the user apart from it."""
-    from oelm.experiments.plan import variant_name
-
     # `oelm sweep` takes the baselines along.
     arms = [experiment.id for experiment in experiments if experiment.baseline is not None]
     records = [read_sweep(experiment.id, budget, root, along=arms) for experiment in experiments]

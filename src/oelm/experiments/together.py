@@ -12,9 +12,9 @@ from oelm.errors import STOPPED, OelmError, RankLostError
 from oelm.experiments.launch import enqueue, is_busy, launch_lock, taken
 from oelm.experiments.plan import PlannedRun
 from oelm.experiments.runner import Job, RunnerWatch, State, is_done
+from oelm.runs.status import read_status
 from oelm.train.dist import World, agreed
 from oelm.train.run import Options, Result, train
-from oelm.train.status import read_status
 from oelm.train.stop import StopFlag
 from oelm.train.watch import Watch
 

@@ -15,8 +15,8 @@ from oelm.errors import ConfigError, OelmError
 from oelm.experiments.launch import ask_to_stop, enqueue
 from oelm.experiments.plan import PlannedRun
 from oelm.experiments.runner import Job, is_done
+from oelm.runs.status import read_status
 from oelm.train.dist import World
-from oelm.train.status import read_status
 from oelm.train.stop import StopFlag
 
 _POLL_S = 0.05

@@ -11,7 +11,7 @@ from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.architectures import OUR_ATTENTION, class_path
 from oelm.method.audit import assert_unmoved, check_frozen
 from oelm.method.axes import Selection, axis_rows, sample_axes, selections
-from oelm.method.frames import balancing, flattened, frame_generator, on_cpu
+from oelm.method.frames import balancing, flattened, frame_generator, on_cpu, start_of
 from oelm.method.fused import SplitProjection, merge_modules, split_module
 from oelm.method.gain import Adjusted, add_correction, add_gain, can_learn_on, correction_rank, fold_learnt, learning_modules
 from oelm.method.kind import ALL_BUT
@@ -299,7 +299,7 @@ def _select(model: nn.Module, projection: HeadProjection, index_HK: Tensor, *, s
 def _start(projection: HeadProjection, method: Method, generator: torch.Generator) -> Tensor:
     present_HKD = projection.weight_HKD()
     try:
-        start_HKD = method.start(present_HKD.float().cpu(), generator)
+        start_HKD = start_of(method, present_HKD.float().cpu(), generator)
     except MethodError as problem:
         raise MethodError(f"{projection.name}: {problem}") from None
     if start_HKD.shape != present_HKD.shape or not bool(start_HKD.isfinite().all()):

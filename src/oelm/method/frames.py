@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from oelm.errors import MethodError
+from oelm.method.method import Method
 from oelm.seeds import stream_seed
 
 
@@ -155,3 +156,56 @@ def orthonormality_error(weight_HKD: Tensor) -> float:
     gram_HKK = weight_HKD @ weight_HKD.mT
     identity_KK = torch.eye(weight_HKD.shape[1], dtype=torch.float64)
     return float((gram_HKK - identity_KK).abs().max())
+
+
+def start_of(method: Method, weight_HKD: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the weight that a projection starts from, given its present one."""
+    start_HKD = _unscaled_start(method, weight_HKD, generator)
+    if isinstance(method.scale, float):
+        return start_HKD * method.scale
+    if method.scale == "unit" or method.init == "native":
+        return start_HKD
+    return _at_scale_of(weight_HKD, start_HKD)
+
+
+def _unscaled_start(method: Method, weight_HKD: Tensor, generator: torch.Generator) -> Tensor:
+    if callable(method.init):
+        # A copy: torch's own functions of that kind, nn.init, write in place.
+        start_HKD = method.init(weight_HKD.clone(), generator)
+        if not isinstance(start_HKD, Tensor):
+            raise MethodError(f"the init function gave {start_HKD!r}; it must return a tensor, the weight to start from")
+        return start_HKD
+    num_heads, head_dim, model_dim = weight_HKD.shape
+    match method.init:
+        case "native":
+            return weight_HKD
+        case "orthonormalized":
+            return orthonormalize(weight_HKD)
+        case "orthogonal":
+            return sample_frames(num_heads, head_dim, model_dim, generator=generator)
+        case "orthogonal_global":
+            return sample_global_frame(num_heads, head_dim, model_dim, generator=generator)
+        case "gaussian":
+            return sample_gaussian(num_heads, head_dim, model_dim, std=method.std, generator=generator)
+        case "polar":
+            return polar(weight_HKD)
+        case "rotated":
+            return rotated(weight_HKD, generator=generator)
+        case "axes" | "spectral" | "spectral_flat":
+            raise MethodError(
+                f"init '{method.init}' is for a whole site, Q and K together; oelm.freeze(model, method) applies it"
+            )
+        case "gaussian_matched":
+            # The scale of orthonormal rows: unit norm, so entries of variance 1 / model_dim.
+            return sample_gaussian(num_heads, head_dim, model_dim, std=model_dim**-0.5, generator=generator)
+
+
+def _at_scale_of(weight_HKD: Tensor, start_HKD: Tensor) -> Tensor:
+    """Return the start times the number that gives it the weight's Frobenius norm; nothing but zeros stays so."""
+    wanted, present = weight_HKD.double().norm(), start_HKD.double().norm()
+    if not bool(wanted.isfinite()) or not bool(wanted > 0):
+        raise MethodError(
+            f"scale 'layer' takes over the size of the weights that are there, and theirs is {float(wanted)}; "
+            "use scale 'unit', or load the weights first"
+        )
+    return (start_HKD.double() * (wanted / present)).float() if bool(present > 0) else start_HKD

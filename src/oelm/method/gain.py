@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from oelm.method.architectures import class_path
 from oelm.method.axes import CORRECTION_IN, CORRECTION_OUT, GAIN, LEARNT, Selection, adjusted, in_float64, unfold_loaded
 from oelm.method.frames import sample_gaussian
-from oelm.method.kind import rank_within
-from oelm.method.method import Gain
+from oelm.method.method import Gain, rank_within
 from oelm.method.sites import HeadProjection
 
 # Their output is the input times the weight, plus the bias: to change the weight is to change everything.

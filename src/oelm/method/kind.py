@@ -39,11 +39,6 @@ def layers_problem(layers: str | tuple[int, ...], num_layers: int) -> str | None
     return f"names layer {missing[0]}, but the model has {num_layers} (0 to {num_layers - 1})" if missing else None
 
 
-def rank_within(share: float, rows: int, model_dim: int) -> int:
-    """Return the highest rank whose two factors need at most this share of a weight of `rows` x `model_dim` numbers."""
-    return int(share * rows * model_dim / (rows + model_dim))
-
-
 def method_kind(method: Mapping[str, Any]) -> MethodKind:
     """Return what a method lets learn on the Q/K side: everything, nothing, something on top, or a part of it.
 

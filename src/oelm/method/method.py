@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
-from torch import Tensor
 
 from oelm.errors import MethodError, suggest
-from oelm.method.frames import orthonormalize, polar, rotated, sample_frames, sample_gaussian, sample_global_frame
 from oelm.method.kind import COUNTED_LAYERS, MethodKind, layers_problem, method_kind, selects_layer
 
 QKPart = Literal["q", "k"]
@@ -31,7 +28,13 @@ InitName = Literal[
     "axes",
 ]
 # From a projection's current weight (H, K, D) and its own generator to the weight it starts from.
-InitFunction = Callable[[Tensor, torch.Generator], Tensor]
+if TYPE_CHECKING:
+    import torch
+
+    InitFunction = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
+else:
+    # A method is data: who only reads one does not wait for torch.
+    InitFunction = Callable[..., Any]
 
 
 class Thaw(BaseModel):
@@ -190,56 +193,10 @@ class Method(BaseModel):
             if (problem := layers_problem(layers, num_layers)) is not None:
                 raise MethodError(f"method.{field} = {layers!r} {problem}; choose among them or use 'all'")
 
-    def start(self, weight_HKD: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the weight that a projection starts from, given its present one."""
-        start_HKD = self._unscaled_start(weight_HKD, generator)
-        if isinstance(self.scale, float):
-            return start_HKD * self.scale
-        if self.scale == "unit" or self.init == "native":
-            return start_HKD
-        return _at_scale_of(weight_HKD, start_HKD)
 
-    def _unscaled_start(self, weight_HKD: Tensor, generator: torch.Generator) -> Tensor:
-        if callable(self.init):
-            # A copy: torch's own functions of that kind, nn.init, write in place.
-            start_HKD = self.init(weight_HKD.clone(), generator)
-            if not isinstance(start_HKD, Tensor):
-                raise MethodError(f"the init function gave {start_HKD!r}; it must return a tensor, the weight to start from")
-            return start_HKD
-        num_heads, head_dim, model_dim = weight_HKD.shape
-        match self.init:
-            case "native":
-                return weight_HKD
-            case "orthonormalized":
-                return orthonormalize(weight_HKD)
-            case "orthogonal":
-                return sample_frames(num_heads, head_dim, model_dim, generator=generator)
-            case "orthogonal_global":
-                return sample_global_frame(num_heads, head_dim, model_dim, generator=generator)
-            case "gaussian":
-                return sample_gaussian(num_heads, head_dim, model_dim, std=self.std, generator=generator)
-            case "polar":
-                return polar(weight_HKD)
-            case "rotated":
-                return rotated(weight_HKD, generator=generator)
-            case "axes" | "spectral" | "spectral_flat":
-                raise MethodError(
-                    f"init '{self.init}' is for a whole site, Q and K together; oelm.freeze(model, method) applies it"
-                )
-            case "gaussian_matched":
-                # The scale of orthonormal rows: unit norm, so entries of variance 1 / model_dim.
-                return sample_gaussian(num_heads, head_dim, model_dim, std=model_dim**-0.5, generator=generator)
-
-
-def _at_scale_of(weight_HKD: Tensor, start_HKD: Tensor) -> Tensor:
-    """Return the start times the number that gives it the weight's Frobenius norm; nothing but zeros stays so."""
-    wanted, present = weight_HKD.double().norm(), start_HKD.double().norm()
-    if not bool(wanted.isfinite()) or not bool(wanted > 0):
-        raise MethodError(
-            f"scale 'layer' takes over the size of the weights that are there, and theirs is {float(wanted)}; "
-            "use scale 'unit', or load the weights first"
-        )
-    return (start_HKD.double() * (wanted / present)).float() if bool(present > 0) else start_HKD
+def rank_within(share: float, rows: int, model_dim: int) -> int:
+    """Return the highest rank whose two factors need no more than this share of a weight's numbers; it may be 0."""
+    return int(share * rows * model_dim / (rows + model_dim))
 
 
 _FROZEN: tuple[QKPart, ...] = ("q", "k")

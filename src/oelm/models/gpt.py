@@ -6,59 +6,14 @@ B batch  T tokens  D model_dim  H heads  K head_dim  V vocab
 from __future__ import annotations
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.errors import ConfigError
+from oelm.models.shape import GPTConfig
 from oelm.seeds import stream_seed, whole_seed
 
 INIT_STD = 0.02
-
-
-class GPTConfig(BaseModel):
-    """The shape of a GPT. `vocab_size` 0 means that of the data's tokenizer, filled in when the run starts."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    vocab_size: int = Field(ge=0, le=2**31)
-    seq_len: int = Field(gt=0, le=2**20)
-    model_dim: int = Field(gt=0, le=2**20)
-    num_layers: int = Field(gt=0, le=2**12)
-    num_heads: int = Field(gt=0, le=2**20)
-    ff_dim: int = Field(gt=0, le=2**24)
-    dropout: float = Field(ge=0.0, lt=1.0)
-    # Rows of Q and K per head, if fewer than those of V: thin attention, the control for methods with few parameters.
-    qk_dim: int | None = Field(default=None, gt=0)
-    # How many earlier tokens a short convolution adds to each token's embedding before the first layer.
-    short_conv: int = Field(default=0, ge=0, le=64)
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> GPTConfig:
-        if self.model_dim % self.num_heads:
-            raise ValueError(
-                f"model_dim {self.model_dim} does not split into {self.num_heads} heads; "
-                f"nearest head counts that do: {divisors_near(self.model_dim, self.num_heads)}"
-            )
-        if self.qk_dim is not None and self.qk_dim > self.head_dim:
-            raise ValueError(f"qk_dim {self.qk_dim} is wider than a head ({self.head_dim}); it is there to make Q and K thin")
-        return self
-
-    @property
-    def head_dim(self) -> int:
-        return self.model_dim // self.num_heads
-
-    @property
-    def qk_rows(self) -> int:
-        """The rows of Q, and of K, over all heads."""
-        return self.num_heads * (self.head_dim if self.qk_dim is None else self.qk_dim)
-
-
-def divisors_near(number: int, wanted: int) -> str:
-    """Return the divisors of `number` just below and just above `wanted`, as text."""
-    divisors = [n for n in range(1, number + 1) if number % n == 0]
-    below, above = [n for n in divisors if n < wanted][-1:], [n for n in divisors if n > wanted][:1]
-    return ", ".join(map(str, below + above))
 
 
 class LayerCache:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,9 +17,9 @@ from torch import nn
 
 from oelm.errors import CheckpointError, ConfigError, MissingExtraError
 from oelm.files import publish_dir, read_json, sha256_file
+from oelm.models.shape import Architecture
 from oelm.seeds import stream_seed
 
-Architecture = Literal["bert", "t5", "bart"]
 # Names of the layers that a classifier adds to a pretrained model.
 _NEW_LAYERS = re.compile(r"^(classifier|pre_classifier|score|classification_head)\.|(^|\.)pooler\.")
 # Names of the weight of a classifier's last layer.

@@ -14,7 +14,7 @@ from oelm.report.findings import Findings, Pair, is_uniform, label, split_text
 from oelm.report.stats import Interval, paired_log_ratio
 from oelm.report.verdict import Reason
 from oelm.report.words import Words
-from oelm.train.records import PREDICTIONS, Split
+from oelm.runs.layout import PREDICTIONS, Split
 
 # What a baseline must beat: so much of a 5-gram's perplexity, on every seed.
 MOST_OF_FIVE_GRAM = 0.95

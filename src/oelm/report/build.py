@@ -24,7 +24,7 @@ from oelm.report.sizes import sizes_section
 from oelm.report.verdicts import Judged, judge_all, verdict_section
 from oelm.report.why import tuning_section, why_section
 from oelm.report.words import Words
-from oelm.train.status import now_text
+from oelm.runs.status import now_text
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import html
 import re
 from typing import Any
 
+from oelm.config import RunConfig
 from oelm.decimals import fixed
 from oelm.intervals import exp_or_inf
 from oelm.method.audit import Audit
 from oelm.method.method import method_name
-from oelm.train.config import RunConfig
 
 
 def model_card(config: RunConfig, audit: Audit, *, data: dict[str, Any], step: int, loss: float | None) -> str:

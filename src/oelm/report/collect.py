@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection as Some
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,32 +14,26 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from oelm.config import with_defaults
 from oelm.dotted import flatten
 from oelm.errors import ConfigError, DataError, suggest
 from oelm.experiments.budget import BUDGETS
 from oelm.experiments.fair import is_tuned_alone
 from oelm.experiments.imported import IMPORTED, ImportedRun, load_imported, run_path, studies
-from oelm.experiments.monitor import RunView, look_at, scan
-from oelm.files import read_json
-from oelm.method.kind import starts_otherwise, tops_otherwise
 from oelm.report.computed import COMPUTED_WITH, computed_with, known_differences, sittings_with
-from oelm.train.metrics import read_jsonl
-from oelm.train.records import (
-    PREDICTIONS,
-    AttentionRecord,
+from oelm.runs.find import RunView, scan, scan_flat
+from oelm.runs.finished import read_finished, read_settings
+from oelm.runs.layout import CONFIG, PREDICTIONS, Split
+from oelm.runs.metrics import read_jsonl
+from oelm.runs.records import (
     AuditRecord,
     DocumentRow,
     ExampleRow,
     Figures,
-    HeadRecord,
     Manifest,
-    Split,
     majority_share,
-    read_as,
-    read_judged,
     read_rows,
 )
-from oelm.train.status import STATUS
 
 # Where something lies, as opposed to what it is: the weights' digest and the data's fingerprint tell that.
 _PLACES = (("model", "source"), ("examples", "folder"))
@@ -255,8 +249,8 @@ def read_run(view: RunView) -> Run:
     whole: dict[str, Any] = {"manifest": None, "audit": None, "figures": None}
     problem = ""
     try:
-        config = _read_config(view.path / "config.json")
-        whole = _read_whole(view.path, config) if view.state == "done" else whole
+        config = read_settings(view.path)
+        whole = vars(read_finished(view.path, config)) if view.state == "done" else whole
     except DataError as trouble:
         problem = str(trouble)
     return Run(
@@ -273,62 +267,12 @@ def read_run(view: RunView) -> Run:
     )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    config = read_json(path)
-    if not isinstance(config, dict):
-        raise DataError(f"{path}: must be an object, found {type(config).__name__}")
-    return config
-
-
-def _read_whole(run: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a finished run left; DataError where a file is missing, damaged, or at odds with another."""
-    figures, evaluations = read_judged(run, steps=config.get("steps"))
-    return {
-        "manifest": read_as(Manifest, run / "manifest.json"),
-        "audit": _read_audit(run / "audit.json", config.get("method")),
-        "figures": figures,
-        "curve": {row.step: row.val_loss for row in evaluations},
-        "heads": _read_heads(run / "attention.json"),
-    }
-
-
-def _read_audit(path: Path, method: object) -> AuditRecord:
-    """Return a run's audit; DataError where its counts do not add up, or its start is not what the method says."""
-    audit = read_as(AuditRecord, path)
-    if audit.total < 1 or audit.trainable + audit.frozen != audit.total:
-        raise DataError(f"{path}: trainable and frozen parameters do not add up to the total")
-    if isinstance(method, dict) and (other := starts_otherwise(method, audit.projections)) is not None:
-        found, wanted = ("is frozen", "learns") if other.is_frozen else ("learns", "is frozen")
-        raise DataError(f"{path}: {other.name} {found} at the start; by the method of config.json it {wanted} then")
-    if isinstance(method, dict) and (role := tops_otherwise(method, audit.by_role)) is not None:
-        count = audit.by_role.get(role, {}).get("trainable", 0)
-        raise DataError(
-            f"{path}: {count:,} parameters of a {role} learn; config.json has method.{role} = {method.get(role, 'none')!r}, "
-            "which is another model; restore the record from a copy, or repeat the run"
-        )
-    return audit
-
-
-def _read_heads(path: Path) -> dict[str, dict[int, float]]:
-    """Return what the heads of the trained model do, where that was looked at."""
-    if not path.is_file():
-        return {}
-    layers: dict[int, list[HeadRecord]] = defaultdict(list)
-    for head in read_as(AttentionRecord, path).heads:
-        layers[head.layer].append(head)
-    measures = [name for name in HeadRecord.model_fields if name not in ("layer", "head")]
-    return {
-        name: {layer: statistics.fmean(getattr(head, name) for head in heads) for layer, heads in layers.items()}
-        for name in measures
-    }
-
-
 def _in_its_place(run: Run) -> Run:
     """Return a run with a problem where its folder is another seed's: a copy would count as one more seed."""
     if run.problem or run.config is None or run.config.get("seed") == run.seed:
         return run
     found = run.config.get("seed")
-    return replace(run, problem=f"{run.path / 'config.json'}: has the seed {found}, and the folder is that of seed {run.seed}")
+    return replace(run, problem=f"{run.path / CONFIG}: has the seed {found}, and the folder is that of seed {run.seed}")
 
 
 def _arm(key: ArmKey, runs: list[Run]) -> Arm:
@@ -385,9 +329,6 @@ def differing_settings(first: dict[str, Any], second: dict[str, Any]) -> dict[st
     """
     old, new = flatten(first), flatten(second)
     if _lacks(old, new) or _lacks(new, old):
-        # Not above: the types of configs wait for torch, and records of one version do not need them.
-        from oelm.train.config import with_defaults
-
         old, new = with_defaults(first), with_defaults(second)
     both = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
     return {key: values for key, values in both.items() if values[0] != values[1]}
@@ -441,8 +382,7 @@ def load_runs(path: str | Path = "outputs") -> list[dict[str, Any]]:
         raise ConfigError(f"load_runs takes the path of a folder, not {path!r} ({type(path).__name__})")
     rows = [row for arm in collect([Path(path)]) for row in _rows((*arm.runs, *arm.unfinished))]
     # Where `oelm train --out` put them: their folders name no experiment.
-    flat = [folder for folder in (Path(path), *sorted(Path(path).iterdir())) if os.path.lexists(folder / STATUS)]
-    rows += [row for folder in flat for row in _rows([_alone(read_run(look_at(folder)))])]
+    rows += [row for view in scan_flat(Path(path)) for row in _rows([_alone(read_run(view))])]
     return rows + [_imported_row(run, Path(path)) for run in load_imported(Path(path))]
 
 

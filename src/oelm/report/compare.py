@@ -8,14 +8,14 @@ from pathlib import Path
 
 from oelm.decimals import fixed
 from oelm.errors import ConfigError
-from oelm.experiments.monitor import look_at
 from oelm.report.collect import Run, difference_text, mean_figure, read_run, recipe_differences
 from oelm.report.computed import known_differences
 from oelm.report.costs import median_step
 from oelm.report.document import Cell, Table
 from oelm.report.ladder import detectable_text, over_examples, points_text, ratio_text
 from oelm.report.stats import POWER, Interval, common_seeds, paired_difference, paired_log_ratio
-from oelm.train.records import Split
+from oelm.runs.find import look_at
+from oelm.runs.layout import CONFIG, Split
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _some_tested(sides: list[Side], tested: list[Side]) -> list[str]:
 
 
 def _side(path: Path) -> Side:
-    is_run = (path / "config.json").is_file()
+    is_run = (path / CONFIG).is_file()
     folders = [path] if is_run else sorted(path.glob("seed-*"), key=lambda folder: (len(folder.name), folder.name))
     runs: dict[int, Run] = {}
     left_out = []

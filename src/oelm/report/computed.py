@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oelm.train.records import Manifest
+from oelm.runs.records import Manifest
 
 # What a config mostly leaves to the machine ("auto"), so that it does not tell runs apart.
 COMPUTED_WITH = ("device", "precision")

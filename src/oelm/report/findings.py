@@ -9,12 +9,12 @@ from pathlib import Path
 from oelm.errors import ConfigError
 from oelm.experiments.fair import TUNED, confounding, tuned_alike
 from oelm.experiments.registry import Catalog, Experiment, dotted
-from oelm.experiments.sweep import SWEEP, SweepRecord, read_sweep
+from oelm.experiments.sweep import SweepRecord, read_sweep
 from oelm.method.kind import method_kind
 from oelm.report.collect import Arm, ArmKey, Run, common_split, difference_text, differing_settings
 from oelm.report.computed import known_differences
 from oelm.report.words import Words
-from oelm.train.records import Split
+from oelm.runs.layout import SWEEP, Split
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from oelm.report.ladder import level_text, points_text, ratio_text
 from oelm.report.stats import LEVEL
 from oelm.report.verdict import Judgement, Looks, Reason, Verdict, comparison_key, judge, judge_together
 from oelm.report.words import Words
+from oelm.runs.layout import CONFIG
 
 Scale = Literal["loss", "perplexity", "accuracy", "percent"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -503,7 +504,7 @@ def _place_of(path: Path) -> tuple[Path, str, str | None] | None:
     """Return the outputs folder, the study and the arm's folder of an imported path; None where it is none."""
     parts = path.resolve().parts
     # A folder of that name may hold runs of ours, too.
-    is_ours = (path / "config.json").is_file() or any(path.glob("seed-*/config.json"))
+    is_ours = (path / CONFIG).is_file() or any(path.glob(f"seed-*/{CONFIG}"))
     if IMPORTED not in parts[:-1] or is_ours:
         return None
     place = len(parts) - 1 - parts[::-1].index(IMPORTED)

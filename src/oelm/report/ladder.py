@@ -13,7 +13,7 @@ from oelm.report.findings import Findings, Pair, label, method_of, split_text
 from oelm.report.kinds import class_of, pair_text
 from oelm.report.stats import Interval, detectable, document_log_ratio, example_difference, paired_difference, paired_log_ratio
 from oelm.report.words import Words
-from oelm.train.records import Split
+from oelm.runs.layout import Split
 
 # From nothing learnt and nothing known to everything learnt: what Q and K of each method have. Frames across all heads
 # (oelm_global) are no rung: they have what oelm_freeze has and more, but nothing above has that too.

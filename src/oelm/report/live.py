@@ -15,12 +15,12 @@ from pathlib import Path
 
 from oelm.decimals import duration, fixed
 from oelm.errors import DataError, MissingExtraError
+from oelm.experiments.gaps import Gap, gaps, is_number
 from oelm.experiments.gpus import read_gpus
-from oelm.experiments.monitor import ALIVE, STATES, Gap, RunView, evaluations, gaps, is_number, queue_seconds, scan
 from oelm.experiments.notify import Event
 from oelm.experiments.portable import this_machine
 from oelm.experiments.registry import Catalog
-from oelm.experiments.sweep import SWEEP
+from oelm.experiments.slots import queue_seconds
 from oelm.files import read_json
 from oelm.report.build import Report, report_on
 from oelm.report.collect import Run, arms_of, read_run
@@ -31,7 +31,10 @@ from oelm.report.plots import curves
 from oelm.report.verdict import LOOKS
 from oelm.report.verdicts import Judged, decided_by, forests, verdict_table
 from oelm.report.words import Words
-from oelm.train.status import now_text
+from oelm.runs.find import ALIVE, STATES, RunView, scan
+from oelm.runs.layout import CONFIG, SWEEP
+from oelm.runs.metrics import evaluations
+from oelm.runs.status import now_text
 
 # Ended without being done: what a user must look at.
 _TROUBLED = ("failed", "dead", "stale", "damaged", "stopped")
@@ -340,7 +343,7 @@ def continue_command(view: RunView, moment: Moment) -> str:
         seed = ["--seeds", f"{view.seed}-{view.seed}"]
         command = ["oelm", "run", view.experiment, "--budget", view.budget, *seed, *where, *retry, *moment.options]
     else:
-        command = ["oelm", _trainer(view), "--config", str(view.path / "config.json"), "--out", view.folder]
+        command = ["oelm", _trainer(view), "--config", str(view.path / CONFIG), "--out", view.folder]
     # The home and the working folder are shortened; a word that is the host's name may be an experiment's.
     return replace(this_machine(), hosts=()).stripped(shlex.join(command))
 
@@ -348,7 +351,7 @@ def continue_command(view: RunView, moment: Moment) -> str:
 def _trainer(view: RunView) -> str:
     """Return the command that trains a run of this kind: a classifier's config has examples."""
     with contextlib.suppress(DataError):
-        config = read_json(view.path / "config.json")
+        config = read_json(view.path / CONFIG)
         return "finetune" if isinstance(config, dict) and "examples" in config else "train"
     return "train"
 

@@ -11,6 +11,7 @@ from oelm.report.collect import Run
 from oelm.report.document import Cell, Section, Table, Text
 from oelm.report.findings import Findings, label, unswept
 from oelm.report.words import Words
+from oelm.runs.layout import CONFIG
 
 # A name of `oelm data list`, and no place.
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -57,7 +58,7 @@ def run_command(run: Run, roots: Sequence[Path]) -> str:
     threads = f"OMP_NUM_THREADS={shlex.quote(setting['threads'])} " if is_cpu else ""
     place = _told(run.path, roots)
     again = Path("again", run.experiment, run.budget, run.variant, run.path.name)
-    return threads + shlex.join(["oelm", kind, "--config", str(place / "config.json"), "--out", again.as_posix()])
+    return threads + shlex.join(["oelm", kind, "--config", str(place / CONFIG), "--out", again.as_posix()])
 
 
 def _told(path: Path, roots: Sequence[Path]) -> Path:

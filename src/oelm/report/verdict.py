@@ -24,8 +24,8 @@ from oelm.report.stats import (
     paired_difference,
     paired_log_ratio,
 )
+from oelm.runs.records import read_as
 from oelm.strict import Strict
-from oelm.train.records import read_as
 
 Verdict = Literal[
     "PASS",

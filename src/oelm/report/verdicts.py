@@ -22,7 +22,7 @@ from oelm.report.questions import questions_of
 from oelm.report.stats import LEVEL, POWER, Interval, pooled_log_ratio
 from oelm.report.verdict import Judgement, Look, Looks, Reason, ReasonCode, comparison_key, judge, judge_together
 from oelm.report.words import Words
-from oelm.train.records import Split
+from oelm.runs.layout import Split
 
 _MARKS: dict[str, Mark] = {
     "PASS": "good",

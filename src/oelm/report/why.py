@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from oelm.dotted import flatten
 from oelm.experiments.fair import CLOSE, TUNED, is_tuned_alone
+from oelm.experiments.plan import variant_name
 from oelm.report.collect import Arm
 from oelm.report.document import Block, Cell, Chart, Section, Table, Text
 from oelm.report.findings import Findings, label, sweep_of
@@ -173,9 +174,6 @@ def _has_more(arm: Arm, sweep: SweepRecord) -> bool:
     """Whether a tuned arm's name tells of changes that its sweep was made without."""
     if is_tuned_alone(arm.variant) or not arm.is_usable:
         return False
-    # Not above: it plans runs, and so waits for torch.
-    from oelm.experiments.plan import variant_name
-
     settings = flatten(arm.runs[0].config or {})
     shared = {key: value for key, value in sweep.changes.items() if settings.get(key) == value}
     # Names end in a digest, which is of the sweep's grid too.

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from oelm.errors import CheckpointError, DataError
+from oelm.config import TrainConfig
+from oelm.errors import CheckpointError
 from oelm.files import read_json
 from oelm.method.audit import audit
+from oelm.runs.layout import AUDIT, CONFIG, MANIFEST
+from oelm.runs.records import run_id
 from oelm.train.checkpoint import Checkpoint
-from oelm.train.config import TrainConfig
 
 log = logging.getLogger(__name__)
 # An extended run changes its length. Places differ between machines, and portable folders shorten them; what was found there is
@@ -59,7 +60,7 @@ def check_bound(checkpoint: Checkpoint, run: Path, config: TrainConfig) -> None:
         )
     if changes:
         raise CheckpointError(
-            f"{run / 'config.json'}: is not the config that {checkpoint.path.name} was saved with{told}. Put the file back "
+            f"{run / CONFIG}: is not the config that {checkpoint.path.name} was saved with{told}. Put the file back "
             "as it was; to train with other settings, choose another --out"
         )
     if not saved.run:
@@ -68,43 +69,7 @@ def check_bound(checkpoint: Checkpoint, run: Path, config: TrainConfig) -> None:
             checkpoint.path,
         )
     elif not own:
-        log.warning("%s: names no run, so the id of %s could not be checked", run / "manifest.json", checkpoint.path.name)
-
-
-def read_manifest(run: Path) -> dict[str, Any]:
-    """Return a run's manifest.json, nothing where there is none; DataError where what we need of it has another type."""
-    path = run / "manifest.json"
-    # os.path, which takes a name that no file can have for one that is not there; who claims the folder tells the user.
-    if not os.path.isfile(path):
-        return {}
-    manifest = read_json(path)
-    problem = ""
-    if not isinstance(manifest, dict):
-        problem = f"must be an object, found {type(manifest).__name__}"
-    elif not isinstance(data := manifest.get("data", {}), dict):
-        problem = f"data must be an object, found {type(data).__name__}"
-    elif not isinstance(found := data.get("fingerprint", ""), str):
-        problem = f"data.fingerprint must be text, found {type(found).__name__}"
-    elif not isinstance(rows := manifest.get("earlier", []), list) or not all(isinstance(row, dict) for row in rows):
-        problem = "earlier must be a list of objects"
-    if problem:
-        raise DataError(f"{path}: {problem}; restore the file from a copy, or move {run} aside and repeat the same command")
-    return dict(manifest)
-
-
-def data_fingerprint(run: Path) -> str:
-    """Return the fingerprint of the data that a run began with, if it began."""
-    return str(read_manifest(run).get("data", {}).get("fingerprint", ""))
-
-
-def run_id(run: Path) -> str:
-    """Return the id in a run's manifest; '' where it has none, as before there were ids."""
-    path = run / "manifest.json"
-    if not path.is_file():
-        return ""
-    manifest = read_json(path, error=CheckpointError)
-    found = manifest.get("run") if isinstance(manifest, dict) else None
-    return found if isinstance(found, str) else ""
+        log.warning("%s: names no run, so the id of %s could not be checked", run / MANIFEST, checkpoint.path.name)
 
 
 def check_frozen(model: nn.Module, checkpoint: Checkpoint, run: Path) -> None:
@@ -112,7 +77,7 @@ def check_frozen(model: nn.Module, checkpoint: Checkpoint, run: Path) -> None:
 
     Only what is frozen both then and now is compared: a method may thaw, or freeze later.
     """
-    path = run / "audit.json"
+    path = run / AUDIT
     try:
         recorded = _recorded_digests(read_json(path, error=CheckpointError)) if path.is_file() else {}
     except CheckpointError as problem:

@@ -38,12 +38,22 @@ from oelm.files import (
 from oelm.method.apply import adopt_record
 from oelm.method.audit import check_frozen
 from oelm.method.axes import compact_states
+from oelm.runs.layout import (
+    BEST,
+    CHECKPOINTS,
+    LATEST,
+    SAVED_MANIFEST,
+    SAVED_MODEL,
+    SAVED_OPTIMIZER,
+    SAVED_STATE,
+    checkpoint_folders,
+    checkpoint_name,
+    checkpoint_step,
+)
 from oelm.train.optim import load_optimizer_tensors, optimizer_tensors
 from oelm.train.state import SavedState
 
 log = logging.getLogger(__name__)
-MANIFEST, STATE, MODEL, OPTIMIZER = "manifest.json", "state.json", "model.safetensors", "optimizer.safetensors"
-_STEP_DIR = re.compile(r"step-(\d{8,})")
 
 
 @dataclass(frozen=True)
@@ -61,17 +71,17 @@ class Checkpoints:
     """
 
     def __init__(self, run: Path, *, keep: int, guard: Guard | None = None) -> None:
-        self.run, self.folder, self.keep, self.guard = run, run / "checkpoints", keep, guard
+        self.run, self.folder, self.keep, self.guard = run, run / CHECKPOINTS, keep, guard
 
     def publish(self, saved: SavedState, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
         """Write a whole checkpoint, then point to it, then prune; refuse when a frozen tensor has moved."""
         check_frozen(model)
-        target = self.folder / f"step-{saved.state.step:08d}"
+        target = self.run / checkpoint_name(saved.state.step)
         with publish_dir(target, guard=self.guard) as staging, _told_by(self.guard):
-            _save_tensors(_stored(model), staging / MODEL)
-            _save_tensors(optimizer_tensors(optimizer, model), staging / OPTIMIZER)
-            write_json(staging / STATE, saved.model_dump(mode="json"))
-            write_text(staging / MANIFEST, _manifest_text(staging))
+            _save_tensors(_stored(model), staging / SAVED_MODEL)
+            _save_tensors(optimizer_tensors(optimizer, model), staging / SAVED_OPTIMIZER)
+            write_json(staging / SAVED_STATE, saved.model_dump(mode="json"))
+            write_text(staging / SAVED_MANIFEST, _manifest_text(staging))
         self.point(saved)
         self._prune(saved)
         return target
@@ -79,17 +89,17 @@ class Checkpoints:
     def point(self, saved: SavedState) -> None:
         """Set `latest.json` and `best.json` by a state; also after a kill between a checkpoint and its pointers."""
         state, guard = saved.state, self.guard
-        latest = {"step": state.step, "checkpoint": f"checkpoints/step-{state.step:08d}"}
-        write_json(self.run / "latest.json", latest, guard=guard)
-        best = f"checkpoints/step-{state.best_step or 0:08d}"
+        latest = {"step": state.step, "checkpoint": checkpoint_name(state.step)}
+        write_json(self.run / LATEST, latest, guard=guard)
+        best = checkpoint_name(state.best_step or 0)
         # Going back to an older state can leave it with a best that was pruned since, or with none yet.
         if state.best_step is None or not (self.run / best).is_dir():
             if guard is not None:
                 guard()
-            (self.run / "best.json").unlink(missing_ok=True)
+            (self.run / BEST).unlink(missing_ok=True)
         else:
             found = {"step": state.best_step, "checkpoint": best, "value": state.best_value}
-            write_json(self.run / "best.json", found, guard=guard)
+            write_json(self.run / BEST, found, guard=guard)
 
     def newest(self, *, exact_step: int | None) -> Checkpoint | None:
         """Return the newest checkpoint that is whole, with a warning for each damaged one that was passed over.
@@ -98,13 +108,13 @@ class Checkpoints:
         """
         if exact_step is not None:
             try:
-                return open_checkpoint(self.folder / f"step-{exact_step:08d}")
+                return open_checkpoint(self.run / checkpoint_name(exact_step))
             except CheckpointError as problem:
                 raise CheckpointError(
                     f"{problem}; leave --exact-step out to go on from the newest checkpoint that is whole"
                 ) from None
         problems: list[str] = []
-        for path in self._paths_newest_first():
+        for path in checkpoint_folders(self.run):
             try:
                 checkpoint = open_checkpoint(path)
             except CheckpointError as problem:
@@ -119,15 +129,11 @@ class Checkpoints:
             )
         return None
 
-    def _paths_newest_first(self) -> Iterator[Path]:
-        found = [path for path in self.folder.glob("step-*") if _STEP_DIR.fullmatch(path.name) and _is_plain_dir(path)]
-        yield from sorted(found, key=_step_of, reverse=True)
-
     def _prune(self, saved: SavedState) -> None:
         kept = {saved.state.step, saved.state.best_step}
-        older = [path for path in self._paths_newest_first() if _step_of(path) <= saved.state.step]
+        older = [path for path in checkpoint_folders(self.run) if (checkpoint_step(path) or 0) <= saved.state.step]
         for path in older[self.keep :]:
-            if _step_of(path) not in kept:
+            if checkpoint_step(path) not in kept:
                 try:
                     _remove(path, self.guard)
                 except OSError as problem:
@@ -138,8 +144,8 @@ class Checkpoints:
 
         Raises CheckpointError where one stays: the next command would go on from it.
         """
-        for path in list(self._paths_newest_first()):
-            if _step_of(path) > step:
+        for path in checkpoint_folders(self.run):
+            if (checkpoint_step(path) or 0) > step:
                 try:
                     _remove(path, self.guard)
                     fsync_dir(self.folder)
@@ -148,10 +154,6 @@ class Checkpoints:
                         f"{path} cannot be removed ({problem}), so the run cannot go back to step {step}: "
                         "remove that folder yourself and repeat the command"
                     ) from problem
-
-    def any(self) -> bool:
-        """Whether anything was ever saved."""
-        return next(self._paths_newest_first(), None) is not None
 
 
 @contextlib.contextmanager
@@ -165,10 +167,6 @@ def _told_by(guard: Guard | None) -> Iterator[None]:
         raise
 
 
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
-
-
 def _remove(path: Path, guard: Guard | None) -> None:
     """Take a checkpoint out of a run whole, by a rename; what the disk then keeps of it is swept at the next start."""
     retired = path.with_name(f"{STAGING_PREFIX}{path.name}-{secrets.token_hex(4)}")
@@ -180,55 +178,43 @@ def _remove(path: Path, guard: Guard | None) -> None:
         log.warning("%s: not all of it could be deleted (%s); the run sweeps it when it next starts", retired, problem)
 
 
-def saved_step(run: Path) -> int:
-    """Return the step of a run's newest checkpoint by `latest.json`, 0 where nothing was saved; CheckpointError if damaged."""
-    path = run / "latest.json"
-    if not path.is_file():
-        return 0
-    pointer = read_json(path, error=CheckpointError)
-    step = pointer.get("step") if isinstance(pointer, dict) else None
-    if type(step) is not int or step < 0:
-        raise CheckpointError(f"{path}: names no step; restore the file from a copy, or move {run} aside and train again")
-    return step
-
-
 def open_checkpoint(path: Path) -> Checkpoint:
     """Verify every file of a checkpoint against its manifest and parse its state; raise CheckpointError otherwise."""
     if not _is_plain_dir(path):
         raise CheckpointError(f"{path}: no such checkpoint")
     _check_manifest(path)
     try:
-        saved = SavedState.model_validate_json((path / STATE).read_bytes())
+        saved = SavedState.model_validate_json((path / SAVED_STATE).read_bytes())
     except ValidationError as problem:
-        raise CheckpointError(f"{path / STATE}: {problem.errors()[0]['msg']}") from None
-    if _STEP_DIR.fullmatch(path.name) and _step_of(path) != saved.state.step:
+        raise CheckpointError(f"{path / SAVED_STATE}: {problem.errors()[0]['msg']}") from None
+    if checkpoint_step(path) not in (None, saved.state.step):
         raise CheckpointError(f"{path}: holds step {saved.state.step}, whatever its name says: copied over another?")
     return Checkpoint(path, saved)
 
 
 def _check_manifest(path: Path) -> None:
-    names = (MODEL, OPTIMIZER, STATE, MANIFEST)
+    names = (SAVED_MODEL, SAVED_OPTIMIZER, SAVED_STATE, SAVED_MANIFEST)
     for name in names:
         if not (path / name).is_file():
             raise CheckpointError(f"{path / name}: missing")
     # Every byte counts, the manifest's own too: it must be the very text that these files give.
     actual = _manifest_text(path)
-    if (path / MANIFEST).read_bytes() == actual.encode():
+    if (path / SAVED_MANIFEST).read_bytes() == actual.encode():
         return
-    recorded: Any = read_json(path / MANIFEST, error=CheckpointError)
+    recorded: Any = read_json(path / SAVED_MANIFEST, error=CheckpointError)
     for name, found in json.loads(actual)["files"].items():
         entry = recorded.get("files", {}).get(name) if isinstance(recorded, dict) else None
         if isinstance(entry, dict) and entry != found:
             raise CheckpointError(
                 f"{path / name}: {found['bytes']:,} bytes, sha256 {found['sha256'][:12]}..., not as recorded: damaged"
             )
-    raise CheckpointError(f"{path / MANIFEST}: damaged")
+    raise CheckpointError(f"{path / SAVED_MANIFEST}: damaged")
 
 
 def load_model(checkpoint: Checkpoint, model: nn.Module) -> None:
     """Copy a checkpoint's weights into a model of the same shape, and take over its frozen digests."""
-    tensors = load_tensors(checkpoint.path / MODEL)
-    load_weights(model, tensors, where=str(checkpoint.path / MODEL))
+    tensors = load_tensors(checkpoint.path / SAVED_MODEL)
+    load_weights(model, tensors, where=str(checkpoint.path / SAVED_MODEL))
     adopt_record(model, checkpoint.saved.frozen)
 
 
@@ -252,7 +238,7 @@ def _stored(model: nn.Module) -> dict[str, Tensor]:
 
 def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Restore the optimizer's state from a checkpoint."""
-    load_optimizer_tensors(optimizer, model, load_tensors(checkpoint.path / OPTIMIZER))
+    load_optimizer_tensors(optimizer, model, load_tensors(checkpoint.path / SAVED_OPTIMIZER))
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -286,7 +272,7 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _manifest_text(folder: Path) -> str:
     files = {
         name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)}
-        for name in (MODEL, OPTIMIZER, STATE)
+        for name in (SAVED_MODEL, SAVED_OPTIMIZER, SAVED_STATE)
     }
     digest = hashlib.sha256(dump_json(files).encode()).hexdigest()
     return dump_json({"format": "oelm-checkpoint-1", "files": files, "sha256": digest}) + "\n"

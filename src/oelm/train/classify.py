@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from oelm.config import FinetuneConfig
 from oelm.data.encoded import ExampleSet, ExampleSplit, PaddedExamples
 from oelm.data.order import BucketOrder, permuted
 from oelm.data.tokens import Progress
@@ -29,20 +30,19 @@ from oelm.models.hub import (
     shaped_classifier,
     weights_sha256,
 )
+from oelm.runs.layout import CHECKPOINTS, MODEL_FOLDER, TOKENIZER
+from oelm.runs.records import ExampleRow, majority_share, read_any_config
+from oelm.runs.status import Metric
 from oelm.seeds import stream_seed
-from oelm.train.config import FinetuneConfig, read_any_config
 from oelm.train.device import Compute
 from oelm.train.dist import ALONE, World
 from oelm.train.evaluate import batched
 from oelm.train.preflight import Estimate, classifier_estimate
-from oelm.train.records import majority_share
-from oelm.train.status import Metric
 from oelm.train.stop import StopFlag
 from oelm.train.task import DataFacts, Judging
 from oelm.train.task_examples import check_fits_model, check_marks, closing_mark, prepare_task_examples
 
 _EVALUATED_AT_ONCE = 64
-MODEL_CONFIG = "model"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ClassifierEvaluation:
 
     loss: float
     accuracy: float
-    predictions: list[dict[str, Any]]
+    predictions: list[ExampleRow]
 
     @property
     def criterion(self) -> float:
@@ -105,7 +105,7 @@ class ClassifierTask:
     def build_model(self, run: Path, *, is_new: bool) -> nn.Module:
         model, meta = self.config.model, self.examples.meta
         if not is_new:
-            return shaped_classifier(run / MODEL_CONFIG)
+            return shaped_classifier(run / MODEL_FOLDER)
         if self.folder is not None:
             built = pretrained_classifier(
                 self.folder, num_labels=model.num_labels, pad=self.pad, dropout=model.dropout, seed=self.config.seed
@@ -116,7 +116,7 @@ class ClassifierTask:
         built.config.id2label = dict(enumerate(meta.labels))  # type: ignore[union-attr]
         built.config.label2id = {label: number for number, label in enumerate(meta.labels)}  # type: ignore[union-attr]
         if self.is_writer:
-            save_model_config(built, run / MODEL_CONFIG)
+            save_model_config(built, run / MODEL_FOLDER)
         return built
 
     def _shape(self) -> ClassifierShape:
@@ -244,7 +244,7 @@ def evaluate_split(
         numbers, losses, predicted = part.reshape(3, -1)
         nats[numbers.astype(np.int64)], guesses[numbers.astype(np.int64)] = losses, predicted
     rows = [
-        {"example": number, "label": int(split.labels[number]), "predicted": int(guesses[number]), "nats": float(nats[number])}
+        ExampleRow(example=number, label=int(split.labels[number]), predicted=int(guesses[number]), nats=float(nats[number]))
         for number in range(count)
     ]
     return ClassifierEvaluation(float(nats.mean()), float((guesses == split.labels).mean()), rows)
@@ -304,12 +304,12 @@ def _start(source: str, run: Path) -> tuple[Path, str, Path]:
         folder = model_folder(source)
         return folder, weights_sha256(folder), folder
     except CheckpointError:
-        if not any(run.glob("checkpoints/step-*")):
+        if not any(run.glob(f"{CHECKPOINTS}/step-*")):
             raise
         held = read_any_config(run)
         if not isinstance(held, FinetuneConfig) or held.model.source != source:
             raise
-        return run / MODEL_CONFIG, held.model.sha256, run / "tokenizer.json"
+        return run / MODEL_FOLDER, held.model.sha256, run / TOKENIZER
 
 
 def _with_length(config: FinetuneConfig, per_epoch: int) -> FinetuneConfig:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from oelm.config import Device, Precision
 from oelm.errors import ConfigError
-from oelm.train.config import Device, Precision
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from oelm.data.tokens import Tokens
 from oelm.decimals import fixed
 from oelm.models.gpt import GPT
+from oelm.runs.records import DocumentRow, ExampleRow
 from oelm.train.device import Compute
 from oelm.train.dist import ALONE, World
 from oelm.train.loss import token_losses
@@ -38,7 +39,7 @@ class Judged(Protocol):
     def criterion(self) -> float: ...
 
     @property
-    def predictions(self) -> list[dict[str, Any]]: ...
+    def predictions(self) -> Sequence[DocumentRow | ExampleRow]: ...
 
     def as_row(self) -> dict[str, Any]: ...
 
@@ -52,14 +53,14 @@ class Evaluation:
     loss: float
     perplexity: float
     bits_per_byte: float
-    documents: list[dict[str, Any]]
+    documents: list[DocumentRow]
 
     @property
     def criterion(self) -> float:
         return self.loss
 
     @property
-    def predictions(self) -> list[dict[str, Any]]:
+    def predictions(self) -> list[DocumentRow]:
         return self.documents
 
     def headline(self) -> str:
@@ -106,13 +107,13 @@ def evaluate_tokens(
     )
 
 
-def _by_document(losses: Losses, tokens: Tokens, end_of_text: int) -> list[dict[str, Any]]:
+def _by_document(losses: Losses, tokens: Tokens, end_of_text: int) -> list[DocumentRow]:
     """Return each document's token count and summed loss, its end mark included."""
     # The document of a predicted token: how many end marks stand before it.
     document_of = np.cumsum(np.asarray(tokens[:-1]) == end_of_text)
     nats, counts = np.bincount(document_of, weights=losses), np.bincount(document_of)
     return [
-        {"document": number, "tokens": int(count), "nats": float(total)}
+        DocumentRow(document=number, tokens=int(count), nats=float(total))
         for number, (count, total) in enumerate(zip(counts, nats, strict=True))
         if count
     ]

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import logging
 import math
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from oelm.decimals import fixed
 from oelm.errors import DataError, NonFiniteError
-from oelm.files import Guard, dump_json, write_json, write_text
+from oelm.runs.layout import ATTENTION, PREDICTIONS, TIMING, checkpoint_name
+from oelm.runs.metrics import missing_rows, read_metrics
+from oelm.runs.records import (
+    AttentionRecord,
+    EvaluationRow,
+    Figures,
+    StepRow,
+    read_rows,
+    write_record,
+    write_records,
+)
 from oelm.train.dist import own_stop
 from oelm.train.evaluate import Judged
 from oelm.train.load import load_any
-from oelm.train.metrics import missing_rows, read_metrics
-from oelm.train.records import PREDICTIONS, EvaluationRow, StepRow, read_rows
 from oelm.train.session import Session
 from oelm.train.task import Judging
 from oelm.train.timing import step_statistics
@@ -36,15 +43,15 @@ def finish(session: Session) -> dict[str, Any] | None:
         evaluation = session.last_evaluation or _evaluated(session, session.model, "val")
         if evaluation is None:
             return None
-        _write_rows(path / PREDICTIONS["val"], evaluation, guard=guard)
+        write_records(path / PREDICTIONS["val"], evaluation.predictions, guard=guard)
         if (heads := session.task.look_at_heads(session.model)) is not None:
-            write_json(path / "attention.json", {"step": session.state.step, **heads}, guard=guard)
+            write_record(path / ATTENTION, AttentionRecord.model_validate({"step": session.state.step, **heads}), guard=guard)
         tested = judge_best_on_test(session)
         references = None if tested is None else session.task.references(own_stop(session.stop))
     if tested is None or references is None:
         return None
     figures = {**final_figures(session), **tested, **references}
-    write_json(path / "timing_stats.json", figures, guard=guard)
+    write_record(path / TIMING, Figures.model_validate(figures), guard=guard)
     return figures
 
 
@@ -60,7 +67,7 @@ def judge_best_on_test(session: Session) -> dict[str, Any] | None:
     if not session.task.has_test:
         return {}
     # After going back to a step, the best before it may have been pruned.
-    if step is None or not (path / "checkpoints" / f"step-{step:08d}").is_dir():
+    if step is None or not (path / checkpoint_name(step)).is_dir():
         log.warning("no figures of the test split: the checkpoint of the best step, %s, was pruned", step)
         return {}
     session.watch.on_remark(f"the test split, with the model of step {step:,}, the best on validation")
@@ -70,7 +77,7 @@ def judge_best_on_test(session: Session) -> dict[str, Any] | None:
         return None
     if not math.isfinite(evaluation.loss):
         raise NonFiniteError(f"step {step}: loss {evaluation.loss} on the test split, though finite on validation: no figure")
-    _write_rows(path / PREDICTIONS["test"], evaluation, guard=session.folder.check_held)
+    write_records(path / PREDICTIONS["test"], evaluation.predictions, guard=session.folder.check_held)
     metric, value = session.task.reading(evaluation.criterion)
     told = f"test, model of step {step:,}: " + (f"PPL {fixed(value, 2)}" if metric == "ppl" else f"accuracy {100 * value:.2f}%")
     log.info("%s", told)
@@ -85,10 +92,6 @@ def _evaluated(session: Session, model: nn.Module, split: Judging) -> Judged | N
         session.watch.on_validating(done, total)
 
     return session.task.evaluate(model, own_stop(session.stop), progress=progress, split=split)
-
-
-def _write_rows(path: Path, evaluation: Judged, *, guard: Guard) -> None:
-    write_text(path, "".join(dump_json(row, indent=None) + "\n" for row in evaluation.predictions), guard=guard)
 
 
 def final_figures(session: Session) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from oelm.config import TrainConfig
 from oelm.method.apply import freeze, hold
 from oelm.method.plan import Plan, plan_of
-from oelm.train.config import TrainConfig
 
 
 def freeze_as_of(model: nn.Module, config: TrainConfig, *, step: int) -> Plan:

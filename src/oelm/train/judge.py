@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from oelm.config import ExamplesConfig
 from oelm.data.encoded import ExampleSet
 from oelm.errors import ConfigError, DataError
 from oelm.train.classify import ClassifierEvaluation, evaluate_split
-from oelm.train.config import ExamplesConfig
 from oelm.train.device import choose_compute, look
 from oelm.train.load import LoadedClassifier
 from oelm.train.stop import StopFlag

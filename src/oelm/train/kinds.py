@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from oelm.config import FinetuneConfig, RunConfig
 from oelm.data.prepare import is_made_with, prepare
 from oelm.data.tokens import Progress, TokenSet
 from oelm.errors import StoppedError
-from oelm.train.binding import data_fingerprint
+from oelm.runs.records import data_fingerprint
 from oelm.train.classify import ClassifierTask, open_classifier_task
-from oelm.train.config import FinetuneConfig, RunConfig
 from oelm.train.device import Compute
 from oelm.train.stop import StopFlag
 from oelm.train.task import LanguageModelTask

@@ -13,17 +13,19 @@ from typing import TypeVar
 from tokenizers import Tokenizer
 from torch import nn
 
+from oelm.config import FinetuneConfig, RunConfig
 from oelm.data.tokenizer import load_tokenizer
 from oelm.errors import CheckpointError
 from oelm.files import read_json, sha256_file
 from oelm.method.apply import fold
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.hub import shaped_classifier
+from oelm.runs.layout import BEST, CHECKPOINTS, CONFIG, LATEST, SAVED_MANIFEST, SAVED_MODEL, TOKENIZER, checkpoint_name
+from oelm.runs.records import read_any_config, read_config
+from oelm.runs.status import read_status
 from oelm.train.binding import check_bound, check_frozen
-from oelm.train.checkpoint import MANIFEST, MODEL, Checkpoint, load_model, open_checkpoint
-from oelm.train.config import FinetuneConfig, RunConfig, read_any_config, read_config
+from oelm.train.checkpoint import Checkpoint, load_model, open_checkpoint
 from oelm.train.held import freeze_as_of
-from oelm.train.status import read_status
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class LoadedClassifier:
 
 
 def _checked_tokenizer(run: Path, checkpoint: Checkpoint) -> Path:
-    path, expected = run / "tokenizer.json", checkpoint.saved.tokenizer_sha256
+    path, expected = run / TOKENIZER, checkpoint.saved.tokenizer_sha256
     if not path.is_file() or sha256_file(path) != expected:
         raise CheckpointError(f"{path}: missing, or not the tokenizer these weights were trained with ({expected[:12]}...)")
     return path
@@ -97,7 +99,7 @@ def load_any(path: Path, *, which: str = "best") -> LoadedRun | LoadedClassifier
 
 def _load_any(folder: Path) -> LoadedRun | LoadedClassifier:
     run = folder.parent.parent
-    config = read_any_config(run / "config.json")
+    config = read_any_config(run / CONFIG)
     if isinstance(config, RunConfig):
         return _load_run(folder)
     checkpoint = _opened(folder)
@@ -122,7 +124,7 @@ def load_run(path: str | Path, *, which: str = "best") -> LoadedRun:
 def _load_run(folder: Path) -> LoadedRun:
     checkpoint = _opened(folder)
     run = folder.parent.parent
-    config = read_config(run / "config.json")
+    config = read_config(run / CONFIG)
     check_bound(checkpoint, run, config)
     model = build_gpt(config.model, seed=config.seed)
     freeze_as_of(model, config, step=checkpoint.saved.state.step)
@@ -177,33 +179,35 @@ def _own(folder: Path) -> Path:
 
 def find_checkpoint(path: Path, *, which: str) -> Path:
     """Return the checkpoint directory that a path and a choice mean; raise CheckpointError when there is none."""
-    if (path / MODEL).is_file() and (path / MANIFEST).is_file():
+    if (path / SAVED_MODEL).is_file() and (path / SAVED_MANIFEST).is_file():
         return path
-    if (path / MODEL).is_file():
+    if (path / SAVED_MODEL).is_file():
         raise CheckpointError(f"{path}: weights without our manifest: an exported folder, maybe, but no checkpoint of a run")
     if not path.exists():
         raise CheckpointError(
             f"{path}: no such run; `oelm train` says where its run is, those of `oelm run` are outputs/ID/BUDGET/VARIANT/seed-N"
         )
-    if not (path / "config.json").is_file():
+    if not (path / CONFIG).is_file():
         raise CheckpointError(f"{path}: neither a run directory nor a checkpoint; runs are where `oelm train` said")
     if not isinstance(which, str) or len(which) > 12:
         raise CheckpointError(f"checkpoint {which!r:.40}: say 'best', 'latest' or the number of a step, as text")
     if which.isascii() and which.isdecimal():
-        folder = path / "checkpoints" / f"step-{int(which):08d}"
+        folder = path / checkpoint_name(int(which))
         if not folder.is_dir():
-            there = ", ".join(sorted(p.name.removeprefix("step-").lstrip("0") or "0" for p in path.glob("checkpoints/step-*")))
+            there = ", ".join(
+                sorted(p.name.removeprefix("step-").lstrip("0") or "0" for p in path.glob(f"{CHECKPOINTS}/step-*"))
+            )
             raise CheckpointError(f"{path}: no checkpoint of step {which}; there are: {there or 'none'}")
         return _own(folder)
     if which not in ("best", "latest"):
         raise CheckpointError(f"checkpoint {which!r}: say 'best', 'latest' or the number of a step")
     # A run stopped before its first evaluation has a latest checkpoint and no best.
-    for pointer in (path / f"{which}.json", path / "latest.json"):
+    for pointer in (path / (BEST if which == "best" else LATEST), path / LATEST):
         if pointer.is_file():
             return _own(path / _pointed(pointer))
     if (status := read_status(path)) is not None and status.status == "done":
         raise CheckpointError(
             f"{path}: the run is done, and its weights were not kept here (a record, or cleaned); train it again "
-            f"(oelm train or finetune --config {path / 'config.json'} --out FOLDER)"
+            f"(oelm train or finetune --config {path / CONFIG} --out FOLDER)"
         )
     raise CheckpointError(f"{path}: this run has not saved a checkpoint yet; let it reach its first save or evaluation")

@@ -7,6 +7,7 @@ import math
 import time
 
 from oelm.errors import NonFiniteError
+from oelm.runs.records import EvaluationRow, StepRow
 from oelm.train.device import synchronize
 from oelm.train.optim import set_learning_rate
 from oelm.train.schedule import learning_rate, warmup_steps
@@ -73,7 +74,7 @@ def tell(run: Session, outcome: Outcome, *, lr: float, seconds: float, tokens: i
     step, steps = run.state.step, run.config.steps
     # Every step, as it costs microseconds: hours of training for a folder that is gone would be lost.
     run.folder.check_held()
-    run.metrics.write(
+    row = StepRow(
         step=step,
         loss=outcome.loss,
         lr=lr,
@@ -81,6 +82,7 @@ def tell(run: Session, outcome: Outcome, *, lr: float, seconds: float, tokens: i
         tokens_per_s=tokens / seconds,
         step_s=seconds,
     )
+    run.metrics.write(**row.model_dump())
     run.last_loss = outcome.loss
     run.recent_s.append(seconds)
     run.folder.heartbeat(run.progress)
@@ -106,6 +108,7 @@ def evaluate(run: Session) -> None:
     run.last_evaluation = evaluation
     run.state = run.state.evaluated(evaluation.criterion)
     run.folder.check_held()
-    run.metrics.write(step=run.state.step, **evaluation.as_row())
+    row = EvaluationRow(step=run.state.step, **evaluation.as_row())
+    run.metrics.write(**row.model_dump(exclude_unset=True))
     log.info("step %d: %s", run.state.step, evaluation.headline())
     run.watch.on_evaluation(run.state.step, evaluation, is_best=run.state.is_best_here)

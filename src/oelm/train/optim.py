@@ -7,12 +7,12 @@ import itertools
 import torch
 from torch import Tensor, nn
 
+from oelm.config import OptimConfig
 from oelm.errors import CheckpointError
 from oelm.method.audit import parameter_roles
 from oelm.method.gain import learnt_on_top
 from oelm.method.plan import ALWAYS, Plan
 from oelm.method.sites import attention_sites, num_layers_by_stack
-from oelm.train.config import OptimConfig
 from oelm.train.muon import Muon
 
 _ADAMW_KEYS, _MUON_KEYS = ("exp_avg", "exp_avg_sq", "step"), ("momentum",)

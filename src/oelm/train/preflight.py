@@ -10,12 +10,10 @@ from typing import Any
 
 import torch
 
+from oelm.config import FinetuneConfig, RunConfig, TrainConfig
 from oelm.data.encoded import ExampleMeta
 from oelm.errors import DiskFullError, OutOfMemoryError
-from oelm.method.apply import freeze
-from oelm.method.audit import audit
-from oelm.models.gpt import GPT
-from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig
+from oelm.runs.layout import CHECKPOINTS
 from oelm.train.loss import chunk_rows
 
 _FLOAT = 4
@@ -32,11 +30,8 @@ class Estimate:
 
 
 def parameter_counts(config: RunConfig) -> tuple[int, int]:
-    """Return how many parameters a run's model has, and how many of them train, without making their numbers."""
-    with torch.device("meta"):
-        model = GPT(config.model)
-    freeze(model, config.method)
-    counts = audit(model)
+    """Return how many parameters a run's model has, and how many of them train at some time."""
+    counts = config.weight_counts()
     if config.method.thaw:
         # What is frozen at first needs its gradient and its optimizer's state later, and slices become weights.
         whole = counts.total + counts.selected
@@ -107,7 +102,7 @@ def check_fits(needs: Estimate, config: TrainConfig, *, run: Path, device: str) 
             f"this run needs about {gibibytes(needs.memory)} of memory and {gibibytes(free_memory)} are free: "
             f"{what_to_lower(config)}, or start anyway with --no-preflight"
         )
-    there = sum(path.stat().st_size for path in run.glob("checkpoints/step-*/*"))
+    there = sum(path.stat().st_size for path in run.glob(f"{CHECKPOINTS}/step-*/*"))
     free_disk = shutil.disk_usage(run).free
     if needs.disk - there > free_disk:
         raise DiskFullError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -13,12 +14,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from oelm.config import FinetuneConfig, InitFrom, RunConfig, TrainConfig
 from oelm.errors import STOPPED, DataError, OelmError, OutOfMemoryError, RunDirError
-from oelm.files import read_json, sha256_file, write_bytes, write_json
+from oelm.files import dump_json, read_json, sha256_file, write_bytes
 from oelm.method.audit import audit
-from oelm.train.binding import data_fingerprint
-from oelm.train.checkpoint import MODEL, open_checkpoint, saved_step
-from oelm.train.config import FinetuneConfig, InitFrom, RunConfig, TrainConfig
+from oelm.runs.finished import RESTORE, read_judged
+from oelm.runs.layout import AUDIT, MANIFEST, SAVED_MODEL, TIMING, TOKENIZER
+from oelm.runs.records import AuditRecord, DataRecord, Manifest, data_fingerprint, saved_step, write_record
+from oelm.runs.rundir import GuestRunDir, RunDir
+from oelm.runs.status import Progress, StatusName, read_status
+from oelm.train.checkpoint import open_checkpoint
 from oelm.train.device import choose_compute, look
 from oelm.train.dist import ALONE, World
 from oelm.train.finish import finish
@@ -26,13 +31,9 @@ from oelm.train.kinds import open_task
 from oelm.train.load import find_checkpoint
 from oelm.train.loop import run_loop
 from oelm.train.preflight import Estimate, check_fits, gibibytes, is_out_of_memory, what_to_lower
-from oelm.train.records import RESTORE, TIMING, read_judged
-from oelm.train.rundir import GuestRunDir, RunDir
 from oelm.train.schedule import shortened_warmup
 from oelm.train.session import Session, build_session, resume
-from oelm.train.source import source_revision
-from oelm.train.state import environment
-from oelm.train.status import Progress, StatusName, read_status
+from oelm.train.state import environment, source_revision
 from oelm.train.stop import StopFlag
 from oelm.train.task import Task
 from oelm.train.watch import Watch
@@ -64,7 +65,7 @@ def resolve_start(path: Path) -> InitFrom:
     checkpoint = open_checkpoint(find_checkpoint(path, which="best").resolve())
     return InitFrom(
         checkpoint=str(checkpoint.path),
-        sha256=sha256_file(checkpoint.path / MODEL),
+        sha256=sha256_file(checkpoint.path / SAVED_MODEL),
         tokenizer_sha256=checkpoint.saved.tokenizer_sha256,
     )
 
@@ -147,7 +148,7 @@ def _check_data_unchanged(run: Path, task: Task) -> None:
     then, now = data_fingerprint(run), task.data.fingerprint
     if not then:
         raise DataError(
-            f"{run / 'manifest.json'}: is gone, or names no data, so nobody can tell what this finished run was trained on; "
+            f"{run / MANIFEST}: is gone, or names no data, so nobody can tell what this finished run was trained on; "
             f"restore the file from a copy, or move {run} aside and repeat the same command"
         )
     if then != now:
@@ -204,12 +205,13 @@ def _last_progress(folder: RunDir, config: TrainConfig) -> Progress:
 def _announce(session: Session, needs: Estimate) -> None:
     report = audit(session.model)
     # Of the start: what is thawed or frozen later, the method says.
-    if session.state.step == 0 or not (session.folder.path / "audit.json").is_file():
-        write_json(session.folder.path / "audit.json", report.as_dict(), guard=session.folder.check_held)
+    if session.state.step == 0 or not (session.folder.path / AUDIT).is_file():
+        record = AuditRecord.model_validate_json(dump_json(report.as_dict()))
+        write_record(session.folder.path / AUDIT, record, guard=session.folder.check_held)
     # A copy, so that a run can be read from, scored and exported without the data it was trained on.
     data = session.task.data
     tokenizer = data.tokenizer_path.read_bytes()
-    write_bytes(session.folder.path / "tokenizer.json", tokenizer, guard=session.folder.check_held)
+    write_bytes(session.folder.path / TOKENIZER, tokenizer, guard=session.folder.check_held)
     session.folder.write_manifest(_manifest(session))
     session.watch.on_remark(data.summary)
     session.watch.on_remark(str(report))
@@ -231,18 +233,15 @@ def _is_fresh(config: TrainConfig) -> bool:
     return isinstance(config, FinetuneConfig) and config.model.source is None
 
 
-def _manifest(session: Session) -> dict[str, Any]:
+def _manifest(session: Session) -> Manifest:
     data = session.task.data
-    return {
-        "oelm": version("oelm"),
-        "source_revision": source_revision(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "environment": environment(session.compute, processes=session.world.size),
-        "data": {
-            "name": data.name,
-            "source": data.source,
-            "fingerprint": data.fingerprint,
-            "tokenizer": data.tokenizer,
-        },
-    }
+    return Manifest(
+        python=platform.python_version(),
+        oelm=version("oelm"),
+        source_revision=source_revision(),
+        # A class of torch's own, which strict types refuse.
+        torch=str(torch.__version__),
+        numpy=np.__version__,
+        environment=environment(session.compute, processes=session.world.size),
+        data=DataRecord(name=data.name, source=data.source, fingerprint=data.fingerprint, tokenizer=data.tokenizer),
+    )

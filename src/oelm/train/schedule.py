@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from oelm.train.config import TrainConfig
+from oelm.config import TrainConfig
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

@@ -14,6 +14,7 @@ from oelm.data.prepare import prepare
 from oelm.data.tokenizer import end_of_text_id
 from oelm.data.tokens import Tokens, TokenSet
 from oelm.errors import DataError
+from oelm.runs.layout import TOKENIZER
 from oelm.train.device import choose_compute, look
 from oelm.train.evaluate import Evaluation, evaluate_tokens
 from oelm.train.load import LoadedRun
@@ -58,7 +59,7 @@ def _prepared(run: LoadedRun, source: str, watch: Watch) -> TokenSet:
     # The limit is the run's own data's; other text is taken as it is.
     most = data.max_tokens if source == data.source else None
     # Of a token set made with a tokenizer's file, the config has only the digest; the file itself is in the run.
-    tokenizer = str(run.path / "tokenizer.json") if data.tokenizer.startswith("file-") else data.tokenizer
+    tokenizer = str(run.path / TOKENIZER) if data.tokenizer.startswith("file-") else data.tokenizer
     return prepare(source, tokenizer=tokenizer, max_tokens=most, known=known, progress=watch.on_preparing)
 
 

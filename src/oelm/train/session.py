@@ -12,23 +12,24 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from oelm.config import RunConfig, TrainConfig
 from oelm.errors import DataError, OelmError
 from oelm.method.apply import hold
 from oelm.method.axes import selections
 from oelm.method.plan import Plan
 from oelm.method.record import record_of
+from oelm.runs.layout import METRICS, checkpoint_folders
+from oelm.runs.metrics import Metrics, NoMetrics
+from oelm.runs.rundir import RunDir
+from oelm.runs.status import Metric, Progress
 from oelm.train.binding import bound_settings, check_bound, check_frozen
 from oelm.train.checkpoint import Checkpoint, Checkpoints, load_model, load_optimizer
-from oelm.train.config import RunConfig, TrainConfig
 from oelm.train.device import Compute, apply_determinism, device_name, gpu_uuid
 from oelm.train.dist import ALONE, World, agreed
 from oelm.train.evaluate import Judged
 from oelm.train.held import freeze_as_of
-from oelm.train.metrics import Metrics, NoMetrics
 from oelm.train.optim import build_optimizer
-from oelm.train.rundir import RunDir
 from oelm.train.state import SavedState, TrainState, environment, software
-from oelm.train.status import Metric, Progress
 from oelm.train.stop import StopFlag
 from oelm.train.task import Task
 from oelm.train.timing import Clock, Meter, energy_counters
@@ -150,7 +151,7 @@ def build_session(
     apply_determinism(deterministic=config.deterministic)
     checkpoints = Checkpoints(folder.path, keep=config.keep_checkpoints, guard=folder.check_held)
     folder.check_held()
-    model = task.build_model(folder.path, is_new=not checkpoints.any())
+    model = task.build_model(folder.path, is_new=not checkpoint_folders(folder.path))
     plan = freeze_as_of(model, config, step=0)
     model.to(compute.device)
     return Session(
@@ -164,7 +165,7 @@ def build_session(
         optimizer=_optimizer(model, config, plan, compute),
         scaler=torch.amp.GradScaler(compute.device, enabled=compute.precision == "fp16"),
         checkpoints=checkpoints,
-        metrics=(Metrics if world.is_writer else NoMetrics)(folder.path / "metrics.jsonl", guard=folder.check_held),
+        metrics=(Metrics if world.is_writer else NoMetrics)(folder.path / METRICS, guard=folder.check_held),
         stop=agreed(stop, world),
         watch=watch,
         world=world,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import platform
+import subprocess
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +14,6 @@ from pydantic import Field
 
 from oelm.strict import Strict
 from oelm.train.device import Compute
-from oelm.train.source import source_revision
 
 
 class TrainState(Strict):
@@ -59,7 +61,7 @@ class SavedState(Strict):
 def environment(compute: Compute, *, processes: int = 1) -> dict[str, str]:
     """Return what decides the low bits of a computation; a change of any of these is told on resume."""
     return {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "device": torch.cuda.get_device_name() if compute.device == "cuda" else compute.device,
         "precision": compute.precision,
         "threads": str(torch.get_num_threads()),
@@ -72,3 +74,21 @@ def environment(compute: Compute, *, processes: int = 1) -> dict[str, str]:
 def software() -> dict[str, str]:
     """Return which code computes: a change of any of these is told on resume, for it may change more than low bits."""
     return {"oelm": version("oelm"), "source": source_revision() or "unknown", "python": platform.python_version()}
+
+
+@functools.cache
+def source_revision() -> str | None:
+    """Return the git commit of the package's own checkout, marked when files differ from it; None outside of one."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        dirty = subprocess.run(
+            ["git", "-C", str(root), "status", "--porcelain", "--", "src"], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if commit.returncode:
+        return None
+    return commit.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")

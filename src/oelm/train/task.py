@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from oelm.config import InitFrom, RunConfig
 from oelm.data.counters import ORDERS, ngram_figures
 from oelm.data.encoded import ExampleSet
 from oelm.data.order import WindowOrder
@@ -20,8 +21,9 @@ from oelm.errors import CheckpointError, DataError
 from oelm.files import sha256_file
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.heads import summarize_heads
-from oelm.train.checkpoint import MODEL, load_weights
-from oelm.train.config import InitFrom, RunConfig
+from oelm.runs.layout import SAVED_MODEL, TOKENIZER
+from oelm.runs.status import Metric
+from oelm.train.checkpoint import load_weights
 from oelm.train.device import Compute
 from oelm.train.dist import ALONE, World
 from oelm.train.evaluate import Evaluation, Judged, evaluate_tokens
@@ -29,7 +31,6 @@ from oelm.train.load import load_run
 from oelm.train.loss import mean_cross_entropy
 from oelm.train.preflight import Estimate, estimate
 from oelm.train.score import first_windows
-from oelm.train.status import Metric
 from oelm.train.stop import StopFlag
 
 _PROBED_WINDOWS = 8
@@ -59,7 +60,7 @@ class DataFacts:
             fingerprint=meta.fingerprint,
             tokenizer=meta.tokenizer,
             tokenizer_sha256=meta.tokenizer_sha256,
-            tokenizer_path=data.path / "tokenizer.json",
+            tokenizer_path=data.path / TOKENIZER,
             summary=summary,
         )
 
@@ -242,9 +243,9 @@ def load_start(model: GPT, start: InitFrom, tokens: TokenSet) -> None:
     if start.tokenizer_sha256 != tokens.meta.tokenizer_sha256:
         raise DataError(
             f"--init-from: those weights were trained with another tokenizer than {tokens.meta.name} was made with "
-            f"({tokens.meta.tokenizer}): its ids mean other text to them. Use that run's: --tokenizer RUN/tokenizer.json"
+            f"({tokens.meta.tokenizer}): its ids mean other text to them. Use that run's: --tokenizer RUN/{TOKENIZER}"
         )
-    path = Path(start.checkpoint) / MODEL
+    path = Path(start.checkpoint) / SAVED_MODEL
     if not path.is_file():
         raise CheckpointError(f"--init-from: {path} is not there any more; its sha256 was {start.sha256[:12]}...")
     if (found := sha256_file(path)) != start.sha256:

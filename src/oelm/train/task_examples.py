@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from oelm.config import ExamplesConfig
 from oelm.data.encoded import ExampleSet, open_examples
 from oelm.data.examples import ExampleSource
 from oelm.data.request import Request
@@ -18,7 +19,6 @@ from oelm.data.tasks import prepare_examples
 from oelm.data.tokens import Progress
 from oelm.errors import ConfigError, DataError
 from oelm.models.hub import is_encoder_decoder
-from oelm.train.config import ExamplesConfig
 
 _COUNTED_FROM_PAD = ("roberta", "camembert", "mpnet", "longformer", "xmod")
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from oelm.errors import ConfigError, DataError, MissingExtraError
 from oelm.files import read_json, room_checked
-from oelm.train.metrics import read_metrics
+from oelm.runs.layout import CONFIG, MANIFEST, METRICS
+from oelm.runs.metrics import read_metrics
 
 if TYPE_CHECKING:
     from oelm.train.evaluate import Judged
@@ -132,7 +133,7 @@ class TrackWatch:
             if self._tracker is None:
                 self._tracker = _OPENED[self._to](self._run)
                 self._held = {tag: {step for step, _ in points} for tag, points in self._tracker.held().items()}
-                for earlier in read_metrics(self._run / "metrics.jsonl"):
+                for earlier in read_metrics(self._run / METRICS):
                     self._mirror(self._tracker, earlier["step"], earlier)
             self._mirror(self._tracker, step, row)
 
@@ -178,7 +179,7 @@ class _TensorBoard:
 def _identity(run: Path) -> tuple[str, str, str, dict[str, Any]]:
     """Return a run's id, its name and group (where it lies, with and without the seed) and its config."""
     own = run.absolute().parts[-4:]
-    return read_json(run / "manifest.json")["run"], "/".join(own), "/".join(own[:-1]), read_json(run / "config.json")
+    return read_json(run / MANIFEST)["run"], "/".join(own), "/".join(own[:-1]), read_json(run / CONFIG)
 
 
 class _Wandb:

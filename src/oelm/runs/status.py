@@ -11,15 +11,15 @@ from typing import Literal
 from pydantic import ValidationError
 
 from oelm.errors import DiskFullError
-from oelm.files import Guard, dump_json, read_plain, write_bytes, write_over
+from oelm.files import Guard, dump_json, write_bytes, write_over
+from oelm.runs.layout import STATUS
 from oelm.strict import Strict
 
 StatusName = Literal["queued", "running", "stopped", "failed", "done"]
 Metric = Literal["", "ppl", "accuracy"]
-STATUS = "status.json"
-# Beside the lock and never in it: where the lock is a file that must be there, its content is the lock's own.
-HOLDER = ".holder"
 HEARTBEAT_S = 5.0
+# A run's status fits into the first of these; thousands are read at once.
+_BLOCK_BYTES, _MAX_BYTES = 1 << 12, 1 << 20
 
 
 class Progress(Strict):
@@ -91,12 +91,23 @@ def _shortened(status: Status, size_bytes: int) -> Status:
     return status
 
 
-def read_status(run: Path) -> Status | None:
+def read_status(run: str | Path) -> Status | None:
     """Return a run's status, or None where there is none to read."""
     try:
-        return Status.model_validate_json(read_plain(run / STATUS))
+        # Without waiting, if it is a pipe, for somebody to write to it.
+        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+        handle = os.open(os.path.join(run, STATUS), flags)
+    except OSError:
+        return None
+    try:
+        content = os.read(handle, _BLOCK_BYTES)
+        if len(content) == _BLOCK_BYTES:
+            content += os.read(handle, _MAX_BYTES)
+        return Status.model_validate_json(content)
     except (OSError, ValidationError):
         return None
+    finally:
+        os.close(handle)
 
 
 def now_text() -> str:

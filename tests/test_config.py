@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from oelm.config import RunConfig, differences, parse_config, parse_override, with_overrides
 from oelm.errors import ConfigError, MethodError
 from oelm.experiments.budget import BUDGETS, budget_settings
 from oelm.method.method import PRESETS
-from oelm.train.config import RunConfig, differences, parse_config, parse_override, read_config, with_overrides
+from oelm.runs.records import read_config
 
 
 def config(overrides: dict[str, Any] | None = None) -> RunConfig:

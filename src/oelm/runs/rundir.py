@@ -6,7 +6,6 @@ import contextlib
 import errno
 import logging
 import os
-import platform
 import secrets
 import socket
 import time
@@ -17,16 +16,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from oelm.config import Config, TrainConfig, differences
 from oelm.errors import CheckpointError, ConfigError, OelmError, RunDirError, RunDirLostError
-from oelm.files import STAGING_PREFIX, dump_json, room_checked, sweep_staging, write_json
+from oelm.files import STAGING_PREFIX, dump_json, room_checked, sweep_staging, write_all, write_json
 from oelm.locks import lock_at, take
+from oelm.runs.layout import CHECKPOINTS, CONFIG, HOLDER, LATEST, LOCK, LOG, MANIFEST, METRICS, checkpoint_folders
+from oelm.runs.metrics import read_metrics
+from oelm.runs.records import Manifest, read_any_config, read_manifest, run_id, write_record
+from oelm.runs.status import HEARTBEAT_S, Progress, StatusName, now_text, read_status, status_now, write_status
 from oelm.strict import Strict
-from oelm.train.binding import read_manifest, run_id
-from oelm.train.checkpoint import Checkpoints
-from oelm.train.config import Config, TrainConfig, differences, read_any_config
-from oelm.train.logfile import LogFile
-from oelm.train.metrics import read_metrics
-from oelm.train.status import HEARTBEAT_S, HOLDER, Progress, StatusName, now_text, read_status, status_now, write_status
 
 # A holder is named a moment after it has the lock.
 _NAMED_WITHIN_S = 1.0
@@ -40,6 +38,30 @@ class Holder(Strict):
     started: str
 
 
+class LogFile(logging.Handler):
+    """Append the log to a file. Raises DiskFullError where a line finds no room, as all other files of a run do.
+
+    The handler of the standard library prints a traceback then, and drops the line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        with room_checked(path):
+            # Unbuffered: a line that found no room is not tried again when the file is closed.
+            self._file = path.open("ab", buffering=0)
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"{self.format(record)}\n".encode(errors="backslashreplace")
+        with room_checked(self.path):
+            write_all(self._file, line)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 class RunDir:
     """Hold a run directory for the life of a process. Raises RunDirError where another process does.
 
@@ -51,14 +73,14 @@ class RunDir:
         self.path = path
         self._started = now_text()
         self._last_heartbeat = -HEARTBEAT_S
-        self._lock = lock_at(path / ".lock")
+        self._lock = lock_at(path / LOCK)
         self._handler: logging.Handler | None = None
         self._is_named = False
         self._held_fd: int | None = None
         self.run_id = ""
 
     def __enter__(self) -> RunDir:
-        with room_checked(self.path / ".lock"):
+        with room_checked(self.path / LOCK):
             self._refuse_foreign()
             self.path.mkdir(parents=True, exist_ok=True)
             # A kernel lock: it ends with the process, however that ends, so there is no stale lock to clear.
@@ -69,7 +91,7 @@ class RunDir:
         try:
             self.check_held()
             sweep_staging(self.path)
-            sweep_staging(self.path / "checkpoints")
+            sweep_staging(self.path / CHECKPOINTS)
             self._start_log()
         except BaseException:
             self._lock.release()
@@ -91,12 +113,12 @@ class RunDir:
         """Raise RunDirLostError unless the lock that is in the directory now is the one that this process holds."""
         assert self._held_fd is not None, "a run directory is written to only while it is held"
         try:
-            ours, there = os.fstat(self._held_fd), os.stat(self.path / ".lock")
+            ours, there = os.fstat(self._held_fd), os.stat(self.path / LOCK)
             is_ours = (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
         except OSError as problem:
             # ESTALE: over NFS, another machine removed it.
             if problem.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
-                raise OelmError(f"{self.path / '.lock'}: cannot be read ({problem}), so nothing is written there") from problem
+                raise OelmError(f"{self.path / LOCK}: cannot be read ({problem}), so nothing is written there") from problem
             is_ours = False
         if not is_ours:
             raise RunDirLostError(
@@ -115,14 +137,14 @@ class RunDir:
         """Raise RunDirError, before anything is touched, when the path is somebody else's."""
         if self.path.exists() and not self.path.is_dir():
             raise RunDirError(f"{self.path}: is a file; --out must name a folder, new or of the same run")
-        if (self.path / "checkpoints").is_symlink():
-            raise RunDirError(f"{self.path / 'checkpoints'}: is a link; a run writes and prunes only inside its own folder")
+        if (self.path / CHECKPOINTS).is_symlink():
+            raise RunDirError(f"{self.path / CHECKPOINTS}: is a link; a run writes and prunes only inside its own folder")
         names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
-        if "config.json" in names:
+        if CONFIG in names:
             return
         # A run of ours that was killed before it wrote its config has a lock, and may have begun a log or a file.
-        if ".lock" in names:
-            names = {name for name in names - {".lock", HOLDER, "training.log"} if not name.startswith(STAGING_PREFIX)}
+        if LOCK in names:
+            names = {name for name in names - {LOCK, HOLDER, LOG} if not name.startswith(STAGING_PREFIX)}
         if names:
             raise RunDirError(f"{self.path} holds {min(names)!r} but no config.json: not a run of ours; choose an empty --out")
 
@@ -134,7 +156,7 @@ class RunDir:
         return f"{self.path} is in use {who}; wait for it, stop it, or choose another --out"
 
     def _start_log(self) -> None:
-        self._handler = LogFile(self.path / "training.log")
+        self._handler = LogFile(self.path / LOG)
         logger = logging.getLogger("oelm")
         logger.setLevel(logging.INFO)
         logger.addHandler(self._handler)
@@ -152,22 +174,22 @@ class RunDir:
         return held
 
     def _has_saved(self) -> bool:
-        return Checkpoints(self.path, keep=1).any()
+        return bool(checkpoint_folders(self.path))
 
     def _check_never_saved(self, config: TrainConfig) -> None:
-        reached = max((row["step"] for row in read_metrics(self.path / "metrics.jsonl")), default=0)
+        reached = max((row["step"] for row in read_metrics(self.path / METRICS)), default=0)
         # A step is taken only after the save that was due: up to the first, a run may have been killed before it saved.
-        if reached > min(config.save_every, config.eval_every) or (self.path / "latest.json").exists():
+        if reached > min(config.save_every, config.eval_every) or (self.path / LATEST).exists():
             raise CheckpointError(
                 f"{self.path}: its checkpoints are gone, and it had come to step {reached:,}; bring its folder "
                 "'checkpoints' back, or move the run aside to start again from step 0"
             )
 
     def _agreed(self, config: Config) -> Config:
-        path = self.path / "config.json"
-        begun = [*self.path.glob("checkpoints/step-*"), *self.path.glob("latest.json")]
+        path = self.path / CONFIG
+        begun = [*self.path.glob(f"{CHECKPOINTS}/step-*"), *self.path.glob(LATEST)]
         # Nothing was trained yet (it did not fit, say): the next attempt may ask for something else.
-        if not path.exists() or not (begun or read_metrics(self.path / "metrics.jsonl")):
+        if not path.exists() or not (begun or read_metrics(self.path / METRICS)):
             write_json(path, config.as_dict(), guard=self.check_held)
             return config
         try:
@@ -202,7 +224,7 @@ class RunDir:
                 "choose another --out to train that from step 0"
             )
         longer = held.model_copy(update={"steps": steps, "extended_at": (*held.extended_at, held.steps)})
-        write_json(self.path / "config.json", longer.as_dict(), guard=self.check_held)
+        write_json(self.path / CONFIG, longer.as_dict(), guard=self.check_held)
         return longer
 
     def is_done(self, config: TrainConfig) -> bool:
@@ -225,16 +247,16 @@ class RunDir:
         if time.monotonic() - self._last_heartbeat >= HEARTBEAT_S:
             self.set_status("running", progress())
 
-    def write_manifest(self, facts: dict[str, Any]) -> None:
+    def write_manifest(self, manifest: Manifest) -> None:
         """Write manifest.json, with the run's id; a run continued in another setting keeps the earlier ones beside it."""
-        path = self.path / "manifest.json"
-        facts = {"python": platform.python_version(), **facts}
+        facts = manifest.model_dump(mode="json", exclude={"earlier", "run"})
         earlier: list[Any] = []
         if old := read_manifest(self.path):
             sittings = old.pop("earlier", [])
             old.pop("run", None)
             earlier = sittings if dump_json(old) == dump_json(facts) else [*sittings, old]
-        write_json(path, {**facts, "earlier": earlier, "run": self.run_id}, guard=self.check_held)
+        whole = manifest.model_copy(update={"earlier": earlier, "run": self.run_id})
+        write_record(self.path / MANIFEST, whole, guard=self.check_held)
 
 
 def _holder(path: Path) -> Holder | None:
@@ -265,7 +287,7 @@ class GuestRunDir(RunDir):
     def check_held(self) -> None: ...
 
     def claim(self, config: Config) -> Config:
-        if not (self.path / "config.json").is_file():
+        if not (self.path / CONFIG).is_file():
             raise RunDirError(f"{self.path}: not to be seen from here; --out must be on a disk that all hosts of a run share")
         held = read_any_config(self.path)
         assert isinstance(held, type(config))

@@ -14,11 +14,23 @@ from pathlib import Path
 from filelock import Timeout
 
 from oelm.errors import OelmError, RunDirError
-from oelm.experiments.monitor import ALIVE, LOCK, RunView, is_here, launch_lock_path, look, read_locks, silent_s
-from oelm.experiments.portable import CHECKPOINT_FILES, POINTERS, RECORDS
-from oelm.files import read_json, write_json
+from oelm.files import read_json
 from oelm.locks import held, lock_at, take
-from oelm.train.status import HOLDER, STATUS, read_status
+from oelm.runs.find import ALIVE, RunView, is_here, look, read_locks, silent_s
+from oelm.runs.layout import (
+    CHECKPOINT_FILES,
+    CHECKPOINTS,
+    CONFIG,
+    CONSOLE,
+    HOLDER,
+    LOCK,
+    MODEL_FOLDER,
+    POINTERS,
+    RECORDS,
+    STATUS,
+    launch_lock_path,
+)
+from oelm.runs.status import read_status, write_status
 
 STOPPED_WHILE_QUEUED = "asked to stop while queued"
 _POLL_S = 0.1
@@ -27,10 +39,10 @@ _OTHER_HOST_S = 3600.0
 _WEIGHTS = re.compile(r"checkpoints(?:/.*)?|(?:best|latest)\.json", re.DOTALL)
 _CHECKPOINT = re.compile(r"checkpoints/(?:step-[0-9]{8,}|\.staging-[^/]+)")
 _STAGING = re.compile(r"\.staging-[^/]+")
-_OUR_FILES = {*RECORDS, *POINTERS, LOCK, HOLDER, "console.log", "model/generation_config.json"}
+_OUR_FILES = {*RECORDS, *POINTERS, LOCK, HOLDER, CONSOLE, f"{MODEL_FOLDER}/generation_config.json"}
 # What tells that a run is finished goes first and what tells that it is ours last, so that a clean that was itself
 # killed leaves a run that passes for no other and that the next clean takes up.
-_FIRST, _LAST = (STATUS, *POINTERS), ("config.json", LOCK)
+_FIRST, _LAST = (STATUS, *POINTERS), (CONFIG, LOCK)
 
 
 @dataclass
@@ -73,7 +85,7 @@ def _unqueue(view: RunView) -> bool:
     if status is None or status.status != "queued" or _holder(view) is not None:
         return False
     marked = status.model_copy(update={"status": "stopped", "message": STOPPED_WHILE_QUEUED})
-    write_json(view.path / STATUS, marked.model_dump(mode="json"))
+    write_status(view.path, marked)
     return _holder(view) is None
 
 
@@ -236,7 +248,7 @@ def _objection(root: Path, view: RunView, *, weights: bool) -> str:
     if weights and view.state != "done":
         return f"{view.state}, not done: it needs its checkpoints to go on"
     try:
-        config = read_json(view.path / "config.json")
+        config = read_json(view.path / CONFIG)
     except OelmError:
         return "not a run of ours: no readable config.json"
     is_ours = isinstance(config, dict) and {"method", "seed"} <= config.keys()
@@ -268,7 +280,7 @@ def _survey(folder: Path, prefix: str) -> tuple[list[Path], list[Path], list[str
 
 
 def _is_our_folder(name: str) -> bool:
-    return name in ("model", "checkpoints", "tensorboard") or _is_wandb(name) or _CHECKPOINT.fullmatch(name) is not None
+    return name in (MODEL_FOLDER, CHECKPOINTS, "tensorboard") or _is_wandb(name) or _CHECKPOINT.fullmatch(name) is not None
 
 
 def _is_wandb(name: str) -> bool:
@@ -279,7 +291,7 @@ def _is_wandb(name: str) -> bool:
 def _is_our_file(name: str) -> bool:
     """Whether a run writes a file of this name, seen from its folder."""
     folder, _, last = name.rpartition("/")
-    if name in _OUR_FILES or (_STAGING.fullmatch(last) and (folder in ("", "checkpoints") or _CHECKPOINT.fullmatch(folder))):
+    if name in _OUR_FILES or (_STAGING.fullmatch(last) and (folder in ("", CHECKPOINTS) or _CHECKPOINT.fullmatch(folder))):
         return True
     if _is_wandb(folder):
         return True

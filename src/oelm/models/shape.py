@@ -1,42 +1,62 @@
-"""The arithmetic bound: which share of a training step's work a method can remove at most. Loads no torch."""
+"""The shape of a GPT, and arithmetic with it: the work of a training step, and what a method can remove of it at most."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal
 
+from pydantic import Field, model_validator
+
+from oelm.strict import Strict
+
+# Of a fresh classifier.
+Architecture = Literal["bert", "t5", "bart"]
 # AdamW reads and writes weight and two moments and reads the gradient: about this many operations an element.
 OPTIMIZER_OPERATIONS = 16
 
 
-class Shape(Protocol):
-    """What the work depends on; `GPTConfig` has it all."""
+class GPTConfig(Strict):
+    """The shape of a GPT. `vocab_size` 0 means: that of the data's tokenizer, filled in when the run starts."""
+
+    vocab_size: int = Field(ge=0, le=2**31)
+    seq_len: int = Field(gt=0, le=2**20)
+    model_dim: int = Field(gt=0, le=2**20)
+    num_layers: int = Field(gt=0, le=2**12)
+    num_heads: int = Field(gt=0, le=2**20)
+    ff_dim: int = Field(gt=0, le=2**24)
+    dropout: float = Field(ge=0.0, lt=1.0)
+    # Rows of each head's Q and K where they are fewer than those of V: thin attention, the control of few parameters.
+    qk_dim: int | None = Field(default=None, gt=0)
+    # How many earlier tokens a short convolution adds to each one's embedding, before the first layer.
+    short_conv: int = Field(default=0, ge=0, le=64)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> GPTConfig:
+        if self.model_dim % self.num_heads:
+            raise ValueError(
+                f"model_dim {self.model_dim} does not split into {self.num_heads} heads; "
+                f"nearest head counts that do: {divisors_near(self.model_dim, self.num_heads)}"
+            )
+        if self.qk_dim is not None and self.qk_dim > self.head_dim:
+            raise ValueError(f"qk_dim {self.qk_dim} is wider than a head ({self.head_dim}); it is there to make Q and K thin")
+        return self
 
     @property
-    def vocab_size(self) -> int: ...
+    def head_dim(self) -> int:
+        return self.model_dim // self.num_heads
 
     @property
-    def seq_len(self) -> int: ...
-
-    @property
-    def model_dim(self) -> int: ...
-
-    @property
-    def num_layers(self) -> int: ...
-
-    @property
-    def ff_dim(self) -> int: ...
-
-    @property
-    def qk_rows(self) -> int: ...
+    def qk_rows(self) -> int:
+        """How many rows Q and K have in all heads together."""
+        return self.num_heads * (self.head_dim if self.qk_dim is None else self.qk_dim)
 
 
-class HeadedShape(Shape, Protocol):
-    """A shape that also says how its rows are split into heads."""
-
-    @property
-    def num_heads(self) -> int: ...
+def divisors_near(number: int, wanted: int) -> str:
+    """Return the divisors of `number` just below and just above `wanted`, as words."""
+    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    below, above = [n for n in divisors if n < wanted][-1:], [n for n in divisors if n > wanted][:1]
+    return ", ".join(map(str, below + above))
 
 
 @dataclass(frozen=True)
@@ -54,7 +74,7 @@ class StepWork:
         return total / (total - self.frozen_saving)
 
 
-def step_work(model: Shape, *, batch_size: int, is_classifier: bool = False) -> StepWork:
+def step_work(model: GPTConfig, *, batch_size: int, is_classifier: bool = False) -> StepWork:
     """Count the matrix products of forward and backward, the optimizer's update, and what frozen Q and K leave out.
 
     A classifier is a BERT: it reads all tokens of an example, and multiplies by a pooler instead of the vocabulary.
@@ -89,7 +109,7 @@ class MethodWork:
 
 
 def method_work(
-    model: HeadedShape,
+    model: GPTConfig,
     method: Mapping[str, Any] | Iterable[tuple[str, Any]],
     *,
     batch_size: int,
@@ -122,6 +142,40 @@ def method_work(
 
 
 @dataclass(frozen=True)
+class WeightCounts:
+    """Parameters of a GPT under a method, at its start; `selected` are those that slices replace, stored nowhere."""
+
+    total: int
+    frozen: int
+    selected: int
+
+    @property
+    def trainable(self) -> int:
+        return self.total - self.frozen
+
+
+def weight_counts(
+    model: GPTConfig,
+    method: Mapping[str, Any] | Iterable[tuple[str, Any]],
+    *,
+    layers: Collection[int] | None = None,
+    learn_layers: Collection[int] | None = None,
+) -> WeightCounts:
+    """Count parameters as an audit of the model does, without making one; arguments as of `method_work`."""
+    fields, width = dict(method), model.model_dim
+    size = width * model.qk_rows
+    # Q and K, V and the output, the feed-forward with its biases, two norms.
+    block = 2 * size + 2 * width**2 + 2 * width * model.ff_dim + model.ff_dim + 5 * width
+    whole = (model.vocab_size + model.seq_len + model.short_conv + 2) * width + model.num_layers * block
+    parts = () if fields.get("freeze_at") else tuple(fields.get("freeze") or ())
+    concerned, learning = (range(model.num_layers) if chosen is None else chosen for chosen in (layers, learn_layers))
+    held = len(concerned) * len(parts) * size
+    learnt = (_learnt_on_top(model, fields, part) for layer in concerned if layer in learning for part in parts)
+    selected = held if fields.get("init") == "axes" else 0
+    return WeightCounts(whole - selected + sum(each.parameters for each in learnt), held - selected, selected)
+
+
+@dataclass(frozen=True)
 class _OnTop:
     """What learns on top of one frozen projection: the rank of its correction, the rows of its gain, all parameters."""
 
@@ -133,7 +187,7 @@ class _OnTop:
 _NOTHING = _OnTop(0, 0, 0)
 
 
-def _learnt_on_top(model: HeadedShape, method: Mapping[str, Any], part: str) -> _OnTop:
+def _learnt_on_top(model: GPTConfig, method: Mapping[str, Any], part: str) -> _OnTop:
     rows, width = model.qk_rows, model.model_dim
     # The rank that `method.kind.rank_within` gives; a test compares them.
     rank = int(method.get("correction", 0.0) * rows * width / (rows + width))
@@ -143,7 +197,7 @@ def _learnt_on_top(model: HeadedShape, method: Mapping[str, Any], part: str) -> 
     return _OnTop(rank, gain_rows, rank * (rows + width) + model.num_heads * gain_rows**2)
 
 
-def _saved_products(model: HeadedShape, on_top: _OnTop, is_selection: bool, *, tokens: int, times: int) -> int:
+def _saved_products(model: GPTConfig, on_top: _OnTop, is_selection: bool, *, tokens: int, times: int) -> int:
     """Return the operations in products that one frozen projection saves a step of so many micro-batches; below 0, costs."""
     size = model.model_dim * model.qk_rows
     matrix_rows = on_top.gain_rows if on_top.gain_rows > 1 else 0

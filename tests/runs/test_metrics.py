@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from oelm.errors import DataError, RunDirLostError
-from oelm.train.metrics import Metrics, read_metrics
-from oelm.train.rundir import RunDir
+from oelm.runs.metrics import Metrics, read_metrics
+from oelm.runs.rundir import RunDir
 
 ROWS: list[dict[str, Any]] = [
     {"step": 1, "loss": 3.25, "lr": 1e-3},

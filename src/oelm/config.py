@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -15,11 +14,9 @@ from pydantic_core import to_jsonable_python
 
 from oelm.dotted import flatten
 from oelm.errors import ConfigError, suggest
-from oelm.files import dump_json, read_json
-from oelm.method.kind import rank_within
-from oelm.method.method import Method, method_name, resolve_method
-from oelm.models.gpt import GPTConfig
-from oelm.models.hub import Architecture
+from oelm.files import dump_json
+from oelm.method.method import Method, method_name, rank_within, resolve_method
+from oelm.models.shape import Architecture, GPTConfig, WeightCounts, weight_counts
 from oelm.strict import Strict
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
@@ -169,6 +166,14 @@ class RunConfig(TrainConfig):
     data: DataConfig
     init_from: InitFrom | None = None
 
+    def weight_counts(self) -> WeightCounts:
+        """Count the parameters of the model as it starts; `model.vocab_size` must be known."""
+        depth, method = self.model.num_layers, self.method
+        layers = [layer for layer in range(depth) if method.selects(layer, depth)]
+        return weight_counts(
+            self.model, method, layers=layers, learn_layers=[layer for layer in layers if method.learns_in(layer, depth)]
+        )
+
     @model_validator(mode="after")
     def _layers_exist(self) -> Self:
         self.method.check_layers(self.model.num_layers)
@@ -285,25 +290,11 @@ def _known_keys(model: type[BaseModel], path: list[Any]) -> list[str]:
     return list(model.model_fields)
 
 
-def read_any_config(path: Path) -> RunConfig | FinetuneConfig:
-    """Read the config that a run of either kind left behind, from the file or the run's directory."""
-    path = path / "config.json" if path.is_dir() else path
-    return parse_any(read_json(path, error=ConfigError), where=str(path))
-
-
 def parse_any(data: Any, *, where: str) -> RunConfig | FinetuneConfig:
     """Return the config of either kind that plain data describes, or raise as `parse_as` does."""
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: must be an object of settings, found {type(data).__name__}")
     return parse_as(FinetuneConfig, data, where=where) if "examples" in data else parse_config(data, where=where)
-
-
-def read_config(path: Path) -> RunConfig:
-    """Read the config that a language model's run left behind."""
-    config = read_any_config(path)
-    if isinstance(config, FinetuneConfig):
-        raise ConfigError(f"{path}: a classifier's run, not a language model's; export it, and open it with transformers")
-    return config
 
 
 def with_overrides(data: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from oelm.errors import DataError
-from oelm.train.records import DocumentRow, ExampleRow, figure_problems, read_record
+from oelm.runs.records import DocumentRow, ExampleRow
 from tests.conftest import run_here, tiny_config
+from tests.runs.recomputed import figure_problems, read_record
 from tests.train.finetuning import finetune_here, tiny_finetune
 
 

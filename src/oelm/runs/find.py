@@ -1,39 +1,30 @@
-"""What recorded runs are doing, seen from outside: files are read; nothing is locked, asked or changed."""
+"""Find recorded runs and what they are doing, from outside: files are read; nothing is locked, asked or changed."""
 
 from __future__ import annotations
 
 import datetime
-import functools
-import json
 import math
 import os
 import re
 import socket
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import ValidationError
+from typing import Literal
 
 from oelm.errors import ConfigError, RunDirError, suggest
 from oelm.names import NAME
-from oelm.train.status import HEARTBEAT_S, STATUS, Metric, Status
+from oelm.runs.layout import CONFIG, CONSOLE, LOCK, LOG, STATUS
+from oelm.runs.status import HEARTBEAT_S, Status, read_status
 
 State = Literal["running", "stale", "queued", "dead", "failed", "damaged", "stopped", "done"]
 STATES: tuple[State, ...] = ("running", "stale", "queued", "dead", "failed", "damaged", "stopped", "done")
 ALIVE: tuple[State, ...] = ("running", "stale")
-LOCK = ".lock"
-# Where a launcher keeps a lock for each run that it starts and waits for.
-_LAUNCHES = ".launch"
 _SEED = re.compile(r"seed-(0|[1-9][0-9]{0,18})")
 _HELD = re.compile(r"^\d+: FLOCK +\S+ +\S+ +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.MULTILINE)
 # A heartbeat comes only between steps, and before the first of them a model is loaded and perhaps compiled.
 _SILENCE_S, _SILENCE_STEPS, _SILENCE_AT_START_S = 6 * HEARTBEAT_S, 10, 120.0
-_BLOCK_BYTES, _MAX_STATUS_BYTES = 1 << 12, 1 << 20
-_EVALUATION = b'"val_loss"'
-_COLUMN: dict[Metric, str] = {"ppl": "val_ppl", "accuracy": "val_accuracy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +56,8 @@ class RunView:
     def log(self) -> Path | None:
         """The file that says most about the run: its own log, or its process's output if it failed before it began."""
         never_began = self.state in ("failed", "dead") and (self.status is None or self.status.step == 0)
-        names = ("console.log", "training.log") if never_began else ("training.log", "console.log")
+        names = (CONSOLE, LOG) if never_began else (LOG, CONSOLE)
         return next((self.path / name for name in names if _size(self.path / name) > 0), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """How far a run is from its baseline, and at which step; '%' of perplexity, or points of accuracy."""
-
-    value: float
-    unit: Literal["%", "pt"]
-    step: int
 
 
 @dataclass(frozen=True)
@@ -96,11 +78,6 @@ class Locks:
             if held_on == device or pid == expected:
                 return pid
         return None
-
-
-def launch_lock_path(root: Path, run: Path) -> Path:
-    """Return the lock that a launcher holds from before it starts a run until after its end."""
-    return root / _LAUNCHES / f"{'--'.join(run.relative_to(root).parts)}.lock"
 
 
 def read_locks() -> Locks | None:
@@ -180,7 +157,7 @@ def scan(root: Path, *, only: Collection[str] = ()) -> list[RunView]:
     """
     if root.exists() and not root.is_dir():
         raise RunDirError(f"{root}: is a file; --out must name the folder that runs are kept in")
-    found = [(place, _read(place.folder)) for place in _places(os.fspath(root), only)]
+    found = [(place, read_status(place.folder)) for place in _places(os.fspath(root), only)]
     # Read after the statuses: a run that said it was running held its lock by then.
     locks, now = read_locks(), time.time()
     views = [_seen(place, status, locks, now=now) for place, status in found]
@@ -189,7 +166,7 @@ def scan(root: Path, *, only: Collection[str] = ()) -> list[RunView]:
 
 def look(view: RunView) -> RunView:
     """Return a run as it is now."""
-    (seen,) = _dead_checked([_seen(view, _read(view.folder), read_locks(), now=time.time())])
+    (seen,) = _dead_checked([_seen(view, read_status(view.folder), read_locks(), now=time.time())])
     return seen
 
 
@@ -198,6 +175,11 @@ def look_at(run: Path) -> RunView:
     experiment, budget, variant, seed = ("", "", "", *run.absolute().parts)[-4:]
     match = _SEED.fullmatch(seed)
     return look(RunView(experiment, budget, variant, int(match[1]) if match else 0, str(run), None, "damaged"))
+
+
+def scan_flat(folder: Path) -> list[RunView]:
+    """Return a folder and those directly in it that are runs, as `oelm train --out` leaves them."""
+    return [look_at(path) for path in (folder, *sorted(folder.iterdir())) if os.path.lexists(path / STATUS)]
 
 
 def _seen(place: RunView, status: Status | None, locks: Locks | None, *, now: float) -> RunView:
@@ -211,7 +193,7 @@ def _seen(place: RunView, status: Status | None, locks: Locks | None, *, now: fl
 
 def _dead_checked(views: list[RunView]) -> list[RunView]:
     """Look once more at runs that seem dead: one may have ended well between the two looks, or been started again."""
-    again = {view.folder: _read(view.folder) for view in views if view.state == "dead"}
+    again = {view.folder: read_status(view.folder) for view in views if view.state == "dead"}
     # The table of locks is not handed out in one piece, so that one absence alone proves nothing.
     locks, now = read_locks() if again else None, time.time()
     return [_judged_again(view, again[view.folder], locks, now=now) if view.state == "dead" else view for view in views]
@@ -225,28 +207,9 @@ def _judged_again(view: RunView, status: Status | None, locks: Locks | None, *, 
     return RunView(view.experiment, view.budget, view.variant, view.seed, view.folder, status, state)
 
 
-def _read(run: str) -> Status | None:
-    """Return a run's status as `read_status` does, in a third of the time."""
-    try:
-        # Without waiting, if it is a pipe, for somebody to write to it.
-        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-        handle = os.open(os.path.join(run, STATUS), flags)
-    except OSError:
-        return None
-    try:
-        content = os.read(handle, _BLOCK_BYTES)
-        if len(content) == _BLOCK_BYTES:
-            content += os.read(handle, _MAX_STATUS_BYTES)
-        return Status.model_validate_json(content)
-    except (OSError, ValidationError):
-        return None
-    finally:
-        os.close(handle)
-
-
 def _is_recorded(run: str) -> bool:
     """Whether a folder without a readable status is a run all the same, and not somebody else's."""
-    return any(os.path.isfile(os.path.join(run, name)) for name in ("config.json", STATUS))
+    return any(os.path.isfile(os.path.join(run, name)) for name in (CONFIG, STATUS))
 
 
 def _places(root: str, only: Collection[str]) -> Iterator[RunView]:
@@ -287,92 +250,6 @@ def choose(root: Path, names: Collection[str], *, groups: Mapping[str, Collectio
             raise ConfigError(f"no runs of {name!r} under {root}{hint}")
         chosen |= {there[key] for key in found}
     return sorted(chosen)
-
-
-def evaluations(run: str | Path) -> dict[int, dict[str, Any]]:
-    """Return the evaluations of a run by step, as far as they are written; a line torn by a kill is left out."""
-    path = os.path.join(run, "metrics.jsonl")
-    try:
-        facts = os.stat(path)
-    except OSError:
-        return {}
-    return _evaluations(path, facts.st_size, facts.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=4096)
-def _evaluations(path: str, size_bytes: int, changed_ns: int) -> dict[int, dict[str, Any]]:
-    try:
-        with open(path, "rb") as file:
-            content = file.read(size_bytes)
-    except OSError:
-        return {}
-    rows: dict[int, dict[str, Any]] = {}
-    # Nearly all lines are steps: to look for the others alone makes a long run's file a matter of milliseconds.
-    found = content.find(_EVALUATION)
-    while found >= 0 and (end := content.find(b"\n", found)) >= 0:
-        row = _parsed(content[content.rfind(b"\n", 0, found) + 1 : end])
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            rows[row["step"]] = row
-        found = content.find(_EVALUATION, end)
-    return rows
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-
-
-def gaps(views: Sequence[RunView], baselines: Mapping[str, str]) -> list[Gap | None]:
-    """Return each run's distance from the baseline's run of the same budget, variant and seed, where it can be told."""
-    known = {(view.experiment, view.budget, view.variant, view.seed): view.status for view in views}
-    return [_gap(view, baselines.get(view.experiment), known) for view in views]
-
-
-def _gap(view: RunView, baseline: str | None, known: Mapping[tuple[str, str, str, int], Status | None]) -> Gap | None:
-    ours = view.status
-    if baseline is None or ours is None or ours.metric not in _COLUMN or ours.best is None:
-        return None
-    key = (baseline, view.budget, view.variant, view.seed)
-    other = _counterpart(view, baseline)
-    theirs = known[key] if key in known else _read(other)
-    if theirs is None or theirs.metric != ours.metric or theirs.best is None:
-        return None
-    if ours.status == theirs.status == "done" and ours.steps == theirs.steps:
-        return _difference(ours.best, theirs.best, ours.metric, step=ours.steps)
-    # The best so far of the one that is further on would flatter it: only the same step compares.
-    here, there = evaluations(view.folder), evaluations(other)
-    step = max(here.keys() & there.keys(), default=None)
-    column = _COLUMN[ours.metric]
-    return None if step is None else _difference(here[step].get(column), there[step].get(column), ours.metric, step=step)
-
-
-def _counterpart(view: RunView, baseline: str) -> str:
-    return os.path.join(view.folder.rsplit(os.sep, 4)[0] or os.sep, baseline, view.budget, view.variant, f"seed-{view.seed}")
-
-
-def _difference(ours: Any, theirs: Any, metric: Metric, *, step: int) -> Gap | None:
-    if not (is_number(ours) and is_number(theirs)):
-        return None
-    if metric == "accuracy":
-        return Gap(100 * (ours - theirs), "pt", step)
-    percent = 100 * (ours / theirs - 1) if theirs > 0 else math.nan
-    return Gap(percent, "%", step) if math.isfinite(percent) else None
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value from a file is a number that sums and differences can be made of."""
-    return isinstance(value, int | float) and abs(value) < 1e300
-
-
-def queue_seconds(seconds: Iterable[float], slots: int) -> float:
-    """Return how long runs take on equal slots, each started as soon as one is free."""
-    ends = [0.0] * max(1, slots)
-    for length in seconds:
-        first = min(range(len(ends)), key=ends.__getitem__)
-        ends[first] += length
-    return max(ends)
 
 
 def _size(path: Path) -> int:

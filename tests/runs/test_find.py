@@ -18,19 +18,9 @@ import pytest
 from filelock import FileLock
 
 from oelm.errors import ConfigError, RunDirError
-from oelm.experiments.monitor import (
-    LOCK,
-    State,
-    choose,
-    decide,
-    look,
-    look_at,
-    parse_locks,
-    read_locks,
-    scan,
-    silent_s,
-)
-from oelm.train.status import Status
+from oelm.runs.find import State, choose, decide, look, look_at, parse_locks, read_locks, scan, silent_s
+from oelm.runs.layout import LOCK
+from oelm.runs.status import Status
 from tests.experiments.recorded import record, status_of
 
 HERE = socket.gethostname()
@@ -56,7 +46,7 @@ for turn in range(150):
 WATCHER = """
 import sys
 from pathlib import Path
-from oelm.experiments.monitor import scan
+from oelm.runs.find import scan
 while True:
     scan(Path(sys.argv[1]))
 """
@@ -326,7 +316,7 @@ def test_an_id_without_runs_is_refused_with_what_there_is(tmp_path: Path, name: 
 
 
 def test_the_monitor_loads_no_torch() -> None:
-    code = "import sys, oelm.experiments.upkeep, oelm.cli.status, oelm.cli.watch; sys.exit('torch' in sys.modules)"
+    code = "import sys, oelm.runs.manage, oelm.cli.status, oelm.cli.watch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

@@ -8,17 +8,24 @@ from pathlib import Path
 
 import pytest
 
+from oelm.config import RunConfig
 from oelm.errors import CheckpointError, DiskFullError, OelmError, OutOfMemoryError, RunDirError, RunDirLostError
 from oelm.files import STAGING_PREFIX
 from oelm.method.apply import freeze
 from oelm.method.audit import audit
 from oelm.method.method import PRESETS
 from oelm.models.gpt import build_gpt
-from oelm.train.config import RunConfig
+from oelm.runs.records import DataRecord, Manifest
+from oelm.runs.rundir import RunDir
+from oelm.runs.status import HEARTBEAT_S, Progress, read_status
 from oelm.train.preflight import Estimate, check_fits, estimate, is_out_of_memory, parameter_counts, what_to_lower
-from oelm.train.rundir import RunDir
-from oelm.train.status import HEARTBEAT_S, Progress, read_status
 from tests.conftest import tiny_config
+
+
+def manifest_of(torch_version: str) -> Manifest:
+    data = DataRecord(name="text", source="text", fingerprint="0", tokenizer="bpe:300")
+    versions = {"python": "3", "oelm": "1", "source_revision": None, "torch": torch_version, "numpy": "2"}
+    return Manifest(**versions, environment={}, data=data)
 
 
 def test_second_holder_is_refused_and_the_lock_ends_with_the_first(tmp_path: Path, text_file: Path) -> None:
@@ -43,7 +50,10 @@ def test_who_lost_its_folder_writes_nothing_there_any_more(fate: str, tmp_path: 
         if fate == "replaced":
             shutil.copytree(tmp_path / "moved", run)
         there = sorted(run.rglob("*"))
-        for write in (lambda: folder.set_status("stopped", Progress(step=2, steps=9)), lambda: folder.write_manifest({})):
+        for write in (
+            lambda: folder.set_status("stopped", Progress(step=2, steps=9)),
+            lambda: folder.write_manifest(manifest_of("1")),
+        ):
             with pytest.raises(RunDirLostError, match=r"run was removed, renamed or replaced .* repeat the command"):
                 write()
     assert RunDirLostError.exit_code == 75
@@ -182,7 +192,7 @@ def test_heartbeat_is_rare(tmp_path: Path) -> None:
 def test_manifest_keeps_the_settings_of_earlier_sittings(tmp_path: Path) -> None:
     with RunDir(tmp_path / "run") as folder:
         for torch_version in ("1", "1", "2"):
-            folder.write_manifest({"torch": torch_version})
+            folder.write_manifest(manifest_of(torch_version))
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["torch"] == "2" and [row["torch"] for row in manifest["earlier"]] == ["1"]
 

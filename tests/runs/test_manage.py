@@ -16,8 +16,10 @@ import pytest
 from filelock import FileLock
 
 from oelm.errors import RunDirError
-from oelm.experiments.monitor import LOCK, RunView, scan
-from oelm.experiments.upkeep import (
+from oelm.files import write_json
+from oelm.runs.find import RunView, scan
+from oelm.runs.layout import LOCK
+from oelm.runs.manage import (
     STOPPED_WHILE_QUEUED,
     Asked,
     Refusal,
@@ -28,8 +30,7 @@ from oelm.experiments.upkeep import (
     remove,
     wait_for_end,
 )
-from oelm.files import write_json
-from oelm.train.status import read_status
+from oelm.runs.status import read_status
 from tests.conftest import run_here, tiny_config, tiny_settings
 from tests.experiments.recorded import record
 from tests.faults.harness import start

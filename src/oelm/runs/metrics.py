@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -15,10 +16,12 @@ from typing import Any
 
 from oelm.errors import DataError
 from oelm.files import Guard, dump_json, refuse_constant, room_checked, write_all, write_bytes, write_text
+from oelm.runs.layout import METRICS
 
 log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
+_EVALUATION = b'"val_loss"'
 
 
 def read_jsonl(path: Path, *, only: str = "") -> list[Row]:
@@ -76,6 +79,41 @@ def _fault(row: Any, *, is_metrics: bool) -> str:
         if type(value) not in (int, float) or not math.isfinite(value):
             return f"has the {name} {value!r}, not a number"
     return ""
+
+
+def evaluations(run: str | Path) -> dict[int, dict[str, Any]]:
+    """Return the evaluations of a run by step, as far as they are written; a line torn by a kill is left out."""
+    path = os.path.join(run, METRICS)
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return {}
+    return _evaluations(path, facts.st_size, facts.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _evaluations(path: str, size_bytes: int, changed_ns: int) -> dict[int, dict[str, Any]]:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(size_bytes)
+    except OSError:
+        return {}
+    rows: dict[int, dict[str, Any]] = {}
+    # Nearly all lines are steps: to look for the others alone makes a long run's file a matter of milliseconds.
+    found = content.find(_EVALUATION)
+    while found >= 0 and (end := content.find(b"\n", found)) >= 0:
+        row = _parsed(content[content.rfind(b"\n", 0, found) + 1 : end])
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows[row["step"]] = row
+        found = content.find(_EVALUATION, end)
+    return rows
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def missing_rows(rows: Sequence[Row], *, step: int, evaluated: Sequence[int]) -> str:

@@ -11,10 +11,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from oelm.method.apply import freeze
-from oelm.method.kind import rank_within
-from oelm.method.method import PRESETS
-from oelm.models.flops import MethodWork, _learnt_on_top, method_work, step_work
-from oelm.models.gpt import GPTConfig, build_gpt
+from oelm.method.audit import audit
+from oelm.method.method import PRESETS, rank_within
+from oelm.models.gpt import GPT, build_gpt
+from oelm.models.shape import GPTConfig, MethodWork, _learnt_on_top, method_work, step_work, weight_counts
 from oelm.train.loss import mean_cross_entropy
 
 CONFIG = GPTConfig(vocab_size=211, seq_len=32, model_dim=48, num_layers=2, num_heads=3, ff_dim=96, dropout=0.0)
@@ -144,6 +144,25 @@ def test_skipped_products_are_the_products_of_q_and_k_that_torch_counts() -> Non
     assert saved == 2 * (others(CONFIG) - others(narrow)) == 6 * 4 * CONFIG.seq_len * size
 
 
+@pytest.mark.parametrize("config", [CONFIG, THIN, CONFIG.model_copy(update={"short_conv": 3})], ids=["whole", "thin", "conv"])
+@pytest.mark.parametrize("name", PRESETS)
+def test_weights_are_counted_as_the_audit_counts_them(config: GPTConfig, name: str) -> None:
+    method, depth = PRESETS[name], config.num_layers
+    with torch.device("meta"):
+        model = GPT(config)
+    freeze(model, method, seed=0)
+    found = audit(model)
+    layers = [layer for layer in range(depth) if method.selects(layer, depth)]
+    learning = [layer for layer in layers if method.learns_in(layer, depth)]
+    counted = weight_counts(config, method, layers=layers, learn_layers=learning)
+    assert (counted.total, counted.trainable, counted.frozen, counted.selected) == (
+        found.total,
+        found.trainable,
+        found.frozen,
+        found.selected,
+    )
+
+
 @pytest.mark.parametrize("config", [CONFIG, THIN, LAPTOP, WIDE], ids=["whole", "thin", "laptop", "512"])
 @pytest.mark.parametrize("share", [0.125, 0.25, 0.3])
 def test_a_corrections_rank_is_the_methods_own(config: GPTConfig, share: float) -> None:
@@ -159,5 +178,5 @@ def test_a_method_and_its_plain_data_have_one_bound() -> None:
 
 
 def test_the_bound_needs_no_torch() -> None:
-    program = "import sys, oelm.models.flops; assert 'torch' not in sys.modules"
+    program = "import sys, oelm.models.shape; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -190,7 +190,13 @@ def sweep(
     """Try the same grid on every arm (experiments and their baselines), and mark the best of each by validation."""
     refuse_worker("sweep")
     if like is not None:
-        given = {"--grid": grid, "--seeds": seeds, "--set": what.overrides, "--from": what.folder, "--model": what.model}
+        given: dict[str, Any] = {
+            "--grid": grid,
+            "--seeds": seeds,
+            "--set": what.overrides,
+            "--from": what.folder,
+            "--model": what.model,
+        }
         given |= {"--gpus": queueing.gpus, "--jobs": queueing.jobs, "--retry": queueing.retry}
         _refuse_beside_like(like, given | {"--no-preflight": queueing.no_preflight})
         _take_over(what, like, dry_run=queueing.dry_run)

@@ -148,10 +148,10 @@ def _print_projection(name: str, gpus: str, budget: str, price: float, overrides
     headings = ("experiment", "runs", "each alone", f"each on {count}", "memory", "summed a step")
     print_table(headings, cells, left=("experiment",))
     alone, queued, spread = sum(p.alone_s for p in found), queue_s(found, count), sum(p.spread_s for p in found)
-    one, all_of_them = (f"{seconds / 3600 * price:,.0f}" for seconds in (alone, spread * count))
+    cost, cost_of_all = (f"{seconds / 3600 * price:,.0f}" for seconds in (alone, spread * count))
     say(
-        f"\n{counted(len(found), 'run')} at {budget}: {roughly(alone)} on 1 {gpu.name} (cost {one}); "
-        f"{roughly(queued)} on {count}, a run each ({one}); {roughly(spread)} on {count}, each run on all ({all_of_them})"
+        f"\n{counted(len(found), 'run')} at {budget}: {roughly(alone)} on 1 {gpu.name} (cost {cost}); "
+        f"{roughly(queued)} on {count}, a run each ({cost}); {roughly(spread)} on {count}, each run on all ({cost_of_all})"
     )
     unknown = f"; {len(runs) - len(found)} runs of models not known here are left out" if len(found) < len(runs) else ""
     say(

@@ -190,7 +190,7 @@ def sweep(
     """Try the same grid on every arm (experiments and their baselines), and mark the best of each by validation."""
     refuse_worker("sweep")
     if like is not None:
-        given: dict[str, object] = {
+        given: dict[str, Any] = {
             "--grid": grid,
             "--seeds": seeds,
             "--set": what.overrides,

@@ -2,9 +2,9 @@
 
 python benchmarks/classifier.py --record
 
-The earlier study reported a step that takes 57% less time with Q and K frozen. This measures what freezing saves, next to what
-arithmetic allows, and what padding alone saves where one run pads every example to 128 tokens and the other to the longest of
-its batch.
+The earlier study reported a step that takes 57% less time with Q and K frozen. This measures what freezing saves, next to the
+arithmetic bound, and what padding alone saves: one run pads every example to 128 tokens, the other to the longest of its
+batch.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from record import build_record, finish, parse_speed_options
+from record import build_arm, build_record, finish, parse_speed_options
 
 from oelm.bench.ab import against, interleave
-from oelm.bench.compare import bound, model_size, training_step
+from oelm.bench.compare import bound, training_step
 from oelm.bench.shapes import classifier_config
-from oelm.bench.speed import ArmFigures, SpeedRecord, ratio_fields
+from oelm.bench.speed import SpeedRecord
 from oelm.train.config import FinetuneConfig
 
 ROUNDS = 12
@@ -56,35 +56,22 @@ def measure(configs: dict[str, FinetuneConfig], *, rounds: int, shape: str) -> S
         contenders[kind] = training_step(baseline, lengths=drawn)
         bounds[kind] = 1 / statistics.fmean(1 / bound(baseline, padded(baseline, max(lengths))) for lengths in drawn)
     timed = against("baseline", interleave(contenders, rounds=rounds))
-    arms = []
-    for name, found in timed.items():
-        stored, trainable, _ = model_size(configs.get(name, baseline))
-        arms.append(
-            ArmFigures(
-                name=name,
-                median_s=found.median_s,
-                ratio=ratio_fields(found.ratio),
-                bound=bounds[name],
-                stored=stored,
-                trainable=trainable,
-            )
-        )
+    arms = [build_arm(name, found, configs.get(name, baseline), bound=bounds[name]) for name, found in timed.items()]
     return build_record("classifier", shape, baseline, rounds=rounds, arms=arms)
 
 
 def show(record: SpeedRecord) -> None:
     titles = {kind: f"baseline, {kind}, padded to the longest of a batch" for kind in LENGTHS}
     for arm in record.arms:
-        ratio = f"{arm.ratio.value:.3f}x [{arm.ratio.low:.3f}, {arm.ratio.high:.3f}]"
         less = f"{100 * (1 - 1 / arm.ratio.value):+.1f}% of the time saved"
         name = titles.get(arm.name, arm.name)
-        print(f"  {name:54} {1000 * arm.median_s:10.1f} ms   {ratio:24} bound {arm.bound:.3f}x   {less}")
+        print(f"  {name:54} {1000 * arm.median_s:10.1f} ms   {arm.ratio!s:24} bound {arm.bound:.3f}x   {less}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, help=f"how often the contenders take turns; default {ROUNDS}")
-    parser.add_argument("--out", type=Path, help="keep the figures there, whatever was measured")
+    parser.add_argument("--out", type=Path, help="keep the figures in this folder")
     options = parse_speed_options(parser, measured=[], arguments=arguments)
     configs = {name: classifier_config(name) for name in ("baseline", FROZEN)}
     if options.quick:

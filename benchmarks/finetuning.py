@@ -83,7 +83,7 @@ def our_seconds(examples: ExampleSet, built: Any, *, first: int, steps: int) -> 
 
 
 class Stopwatch(TrainerCallback):
-    """Times from the end of one step to the end of the next, the loading of data included."""
+    """Times from the end of one step to the end of the next, data loading included."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []

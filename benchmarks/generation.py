@@ -10,7 +10,7 @@ from record import add_speed_options, build_record, chosen_shapes, finish, parse
 
 from oelm.bench.greedy import compare_generation
 from oelm.bench.shapes import shape_config
-from oelm.bench.speed import ArmFigures, SpeedRecord, ratio_fields
+from oelm.bench.speed import ArmFigures, SpeedRecord
 
 METHODS = ("oelm_axes", "oelm_axes_lowrank", "oelm_axes_q")
 ROUNDS = {"laptop": 20, "512": 12, "medium": 8, "tiny": 2}
@@ -24,8 +24,8 @@ def measure(shape: str, methods: Sequence[str], *, rounds: int, num_tokens: int)
             name=writer.name,
             median_s=num_tokens / writer.tokens_per_s,
             tokens_per_s=writer.tokens_per_s,
-            ratio=ratio_fields(writer.ratio),
-            against_transformers=None if writer.against_transformers is None else ratio_fields(writer.against_transformers),
+            ratio=writer.ratio,
+            against_transformers=writer.against_transformers,
         )
         for writer in compare_generation(named, rounds=rounds, num_tokens=num_tokens, has_transformers=True)
     ]
@@ -34,12 +34,9 @@ def measure(shape: str, methods: Sequence[str], *, rounds: int, num_tokens: int)
 
 def show(record: SpeedRecord) -> None:
     for arm in record.arms:
-        ratio, theirs = arm.ratio, arm.against_transformers
-        against = "" if theirs is None else f"   {theirs.value:.3f}x [{theirs.low:.3f}, {theirs.high:.3f}] as transformers"
-        print(
-            f"  {arm.name:18} {arm.tokens_per_s:8.0f} tokens/s   "
-            f"{ratio.value:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}] as baseline{against}"
-        )
+        theirs = arm.against_transformers
+        against = "" if theirs is None else f"   {theirs} as transformers"
+        print(f"  {arm.name:18} {arm.tokens_per_s:8.0f} tokens/s   {arm.ratio} as baseline{against}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

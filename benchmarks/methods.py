@@ -9,12 +9,12 @@ import argparse
 from collections.abc import Sequence
 
 import torch
-from record import add_speed_options, build_record, chosen_shapes, finish, parse_speed_options
+from record import add_speed_options, build_arm, build_record, chosen_shapes, finish, parse_speed_options
 
 from oelm.bench.ab import against, interleave
-from oelm.bench.compare import bound, model_size, training_step
+from oelm.bench.compare import bound, training_step
 from oelm.bench.shapes import THIN, shape_config
-from oelm.bench.speed import ArmFigures, SpeedRecord, ratio_fields
+from oelm.bench.speed import SpeedRecord
 
 METHODS = ("oelm_freeze", "oelm_axes", "oelm_axes_lowrank", "oelm_axes_q", THIN)
 # A step of Medium-512 takes about ten seconds on two cores.
@@ -25,27 +25,14 @@ def measure(shape: str, methods: Sequence[str], *, rounds: int) -> SpeedRecord:
     """Time the methods and the baseline in turn at a shape."""
     configs = {name: shape_config(shape, name) for name in ("baseline", *methods)}
     timed = against("baseline", interleave({name: training_step(config) for name, config in configs.items()}, rounds=rounds))
-    arms = []
-    for name, config in configs.items():
-        stored, trainable, _ = model_size(config)
-        arms.append(
-            ArmFigures(
-                name=name,
-                median_s=timed[name].median_s,
-                ratio=ratio_fields(timed[name].ratio),
-                bound=bound(configs["baseline"], config),
-                stored=stored,
-                trainable=trainable,
-            )
-        )
+    arms = [build_arm(name, timed[name], config, bound=bound(configs["baseline"], config)) for name, config in configs.items()]
     return build_record("methods", shape, configs["baseline"], rounds=rounds, arms=arms)
 
 
 def show(record: SpeedRecord) -> None:
     for arm in record.arms:
-        ratio = f"{arm.ratio.value:.3f}x [{arm.ratio.low:.3f}, {arm.ratio.high:.3f}]"
         counts = f"{arm.stored:>11,} stored, {arm.trainable:>11,} trainable"
-        print(f"  {arm.name:18} {1000 * arm.median_s:10.1f} ms   {ratio:24} bound {arm.bound:.3f}x   {counts}")
+        print(f"  {arm.name:18} {1000 * arm.median_s:10.1f} ms   {arm.ratio!s:24} bound {arm.bound:.3f}x   {counts}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,6 +1,6 @@
-"""A plain PyTorch GPT, as one writes it today: one product for Q, K and V, SDPA, tied head, ordinary cross-entropy.
+"""A plain PyTorch GPT of today: one product for Q, K and V, SDPA, tied head, ordinary cross-entropy.
 
-It shares no code with `oelm`, so that a ratio against it says what our engine is worth. B batch  T tokens  D model_dim
+It shares no code with `oelm`, so that a ratio against it measures our engine. B batch  T tokens  D model_dim
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _worker: tiktoken.Encoding
 
 
 def gpt2_encoding(tokenizer_json: str) -> tiktoken.Encoding:
-    """Return tiktoken's GPT-2 as a plain script would have it from the network."""
+    """Return tiktoken's GPT-2 encoding, which a plain script would download."""
     vocab: dict[str, int] = json.loads(Path(tokenizer_json).read_text())["model"]["vocab"]
     as_byte = {character: byte for byte, character in byte_characters().items()}
     ranks = {bytes(as_byte[c] for c in word): rank for word, rank in vocab.items() if word != END_OF_TEXT}
@@ -47,7 +47,7 @@ def encode_one(line: str) -> list[int]:
 
 
 def plain_script(source: Path, tokenizer_json: Path, target: Path) -> None:
-    """What one writes in ten lines: a pool of two, a document at a time, ids to one file."""
+    """The ten-line version: a pool of two, one document at a time, ids to one file."""
     with (
         multiprocessing.Pool(2, start_worker, (str(tokenizer_json),)) as pool,
         source.open() as lines,
@@ -63,7 +63,7 @@ def ours(source: Path, tokenizer_json: Path, target: Path) -> None:
 
 
 def peak_of(source: Path, tokenizer_json: Path, target: Path) -> int:
-    """Return the peak memory in bytes of a process of its own that prepares one file."""
+    """Return the peak memory in bytes of a separate process that prepares one file."""
     argv = [sys.executable, __file__, "--one", str(source), str(tokenizer_json), str(target)]
     return int(subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()[-1])
 
@@ -72,7 +72,7 @@ def write_documents(path: Path, *, copies: int) -> int:
     texts = list(documents(stdlib_corpus()))
     with path.open("w", encoding="utf-8") as file:
         for copy in range(copies):
-            # Each copy begins otherwise, or the split by the hash of the text would see the same documents again.
+            # Each copy begins differently, so that the split by the hash of the text sees other documents.
             file.writelines(json.dumps({"text": f"# {copy}\n{text}"}) + "\n" for text in texts)
     return path.stat().st_size
 
@@ -80,8 +80,8 @@ def write_documents(path: Path, *, copies: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    measured = [parser.add_argument("--copies", type=int, default=16, help="how often the standard library's text is taken")]
-    parser.add_argument("--tokenizer", type=Path, help="a folder with GPT-2's files, where they are not cached yet")
+    measured = [parser.add_argument("--copies", type=int, default=16, help="copies of the standard library's text")]
+    parser.add_argument("--tokenizer", type=Path, help="a folder with GPT-2's files, unless they are cached")
     parser.add_argument("--one", nargs=3, type=Path, help=argparse.SUPPRESS)
     options = parse_options(parser, measured=measured)
     if options.one:
@@ -90,7 +90,7 @@ def main() -> None:
         return
     tokenizer = folder_tokenizer(options.tokenizer) if options.tokenizer else find_gpt2()
     if options.record and not is_gpt2(tokenizer):
-        parser.error(f"--record keeps the figures of GPT-2's vocabulary, and {options.tokenizer} holds another")
+        parser.error(f"--record keeps the figures of GPT-2's vocabulary; {options.tokenizer} holds another")
     with tempfile.TemporaryDirectory() as name:
         compare(Path(name), tokenizer.to_str(), options)
 

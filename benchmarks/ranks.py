@@ -1,7 +1,7 @@
 """Medium-512 training steps, batch 8 x 512: two processes of one thread each against one process of two threads.
 
-Interleaved: all processes are there from the first to the last, and take turns at whole steps of the product's own path,
-the sum of gradients by gloo included. A ratio with its 95% interval, and the bytes summed a step with and without freezing.
+Interleaved: all processes start first and then take turns at complete training steps, including the sum of gradients by
+gloo. Prints a ratio with its 95% interval, and the bytes summed per step with and without freezing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from oelm.train.config import RunConfig, parse_config, with_overrides
 from oelm.train.dist import joined
 from oelm.train.preflight import parameter_counts
 
-# Of either contender, all of its processes together.
+# Of each contender, over all its processes.
 THREADS = 2
 SMALL = {"model.seq_len": 32, "model.model_dim": 32, "model.num_layers": 2, "model.num_heads": 2, "model.ff_dim": 64}
 
@@ -35,7 +35,7 @@ def config_of(method: str, *, small: bool) -> RunConfig:
 
 
 def work(method: str, *, small: bool) -> None:
-    """Be one process: a step for every line that is read, its bytes for an answer."""
+    """Run one process: take a step for every input line, and print its bytes."""
     with joined("cpu") as world:
         step = training_step(config_of(method, small=small), world=world)
         print("ready", flush=True)
@@ -47,7 +47,7 @@ def work(method: str, *, small: bool) -> None:
 
 @contextlib.contextmanager
 def contender(method: str, processes: int, *, threads: int, small: bool) -> Iterator[Callable[[], int]]:
-    """Start a contender's processes; yield what makes all of them take a step and returns the bytes they summed."""
+    """Start a contender's processes; yield a function that lets all take a step and returns the bytes they summed."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     measured = [
         parser.add_argument("--method", default="oelm_freeze"),
-        parser.add_argument("--small", action="store_true", help="a toy shape, to see that the benchmark itself works"),
+        parser.add_argument("--small", action="store_true", help="a toy shape: a smoke test of the benchmark"),
     ]
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parse_options(parser, measured=measured)

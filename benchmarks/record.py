@@ -1,9 +1,8 @@
-"""The figures of the benchmarks, kept under results/bench: what the table of the README is made from.
+"""The figures of the benchmarks, kept under results/bench, and the README's table of them.
 
     python benchmarks/record.py [--lang zh]      # print that table
 
-A benchmark keeps its figures when it is run with `--record`, as `make bench` does: of what the table says was measured, and
-of nothing else.
+A benchmark keeps its figures when it runs with `--record`, as `make bench` does, and only at the settings of the table.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oelm.bench.ab import Timed, inverse
 from oelm.bench.record import TimedShape
 from oelm.bench.speed import ArmFigures, Conditions, SpeedRecord, TimeSplit, read_speed, write_speed
 from oelm.intervals import Ratio
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from oelm.bench.compare import BenchConfig
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench"
-# Beside the figures of a benchmark: under which circumstances they came about.
+# The key of a benchmark's settings, next to its figures.
 CONDITIONS = "conditions"
 
-# Every row of the table: what was compared, and what came of it, from the figures of one benchmark.
+# Rows of the table: what was compared, and the result, from the figures of one benchmark.
 ROWS: dict[str, list[tuple[str, str]]] = {
     "en": [
         ("`make bench`, Medium-512 (44.9M parameters, batch 8 x 512), {cores} CPU cores, interleaved", "ratio [95%]"),
@@ -88,46 +88,54 @@ def parse_options(
 ) -> argparse.Namespace:
     """Read a benchmark's options, `--record` among them.
 
-    That is refused beside any of the options in `measured`, which decide what is measured: the table has one name for it.
+    It is refused together with any of the options in `measured`, which change what is measured.
     """
     parser.add_argument("--record", action="store_true", help="keep the figures under results/bench")
     options = parser.parse_args(arguments)
     changed = [action.option_strings[0] for action in measured if getattr(options, action.dest) != action.default]
     if options.record and changed:
-        parser.error(f"--record keeps the figures of the table; with {', '.join(changed)} those of something else are measured")
+        parser.error(f"--record keeps the figures of the table; {', '.join(changed)} would measure something else")
     return options
 
 
 def add_speed_options(parser: argparse.ArgumentParser) -> None:
-    """Add what every benchmark of speed takes."""
+    """Add the options of every benchmark of speed."""
     published = ("laptop", "512", "medium")
     parser.add_argument("--shape", action="append", choices=published, help="may be repeated; default all three")
     parser.add_argument("--rounds", type=int, help="how often the contenders take turns; default by shape")
-    parser.add_argument("--out", type=Path, help="keep the figures there, whatever was measured")
+    parser.add_argument("--out", type=Path, help="keep the figures in this folder")
 
 
 def parse_speed_options(
     parser: argparse.ArgumentParser, *, measured: Sequence[argparse.Action], arguments: Sequence[str] | None
 ) -> argparse.Namespace:
-    """Read the options of a benchmark of speed; under results/bench only what `make bench` measures is kept."""
-    quick = parser.add_argument("--quick", action="store_true", help="a toy shape, to see that the benchmark itself works")
+    """Read the options of a benchmark of speed."""
+    quick = parser.add_argument("--quick", action="store_true", help="a toy shape: a smoke test of the benchmark")
     options = parse_options(parser, measured=[*measured, quick], arguments=arguments)
     if options.rounds is not None and options.rounds < 2:
-        parser.error(f"--rounds {options.rounds}: an interval needs two at least")
+        parser.error(f"--rounds {options.rounds}: an interval needs at least two")
     return options
 
 
 def chosen_shapes(options: argparse.Namespace, rounds: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield the shapes that were asked for, each with its rounds; an unknown one is refused when it is built."""
+    """Yield the requested shapes, each with its rounds."""
     published = [shape for shape in rounds if shape != "tiny"]
     for shape in ["tiny"] if options.quick else options.shape or published:
         yield shape, options.rounds or rounds.get(shape, 2)
 
 
+def build_arm(name: str, timed: Timed, config: BenchConfig, *, bound: float) -> ArmFigures:
+    """Return the figures of one arm with its bound and the size of its model."""
+    from oelm.bench.compare import model_size
+
+    stored, trainable, _ = model_size(config)
+    return ArmFigures(name=name, median_s=timed.median_s, ratio=timed.ratio, bound=bound, stored=stored, trainable=trainable)
+
+
 def build_record(
     part: str, shape: str, config: BenchConfig, *, rounds: int, arms: Sequence[ArmFigures] = (), split: TimeSplit | None = None
 ) -> SpeedRecord:
-    """Return what a benchmark of speed measured, with what it was measured on."""
+    """Return the record of a benchmark of speed, with its conditions."""
     import torch
 
     from oelm.bench.compare import timed_shape
@@ -145,7 +153,7 @@ def build_record(
 
 
 def finish(record: SpeedRecord, options: argparse.Namespace, show: Callable[[SpeedRecord], None]) -> None:
-    """Show a record, and keep it where that was asked for."""
+    """Show a record, and keep it if requested."""
     show(record)
     if options.out is not None or options.record:
         folder = options.out or RESULTS
@@ -154,7 +162,7 @@ def finish(record: SpeedRecord, options: argparse.Namespace, show: Callable[[Spe
 
 
 def keep(benchmark: str, figures: Mapping[str, Ratio | float], *, rounds: int, threads: int) -> None:
-    """Write a benchmark's figures, instead of those it had, with how often and on what they were measured."""
+    """Write a benchmark's figures with their conditions, in place of the earlier ones."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     plain: dict[str, Any] = {name: asdict(figure) if isinstance(figure, Ratio) else figure for name, figure in figures.items()}
     plain[CONDITIONS] = {
@@ -167,7 +175,7 @@ def keep(benchmark: str, figures: Mapping[str, Ratio | float], *, rounds: int, t
 
 
 def table(folder: Path, language: str) -> str:
-    """Return the table as Markdown, in one of the README's languages; SystemExit says what to run where a figure is missing."""
+    """Return the table as Markdown, in one of the README's languages; SystemExit where a figure is missing."""
     figures: dict[str, Any] = {}
     cores: dict[int, str] = {}
     for name, kept in _kept(folder).items():
@@ -186,7 +194,7 @@ def table(folder: Path, language: str) -> str:
 
 
 def _kept(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the figures of every benchmark in the table: those of speed from their records, or as they were kept before."""
+    """Return the figures of every benchmark in the table, from their files or, for speed, their records."""
     paths = {name: folder / f"{name}.json" for name in ("finetuning", "generation", "preparation", "ranks", "step")}
     kept = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
     return kept | _speed_figures(folder)
@@ -200,16 +208,16 @@ def _speed_figures(folder: Path) -> dict[str, dict[str, Any]]:
     )
     if plain and dropped and methods:
         (frozen,) = [arm for arm in methods.arms if arm.name == "oelm_freeze"]
-        found["step"] = {"frozen_0.0": frozen.ratio.model_dump(), "bound": frozen.bound}
+        found["step"] = {"frozen_0.0": asdict(frozen.ratio), "bound": frozen.bound}
         for name, record in (("0.0", plain), ("0.1", dropped)):
             ours, theirs = record.arms[:2]
-            found["step"][f"ours_{name}"] = theirs.ratio.inverse().model_dump()
+            found["step"][f"ours_{name}"] = asdict(inverse(theirs.ratio))
             if ours.peak_bytes and theirs.peak_bytes:
                 found["step"][f"memory_{name}"] = ours.peak_bytes / theirs.peak_bytes
         found["step"][CONDITIONS] = plain.conditions.model_dump()
     written = read_speed(folder, "generation", "medium")
     if written and (against := written.arms[0].against_transformers):
-        found["generation"] = {"Medium-512": against.model_dump(), CONDITIONS: written.conditions.model_dump()}
+        found["generation"] = {"Medium-512": asdict(against), CONDITIONS: written.conditions.model_dump()}
     return found
 
 

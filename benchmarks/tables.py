@@ -1,4 +1,4 @@
-"""Tables of speed, from the records that `make bench` keeps under results/bench; what docs/speed.md shows.
+"""The tables of docs/speed.md, from the records that `make bench` keeps under results/bench.
 
 python benchmarks/tables.py methods [--lang zh]
 """
@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from oelm.bench.ab import inverse
 from oelm.bench.record import TimedShape
-from oelm.bench.speed import ArmFigures, RatioFields, SpeedRecord, read_speed
+from oelm.bench.speed import ArmFigures, SpeedRecord, read_speed
+from oelm.intervals import Ratio
 from oelm.models.flops import method_work
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench"
@@ -102,8 +104,8 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def ratio_text(ratio: RatioFields, words: Words) -> str:
-    return words["ratio"].format(**ratio.model_dump())
+def ratio_text(ratio: Ratio, words: Words) -> str:
+    return words["ratio"].format(**vars(ratio))
 
 
 def shape_label(shape: str, model: TimedShape, words: Words) -> str:
@@ -111,7 +113,7 @@ def shape_label(shape: str, model: TimedShape, words: Words) -> str:
 
 
 def machine(records: Records, words: Words) -> str:
-    """Return what all records were measured on; SystemExit where it differs, because they make no table."""
+    """Return the common conditions of all records; SystemExit where they differ."""
     found = {record.conditions for record in records.values()}
     if len(found) > 1:
         raise SystemExit(f"measured under different conditions: {sorted(map(str, found))}; measure all with: make bench")
@@ -136,7 +138,7 @@ def step_table(records: Records, words: Words, folder: Path) -> str:
     head = [machine(records, words), *(words[name] for name in ("transformers", "plain", "limit", "rounds"))]
     rows = []
     for shape, record in records.items():
-        theirs = [arm.ratio.inverse() if (arm := record.arm(name)) else None for name in ("transformers", "plain")]
+        theirs = [inverse(arm.ratio) if (arm := record.arm(name)) else None for name in ("transformers", "plain")]
         split = timed.split if (timed := read_speed(folder, "time", shape)) else None
         limit = f"{split.limit_share:.0%}" if split else ""
         texts = ["" if ratio is None else ratio_text(ratio, words) for ratio in theirs]
@@ -188,7 +190,7 @@ def generation_table(records: Records, words: Words, folder: Path) -> str:
 
 
 def bounds_table(words: Words) -> str:
-    """Return what arithmetic allows, of the shapes alone."""
+    """Return the arithmetic bounds, which need no measurement."""
     from oelm.bench.shapes import THIN, shape_config
 
     rows: dict[str, list[str]] = {name: [] for name in (*BOUNDED, THIN)}
@@ -203,7 +205,7 @@ def bounds_table(words: Words) -> str:
 
 
 def classifier_table(records: Records, words: Words, folder: Path) -> str:
-    """Freezing and padding at the classifier's shape, each against the baseline whose examples are all padded to one length."""
+    """Return freezing and padding at the classifier's shape, against the baseline with all examples padded to one length."""
     (record,) = records.values()
     sizes = {"batch": record.model.batch_size, "length": record.model.seq_len}
     title = words["classifier"].format(**sizes, machine=machine(records, words))
@@ -220,7 +222,7 @@ def classifier_table(records: Records, words: Words, folder: Path) -> str:
     return markdown([title, words["step"], words["of baseline"], words["saved"], words["allows"]], rows)
 
 
-# By name: the part whose records it shows, and how.
+# By name: the part whose records it shows, and the function that makes it.
 TABLES: dict[str, tuple[str, Callable[[Records, Words, Path], str]]] = {
     "time": ("time", time_table),
     "step": ("step", step_table),
@@ -232,7 +234,7 @@ TABLES: dict[str, tuple[str, Callable[[Records, Words, Path], str]]] = {
 
 
 def table(name: str, folder: Path, language: str) -> str:
-    """Return a table as Markdown, or what to run where nothing of it was measured."""
+    """Return a table as Markdown, or the command to run where nothing was measured."""
     words = WORDS[language]
     if name == "bounds":
         return bounds_table(words)

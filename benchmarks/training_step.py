@@ -18,11 +18,11 @@ import torch
 from plain_gpt import PlainGPT
 from record import add_speed_options, build_record, chosen_shapes, finish, parse_speed_options
 
-from oelm.bench.ab import against, interleave
+from oelm.bench.ab import against, interleave, inverse
 from oelm.bench.compare import training_step
 from oelm.bench.peak import PeakMeter
 from oelm.bench.shapes import shape_config
-from oelm.bench.speed import ArmFigures, SpeedRecord, ratio_fields
+from oelm.bench.speed import ArmFigures, SpeedRecord
 from oelm.train.config import RunConfig
 
 CONTENDERS = ("baseline", "transformers", "plain")
@@ -39,7 +39,7 @@ def fixed_windows(config: RunConfig) -> torch.Tensor:
 
 
 def updater(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], None]:
-    """Return a whole training step of somebody else's model: loss, gradients, clipping, fused AdamW."""
+    """Return a complete training step of another implementation: loss, gradients, clipping, fused AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.01, fused=True)
 
     def step() -> None:
@@ -82,7 +82,7 @@ def transformers(config: RunConfig) -> Callable[[], None]:
     )
     model.train()
     tokens = fixed_windows(config)[:, :-1].contiguous()
-    # Their loss shifts inside, so one prediction a window is not made; labels are what a user would pass.
+    # Their loss shifts the labels itself, so each window has one prediction less; this is what a user would pass.
     return updater(model, lambda: model(tokens, labels=tokens).loss)
 
 
@@ -93,7 +93,7 @@ def build(name: str, config: RunConfig) -> Callable[[], None]:
 
 
 def peak_growth(name: str, shape: str, dropout: float) -> int:
-    """Return by how many bytes a contender's peak memory grows over two steps, in a process of its own."""
+    """Return by how many bytes a contender's peak memory grows over two steps, in a separate process."""
     arguments = [sys.executable, __file__, "--memory-of", name, "--shape", shape, "--dropout", str(dropout)]
     return int(json.loads(subprocess.run(arguments, check=True, capture_output=True, text=True).stdout)["bytes"])
 
@@ -109,13 +109,13 @@ def measure_memory(name: str, config: RunConfig) -> None:
 
 
 def measure(shape: str, *, rounds: int, dropout: float, has_memory: bool) -> SpeedRecord:
-    """Time the contenders at a shape; with dropout only `transformers`, whose attention has it, too."""
+    """Time the contenders at a shape; with dropout without the plain one."""
     config = shape_config(shape, "baseline", dropout=dropout)
     names = CONTENDERS[:2] if dropout else CONTENDERS
     timed = against("baseline", interleave({name: build(name, config) for name in names}, rounds=rounds))
     memory = {name: peak_growth(name, shape, dropout) for name in MEMORY_OF} if has_memory else {}
     arms = [
-        ArmFigures(name=name, median_s=timed[name].median_s, ratio=ratio_fields(timed[name].ratio), peak_bytes=memory.get(name))
+        ArmFigures(name=name, median_s=timed[name].median_s, ratio=timed[name].ratio, peak_bytes=memory.get(name))
         for name in names
     ]
     return build_record("step", f"{shape}-dropout" if dropout else shape, config, rounds=rounds, arms=arms)
@@ -127,8 +127,7 @@ def show(record: SpeedRecord) -> None:
         memory = "" if arm.peak_bytes is None else f"   peak memory {arm.peak_bytes / 2**20:8.0f} MiB"
         print(f"  {arm.name:13} {1000 * arm.median_s:10.1f} ms a step (median){memory}")
     for arm in record.arms[1:]:
-        ratio = arm.ratio.inverse()
-        print(f"  {ours.name} is {ratio.value:.3f}x [{ratio.low:.3f}, {ratio.high:.3f}] as fast as {arm.name}")
+        print(f"  {ours.name} is {inverse(arm.ratio)} as fast as {arm.name}")
 
 
 def help_time() -> None:
@@ -145,7 +144,7 @@ def _seconds(command: list[str]) -> float:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_speed_options(parser)
-    dropout = parser.add_argument("--dropout", type=float, help="this one instead of 0, and at medium 0.1 as well")
+    dropout = parser.add_argument("--dropout", type=float, help="only this rate; default 0, and at medium 0.1 as well")
     parser.add_argument("--memory-of", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parse_speed_options(parser, measured=[dropout], arguments=arguments)
     if options.memory_of:

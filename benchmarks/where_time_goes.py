@@ -1,7 +1,7 @@
-"""Where the time of the baseline's training step goes, and which share of the machine's own GEMM speed the step reaches.
+"""How the time of the baseline's training step splits, and the step's share of the machine's own GEMM speed.
 
 The GEMM speed is measured at the step's own matrix sizes, each product alone and at its best. The split comes from torch's
-profiler, the step's time from steps without it.
+profiler, the step's time from steps outside of it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import torch
 from record import add_speed_options, build_record, chosen_shapes, finish, parse_speed_options
@@ -18,10 +17,10 @@ from oelm.bench.ab import interleave
 from oelm.bench.compare import training_step
 from oelm.bench.profile import gemm_speed, split_time
 from oelm.bench.shapes import shape_config
-from oelm.bench.speed import ProductFigures, SpeedRecord, TimeSplit
+from oelm.bench.speed import SpeedRecord, TimeSplit
 from oelm.models.flops import step_work
 
-# Steps that are timed; half as many are profiled.
+# Timed steps; half as many are profiled.
 ROUNDS = {"laptop": 40, "512": 6, "medium": 4, "tiny": 2}
 GEMM_SECONDS = 10.0
 
@@ -38,7 +37,7 @@ def measure(shape: str, *, rounds: int, gemm_seconds: float) -> SpeedRecord:
         operations=step_work(config.model, batch_size=config.batch_size).matmuls,
         gemm_gflops=sum(product.operations for product in products) / alone_s / 1e9,
         shares=split_time(step, steps=max(1, rounds // 2)),
-        products=tuple(ProductFigures(**asdict(product)) for product in products),
+        products=tuple(products),
     )
     return build_record("time", shape, config, rounds=rounds, split=split)
 

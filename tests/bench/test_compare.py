@@ -26,16 +26,16 @@ from tests.conftest import tiny_config
 
 
 def side(name: str) -> Side:
-    return Side(name, "arm", 1.0, 1, 1, 1, 1, 1, 1)
+    return Side(name, "arm", 1.0, 1, 1, 1, 1)
 
 
 @pytest.mark.parametrize(
     ("low", "high", "words"),
     [
-        (0.90, 1.10, "too noisy to tell"),
+        (0.90, 1.10, "too noisy to compare"),
         (1.01, 1.02, "B arm is faster than A arm, by 1.0% to 2.0%"),
         (0.95, 0.99, "B arm is slower than A arm, by 1.0% to 5.0%"),
-        (0.99, 1.01, "No difference between B arm and A arm shows"),
+        (0.99, 1.01, "No measurable difference between B arm and A arm"),
     ],
 )
 def test_sentence_follows_the_interval(low: float, high: float, words: str) -> None:
@@ -110,7 +110,7 @@ def test_classifiers_are_compared_and_their_sizes_are_those_of_the_model() -> No
 
 def test_where_arithmetic_expects_no_difference_none_that_shows_is_no_noise() -> None:
     comparison = Comparison(side("A"), side("B"), Ratio(1.0, 0.98, 1.02, 5), bound=0.9996)
-    assert verdict(comparison).startswith("No difference between B arm and A arm shows: between 0.980x and 1.020x")
+    assert verdict(comparison).startswith("No measurable difference between B arm and A arm: between 0.980x and 1.020x")
 
 
 LEARNT: list[dict[str, Any]] = [

@@ -34,7 +34,7 @@ def test_without_transformers_arms_are_compared_alone() -> None:
 def test_a_context_without_room_is_refused() -> None:
     config = shape_config("tiny", "baseline")
     short = config.model_copy(update={"model": config.model.model_copy(update={"seq_len": 4})})
-    with pytest.raises(OelmError, match="a context of 4 tokens leaves no room behind a prompt of 4"):
+    with pytest.raises(OelmError, match="a context of 4 tokens leaves no room after a prompt of 4"):
         compare_generation([("short", short)], rounds=2, num_tokens=3, has_transformers=False)
 
 

@@ -35,7 +35,7 @@ def test_the_classifier_has_the_shape_of_bert_base_and_the_study_s_batch() -> No
     assert stored == 109_484_547 - (512 - 128) * 768 and stored - trainable == 12 * 2 * 769 * 768
     assert (config.batch_size, config.examples.max_length) == (16, 128)
     assert 1.03 < bound(classifier_config("baseline"), config) < 1.06
-    with pytest.raises(ConfigError, match="'thin' is an arm of our GPT, and shape 'bert' is a BERT"):
+    with pytest.raises(ConfigError, match="'thin' needs our GPT, and shape 'bert' is a BERT"):
         classifier_config("thin")
 
 

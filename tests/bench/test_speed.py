@@ -9,23 +9,24 @@ from typing import Any
 
 import pytest
 
+from oelm.bench.ab import inverse
 from oelm.bench.record import TimedShape
 from oelm.bench.shapes import PUBLISHED, shape_config
 from oelm.bench.speed import (
     ArmFigures,
     Conditions,
-    ProductFigures,
-    RatioFields,
+    Product,
     SpeedRecord,
     TimeSplit,
     read_speed,
     write_speed,
 )
 from oelm.errors import DataError
+from oelm.intervals import Ratio
 from oelm.method.method import PRESETS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-RATIO = RatioFields(value=1.25, low=1.2, high=1.3, count=8)
+RATIO = Ratio(value=1.25, low=1.2, high=1.3, count=8)
 CONDITIONS = Conditions(threads=2, cpu_cores=2, cpu_capability="AVX512", torch="2.13.0")
 SHARES = {"products": 0.5, "attention": 0.2, "gelu": 0.1, "norms": 0.05, "head": 0.1, "optimizer": 0.03, "rest": 0.02}
 
@@ -49,7 +50,7 @@ ARMS = {
 
 def record(part: str, shape: str, **changes: Any) -> SpeedRecord:
     config = shape_config(shape.removesuffix("-dropout"), "baseline")
-    product = ProductFigures(name="head, forward", rows=2, columns=3, inner=4, count=5, best_s=1e-6)
+    product = Product(name="head, forward", rows=2, columns=3, inner=4, count=5, best_s=1e-6)
     split = TimeSplit(step_s=0.1, operations=8 * 10**9, gemm_gflops=100.0, shares=SHARES, products=(product,))
     return SpeedRecord(
         part=part,
@@ -83,7 +84,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_ratio_turned_round_has_its_interval_turned_round() -> None:
-    assert RATIO.inverse() == RatioFields(value=0.8, low=1 / 1.3, high=1 / 1.2, count=8)
+    assert inverse(RATIO) == Ratio(value=0.8, low=1 / 1.3, high=1 / 1.2, count=8)
 
 
 def test_the_share_of_the_limit_is_the_steps_speed_over_that_of_products_alone() -> None:

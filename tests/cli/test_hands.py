@@ -161,7 +161,7 @@ def test_doctor_answers_without_the_matrix_test() -> None:
         (("bench", "baseline", "oelm_frezee"), 2, "did you mean 'oelm_freeze'"),
         (("bench", "--rounds", "1"), 2, "--rounds"),
         (("bench", "--shape", "mediun"), 2, "did you mean 'medium'"),
-        (("bench", "thin", "--shape", "bert"), 2, "'thin' is an arm of our GPT"),
+        (("bench", "thin", "--shape", "bert"), 2, "'thin' needs our GPT"),
         (("bench", "--generate", "--shape", "bert"), 2, "is a classifier and writes no text"),
         (("bench", "--shape", "bert", "--set", "model.seq_len=64"), 2, "unknown key 'seq_len'"),
     ],

@@ -1,1 +1,1 @@
-"""Benchmarks: ratios measured side by side, with the arithmetic bound beside them."""
+"""Benchmarks: interleaved ratios with their arithmetic bound."""

@@ -1,4 +1,4 @@
-"""Interleaved comparison: contenders take turns in one process, so that what disturbs one disturbs all."""
+"""Interleaved comparison: contenders take turns in one process, so that a disturbance affects all of them."""
 
 from __future__ import annotations
 
@@ -34,3 +34,8 @@ class Timed:
 def against(reference: str, seconds: Mapping[str, Sequence[float]]) -> dict[str, Timed]:
     """Return every contender of an interleaved timing against one of them."""
     return {name: Timed(statistics.median(values), mean_ratio(seconds[reference], values)) for name, values in seconds.items()}
+
+
+def inverse(ratio: Ratio) -> Ratio:
+    """Return the ratio the other way round: exact, because it is a mean of logarithms."""
+    return Ratio(1 / ratio.value, 1 / ratio.high, 1 / ratio.low, ratio.count)

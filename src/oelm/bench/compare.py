@@ -1,4 +1,4 @@
-"""`oelm bench`: training steps of several configs side by side: time, memory, bytes, and what arithmetic allows."""
+"""`oelm bench`: training steps of several configs compared: time, memory, bytes, and the arithmetic bound."""
 
 from __future__ import annotations
 
@@ -31,34 +31,40 @@ from oelm.train.optim import build_optimizer, muon_parameters
 from oelm.train.step import train_step
 
 BenchConfig = RunConfig | FinetuneConfig
-# Where arithmetic expects less of a difference than this, nobody wants to see one.
+# A smaller expected difference is not worth measuring.
 _ALIKE = 0.005
 
 
 @dataclass(frozen=True)
 class Side:
-    """One contender: its median step, parameters, peak memory, and the bytes that follow from what it trains."""
+    """One contender: its median step, parameters, optimizer state, and peak memory (None: not measured)."""
 
     letter: str
     name: str
     median_s: float
     stored: int
     trainable: int
-    # None where it was not measured.
-    peak_bytes: int | None
     optimizer_bytes: int
-    checkpoint_bytes: int
-    all_reduced_bytes: int
+    peak_bytes: int | None
 
     @property
     def title(self) -> str:
-        """The letter tells two runs of one name apart."""
+        """Name with its letter, because two sides may have the same name."""
         return f"{self.letter} {self.name}"
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return 4 * self.stored + self.optimizer_bytes
+
+    @property
+    def all_reduced_bytes(self) -> int:
+        """DDP sums every gradient once a step, in float32."""
+        return 4 * self.trainable
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two contenders; `ratio` says how many times as fast the second is, `bound` what arithmetic allows at most."""
+    """Two contenders; `ratio` is the second's relative speed, `bound` the most that arithmetic allows."""
 
     first: Side
     second: Side
@@ -69,7 +75,7 @@ class Comparison:
 def compare(
     arms: Sequence[tuple[str, BenchConfig]], *, rounds: int, progress: Callable[[str], None], has_memory: bool = True
 ) -> list[Comparison]:
-    """Measure every config against the first: steps in turn in one process, memory each in a process of its own."""
+    """Measure every config against the first: steps in turn in one process, memory in a separate process each."""
     configs = {letter: config for letter, (_, config) in zip(ascii_uppercase, arms, strict=False)}
     if len(configs) < len(arms):
         raise ConfigError(f"{len(arms)} arms are too many to take turns; give {len(ascii_uppercase)} at most")
@@ -82,30 +88,14 @@ def compare(
         if has_memory:
             progress(f"measuring the memory of {letter} {name}")
             peak = peak_memory(config)
-        sides.append(_side(letter, name, config, timed[letter].median_s, peak))
+        sides.append(Side(letter, name, timed[letter].median_s, *model_size(config), peak))
     return [
         Comparison(sides[0], side, timed[side.letter].ratio, bound(configs["A"], configs[side.letter])) for side in sides[1:]
     ]
 
 
-def _side(letter: str, name: str, config: BenchConfig, median_s: float, peak_bytes: int | None) -> Side:
-    stored, trainable, state = model_size(config)
-    return Side(
-        letter=letter,
-        name=name,
-        median_s=median_s,
-        stored=stored,
-        trainable=trainable,
-        peak_bytes=peak_bytes,
-        optimizer_bytes=state,
-        checkpoint_bytes=4 * stored + state,
-        # DDP sums every gradient once a step, in float32; what is frozen has none.
-        all_reduced_bytes=4 * trainable,
-    )
-
-
 class ModelSize(NamedTuple):
-    """What a config's model keeps in its first step: parameters, those that learn, and bytes of the optimizer's state."""
+    """A config's model in its first step: parameters, trainable ones, and bytes of the optimizer's state."""
 
     stored: int
     trainable: int
@@ -113,7 +103,7 @@ class ModelSize(NamedTuple):
 
 
 def model_size(config: BenchConfig) -> ModelSize:
-    """Count what a config's model keeps. AdamW has two numbers for each that learns, Muon one."""
+    """Count a config's model. AdamW keeps two numbers per trainable parameter, Muon one."""
     with torch.device("meta"):
         model = GPT(config.model) if isinstance(config, RunConfig) else _classifier(config)
     freeze(model, config.method)
@@ -124,7 +114,7 @@ def model_size(config: BenchConfig) -> ModelSize:
 
 
 def timed_shape(config: BenchConfig) -> GPTConfig:
-    """Return the sizes of a config's model and inputs; a fresh classifier is described as if it were a GPT of that size."""
+    """Return the sizes of a config's model and inputs; a fresh classifier is described as a GPT of that size."""
     if isinstance(config, RunConfig):
         return config.model
     sizes = {name: getattr(config.model, name) for name in ("vocab_size", "model_dim", "num_layers", "num_heads", "ff_dim")}
@@ -132,10 +122,10 @@ def timed_shape(config: BenchConfig) -> GPTConfig:
 
 
 def _classifier(config: FinetuneConfig) -> nn.Module:
-    """Return a fresh classifier; its data would say where its padding is and how many labels it has."""
+    """Return a fresh classifier, without the padding and labels that data would give."""
     size, shape = config.model, timed_shape(config)
     if size.source is not None:
-        raise ConfigError(f"model.source = {size.source}: fresh weights are timed; leave it out, and give the sizes by --set")
+        raise ConfigError(f"model.source = {size.source}: fresh weights are timed; remove it, and give the sizes with --set")
     labels = size.num_labels or 2
     sizes = (size.vocab_size, shape.seq_len, size.model_dim, size.num_layers, size.num_heads, size.ff_dim)
     built = ClassifierShape(*sizes, num_labels=labels, pad=0, end=None)
@@ -143,12 +133,12 @@ def _classifier(config: FinetuneConfig) -> nn.Module:
 
 
 def bound(first: BenchConfig, second: BenchConfig) -> float:
-    """Return how many times as fast the second's step is at most, if every operation costs the same."""
+    """Return the second's highest possible relative speed, if every operation costs the same."""
     return _work(first).total / _work(second).total
 
 
 def _work(config: BenchConfig) -> MethodWork:
-    """Return the operations of a config's first step, without those that its method leaves out."""
+    """Return the operations of a config's first step, without those that its method avoids."""
     method, depth = config.method, config.model.num_layers
     rows = ALONE.micro_batch_size(config.batch_size, config.micro_batch_size)
     return method_work(
@@ -165,10 +155,10 @@ def _work(config: BenchConfig) -> MethodWork:
 def training_step(
     config: BenchConfig, *, world: World = ALONE, lengths: Sequence[Sequence[int]] | None = None
 ) -> Callable[[], None]:
-    """Return one whole training step of a config on random tokens, ready to be called again and again.
+    """Return a function that takes one complete training step of a config on random tokens.
 
-    In a world of several processes it is this one's share of the batch, and the sum of gradients. A classifier's examples
-    all have the config's length; with `lengths` each step has the next batch of these, padded to the longest in it.
+    In a world of several processes it computes this one's share of the batch, and the sum of gradients. A classifier's
+    examples have the config's length; with `lengths`, each step has the next batch of these, padded to its longest.
     """
     compute = choose_compute(config.device, config.precision, look())
     model = build_gpt(config.model, seed=config.seed) if isinstance(config, RunConfig) else _classifier(config)
@@ -233,7 +223,7 @@ def _label_loss(forward: nn.Module, tokens: Tensor, batches: Iterator[Sequence[i
 
 
 def peak_memory(config: BenchConfig) -> int:
-    """Return by how many bytes two steps grow a process of their own beyond its imports."""
+    """Return by how many bytes two steps in a separate process grow it beyond its imports."""
     command = [sys.executable, "-m", "oelm.bench.peak"]
     child = subprocess.run(command, input=dump_json(config.as_dict()), capture_output=True, text=True)
     if child.returncode:
@@ -242,19 +232,19 @@ def peak_memory(config: BenchConfig) -> int:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return a sentence that says what the interval means, and when it means nothing."""
+    """Return a sentence about what the interval shows."""
     ratio, most = comparison.ratio, comparison.bound
     allowed = f"arithmetic allows at most {most:.3f}x" if most >= 1 else f"arithmetic expects {most:.3f}x"
     a, b = comparison.first.title, comparison.second.title
     if abs(most - 1) > _ALIKE and ratio.low <= min(1.0, most) and ratio.high >= max(1.0, most):
         return (
-            f"This machine is too noisy to tell {b} from {a}: the interval holds both no difference and the bound; {allowed}. "
-            "Give more --rounds or a quieter machine."
+            f"This machine is too noisy to compare {b} with {a}: the interval holds both no difference and the bound; "
+            f"{allowed}. Use more --rounds or a quieter machine."
         )
     if ratio.low > 1:
-        beyond = ", so what lies beyond is noise" if ratio.high > most >= 1 else ""
+        beyond = ", so anything beyond is noise" if ratio.high > most >= 1 else ""
         gain = f"{100 * (ratio.low - 1):.1f}% to {100 * (ratio.high - 1):.1f}%"
         return f"{b} is faster than {a}, by {gain}; {allowed}{beyond}."
     if ratio.high < 1:
         return f"{b} is slower than {a}, by {100 * (1 - ratio.high):.1f}% to {100 * (1 - ratio.low):.1f}%; {allowed}."
-    return f"No difference between {b} and {a} shows: between {ratio.low:.3f}x and {ratio.high:.3f}x as fast; {allowed}."
+    return f"No measurable difference between {b} and {a}: between {ratio.low:.3f}x and {ratio.high:.3f}x as fast; {allowed}."

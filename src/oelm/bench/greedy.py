@@ -27,7 +27,7 @@ _PROMPT = [5, 6, 7, 8]
 
 @dataclass(frozen=True)
 class Writer:
-    """One contender: its tokens a second, and how many times as fast it is as the first arm and as `transformers`."""
+    """One contender: its tokens a second, and its speed relative to the first arm and to `transformers`."""
 
     name: str
     tokens_per_s: float
@@ -38,14 +38,14 @@ class Writer:
 def compare_generation(
     arms: Sequence[tuple[str, RunConfig]], *, rounds: int, num_tokens: int, has_transformers: bool
 ) -> list[Writer]:
-    """Time every arm's greedy text against the first arm's, which `transformers` writes from its export where asked for.
+    """Time every arm's greedy text against the first arm's, and against `transformers` on that arm's export.
 
-    No text is longer than the model's context; a short one is repeated until it has `num_tokens` in all. Raises OelmError
-    where the export writes another text than the arm.
+    A text ends at the model's context and is then repeated, up to `num_tokens` in all. Raises OelmError where the export
+    writes another text than the arm.
     """
     room = min(config.model.seq_len for _, config in arms) - len(_PROMPT)
     if room < 1:
-        raise OelmError(f"a context of {room + len(_PROMPT)} tokens leaves no room behind a prompt of {len(_PROMPT)}")
+        raise OelmError(f"a context of {room + len(_PROMPT)} tokens leaves no room after a prompt of {len(_PROMPT)}")
     length = min(num_tokens, room)
     times = max(1, num_tokens // length)
     models = [_model(config) for _, config in arms]
@@ -83,7 +83,7 @@ def compare_generation(
 
 
 def can_export(config: RunConfig) -> bool:
-    """Whether `transformers` is installed and GPT-2's format has a place for the model."""
+    """Whether `transformers` is installed and GPT-2's format can hold the model."""
     is_plain = not config.model.short_conv and config.model.qk_dim is None
     return is_plain and importlib.util.find_spec(TRANSFORMERS) is not None
 
@@ -91,7 +91,7 @@ def can_export(config: RunConfig) -> bool:
 def _model(config: RunConfig) -> GPT:
     model = build_gpt(config.model, seed=0)
     freeze(model, config.method, seed=0)
-    # As `oelm generate` does: nothing is adjusted at every token. A selection is cheaper than the weight it would fold into.
+    # As `oelm generate` does. A selection of axes is cheaper than the weight it would fold into.
     if config.method.learns_on_top and str(config.method.init) != "axes":
         fold(model)
     return model.eval()

@@ -1,4 +1,4 @@
-"""What a machine is and how fast it multiplies matrices in each precision."""
+"""This machine's device, memory and installed extras, and its matrix speed in each precision."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SIZE = 1024
 
 
 def examine() -> dict[str, str]:
-    """Return what a run would use here, by name."""
+    """Return the device, precision and resources that a run would use here."""
     compute = choose_compute("auto", "auto", look())
     memory = available_memory(compute.device)
     disk = shutil.disk_usage(Path.cwd()).free
@@ -42,7 +42,7 @@ def examine() -> dict[str, str]:
         "memory free": gibibytes(memory) if memory is not None else "unknown",
         "disk free here": gibibytes(disk),
         "cache": str(cache_root()),
-        "SLURM": "jobs can be submitted from here" if shutil.which("sbatch") else "not here",
+        "SLURM": "jobs can be submitted from here" if shutil.which("sbatch") else "not found",
         "extras": ", ".join(f"{name}: {_extra_state(modules)}" for name, modules in _EXTRAS.items()),
     }
 
@@ -53,7 +53,7 @@ def _extra_state(modules: tuple[str, ...]) -> str:
 
 
 def matmul_speeds(seconds: float) -> dict[str, str]:
-    """Return each precision's speed on the chosen device, sharing `seconds` among them."""
+    """Return each precision's speed on the chosen device, measured for `seconds` in all."""
     device = choose_compute("auto", "auto", look()).device
     return {name: _matmul_speed(dtype, device, seconds / len(_PRECISIONS)) for name, dtype in _PRECISIONS.items()}
 
@@ -62,7 +62,7 @@ def _matmul_speed(dtype: torch.dtype, device: str, seconds: float) -> str:
     try:
         size = _SIZE
         left = torch.ones(size, size, dtype=dtype, device=device)
-        # A slow precision must not take minutes: start small and grow while it is quick.
+        # A slow precision must not take minutes: start small.
         small = left[:128, :128].contiguous()
         started = time.perf_counter()
         _ = small @ small

@@ -11,28 +11,22 @@ import torch
 
 
 class PeakMeter:
-    """Measures by how much a process grows from now on: exactly on a GPU and on Linux, elsewhere over its highest so far."""
+    """Measures how much a process grows from now on: exactly on a GPU and on Linux, elsewhere beyond its peak so far."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         elif Path("/proc/self/clear_refs").exists():
-            # Forgets the peak that the imports made: 5 resets VmHWM.
+            # 5 resets VmHWM, the peak so far.
             Path("/proc/self/clear_refs").write_text("5")
-        self._before = self._resident()
+        self._before = _status_bytes("VmRSS") or _max_rss()
 
     def growth_bytes(self) -> int:
-        """Return the peak since the start, less what was there at the start."""
+        """Return the peak since the start, less the memory at the start."""
         if self._device == "cuda":
             return torch.cuda.max_memory_allocated()
-        return self._peak() - self._before
-
-    def _resident(self) -> int:
-        return _status_bytes("VmRSS") or _max_rss()
-
-    def _peak(self) -> int:
-        return _status_bytes("VmHWM") or _max_rss()
+        return (_status_bytes("VmHWM") or _max_rss()) - self._before
 
 
 def _status_bytes(field: str) -> int | None:

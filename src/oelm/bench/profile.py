@@ -1,22 +1,22 @@
-"""Where a step's time goes, and how much of the machine's own speed at matrix products it reaches."""
+"""How a step's time splits into parts, and how fast the machine computes its matrix products alone."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from oelm.bench.speed import Product
 from oelm.models.gpt import GPTConfig
 from oelm.train.config import RunConfig
 from oelm.train.loss import chunk_rows
 
 PARTS = ("products", "attention", "gelu", "norms", "head", "optimizer", "rest")
 _STEP = "oelm step"
-# By how an operation's name begins, behind 'aten::'.
+# By the beginning of an operation's name after 'aten::'.
 _OPERATIONS = {
     "products": ("mm", "addmm", "linear", "matmul"),
     "attention": ("_scaled_dot_product", "scaled_dot_product", "bmm", "baddbmm", "_softmax", "softmax"),
@@ -27,27 +27,11 @@ _OPERATIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Product:
-    """A matrix product of a step, (rows, inner) times (inner, columns): how often it is made, and its best time alone."""
-
-    name: str
-    rows: int
-    columns: int
-    inner: int
-    count: int
-    best_s: float
-
-    @property
-    def operations(self) -> int:
-        return 2 * self.rows * self.columns * self.inner * self.count
-
-
 def gemm_speed(config: RunConfig, *, seconds: float) -> list[Product]:
     """Time each distinct product of a baseline's step alone, in turn for so many seconds.
 
-    Forward, gradient of the input and gradient of the weight have the layouts that a linear layer gives them. Q, K and V
-    are one product, and the head is taken in the chunks of our loss: the sizes at which an engine can make them.
+    Forward, input gradient and weight gradient have the layouts of a linear layer. Q, K and V are one product, and the head
+    is computed in the chunks of our loss.
     """
     micro_batches = config.batch_size // config.micro_batch_size
     operands: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
@@ -62,7 +46,10 @@ def gemm_speed(config: RunConfig, *, seconds: float) -> list[Product]:
             operands.append((left, right, torch.empty(left.shape[0], right.shape[1])))
             described.append((f"{name}, {pass_name}", left.shape[0], right.shape[1], left.shape[1], count * micro_batches))
     best = _best_seconds(operands, seconds)
-    return [Product(*each, best_s=best_s) for each, best_s in zip(described, best, strict=True)]
+    return [
+        Product(name=name, rows=rows, columns=columns, inner=inner, count=count, best_s=best_s)
+        for (name, rows, columns, inner, count), best_s in zip(described, best, strict=True)
+    ]
 
 
 def _layers(model: GPTConfig, tokens: int) -> list[tuple[str, int, int, int, int]]:
@@ -80,12 +67,12 @@ def _layers(model: GPTConfig, tokens: int) -> list[tuple[str, int, int, int, int
 
 
 def _best_seconds(operands: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], seconds: float) -> list[float]:
-    """Return the best time of each product. They take turns, so that a disturbance spoils no product's every try."""
+    """Return the best time of each product. They take turns, so that a disturbance affects no product every time."""
     best = [float("inf")] * len(operands)
     started, rounds = time.perf_counter(), 0
     while rounds < 2 or time.perf_counter() - started < seconds:
         for number, (left, right, out) in enumerate(operands):
-            # Several times in a row: the first try finds the cache full of another product's operands.
+            # Several times in a row: at first the cache holds another product's operands.
             for _ in range(3):
                 began = time.perf_counter()
                 torch.mm(left, right, out=out)
@@ -95,13 +82,13 @@ def _best_seconds(operands: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def split_time(step: Callable[[], object], *, steps: int) -> dict[str, float]:
-    """Return which share of a step's time each of PARTS takes, over several steps under torch's profiler; they add up to 1."""
+    """Return each of PARTS' share of a step's time, over several steps in torch's profiler; the shares add up to 1."""
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(steps):
             with record_function(_STEP):
                 step()
     spent = dict.fromkeys(PARTS, 0.0)
-    # What a scope spends on no operation of its own is Python's time between them: rest, too.
+    # Time of a scope outside operations is Python's: it counts as rest.
     for event in profiler.events() or ():
         if _is_inside_step(event):
             spent[_part(event)] += float(event.self_cpu_time_total)
@@ -123,7 +110,7 @@ def _above(event: Any) -> list[Any]:
 
 def _part(event: Any) -> str:
     names = [event.name, *(above.name for above in _above(event))]
-    # The head's products belong to the loss, which makes them chunk by chunk.
+    # The loss computes the head's products.
     if any("CrossEntropy" in name for name in names):
         return "head"
     if any(name.startswith("Optimizer.") for name in names):

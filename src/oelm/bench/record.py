@@ -1,4 +1,4 @@
-"""What an interleaved timing leaves behind, for reports: read and written without torch."""
+"""Records of interleaved timings, for reports: read and written without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oelm.files import dump_json, write_json
 from oelm.strict import Strict
 
 FOLDER = "bench"
-# Records of before keep the shape as `oelm bench` printed it.
+# Older records hold the shape as a sentence.
 _SENTENCE = re.compile(
     r"(?P<num_layers>\d+) layers, (?P<model_dim>\d+) wide, dropout (?P<dropout>[\d.e-]+),"
     r"(?: short convolution of (?P<short_conv>\d+),)? batch (?P<batch_size>\d+) x (?P<seq_len>\d+)"
@@ -20,7 +20,7 @@ _SENTENCE = re.compile(
 
 
 class TimedShape(Strict):
-    """The model and batch of a timed step. What a record of before does not tell is None."""
+    """The model and batch of a timed step; None where an older record lacks the field."""
 
     num_layers: int
     model_dim: int
@@ -36,7 +36,7 @@ class TimedShape(Strict):
 
 
 class TimingRecord(Strict):
-    """Two sides that took turns: how many times as fast the second is, with its interval, and what arithmetic allows."""
+    """Two sides that took turns: the second's relative speed with its interval, and the arithmetic bound."""
 
     first: str
     second: str
@@ -54,7 +54,7 @@ class TimingRecord(Strict):
     second_stored: int | None = None
     first_trainable: int | None = None
     second_trainable: int | None = None
-    # Of records of before, neither is known.
+    # None in older records.
     optimizer: str | None = None
     threads: int | None = None
 
@@ -71,20 +71,20 @@ class TimingRecord(Strict):
 
 
 def write_timing(root: Path, record: TimingRecord) -> Path:
-    """Write a timing under `<root>/bench/`; a repeated one replaces its forerunner, and no other does."""
+    """Write a timing under `<root>/bench/`; it replaces only an earlier timing of the same sides and shape."""
     shape = record.shape
     slug = f"{record.first} {record.second} {shape.num_layers}x{shape.model_dim} batch {shape.batch_size}x{shape.seq_len}"
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", slug).strip("-.")[:100]
-    # Names that differ in a sign or far behind, and shapes that differ in anything else, have the same slug.
-    told = dump_json([record.first, record.second, shape.model_dump(mode="json"), record.optimizer, record.threads])
-    digest = hashlib.sha256(told.encode()).hexdigest()
+    # The slug alone is not unique.
+    identity = dump_json([record.first, record.second, shape.model_dump(mode="json"), record.optimizer, record.threads])
+    digest = hashlib.sha256(identity.encode()).hexdigest()
     path = root / FOLDER / f"{slug}-{digest[:8]}.json"
     write_json(path, record.model_dump(mode="json"))
     return path
 
 
 def read_timings(root: Path) -> list[TimingRecord]:
-    """Return the timings under a root; what cannot be read is passed over."""
+    """Return the timings under a root; skip what cannot be read."""
     found = []
     for path in sorted((root / FOLDER).glob("*.json")):
         try:

@@ -1,4 +1,4 @@
-"""Records of `make bench` on speed, by part and shape: read and written without torch."""
+"""Records of `make bench`, by part and shape: read and written without torch."""
 
 from __future__ import annotations
 
@@ -13,21 +13,8 @@ from oelm.intervals import Ratio
 from oelm.strict import Strict
 
 
-class RatioFields(Strict):
-    """A ratio with its 95% interval, over so many rounds."""
-
-    value: float
-    low: float
-    high: float
-    count: int
-
-    def inverse(self) -> RatioFields:
-        """Return the ratio the other way round: exact, because it is a mean of logarithms."""
-        return RatioFields(value=1 / self.value, low=1 / self.high, high=1 / self.low, count=self.count)
-
-
 class Conditions(Strict):
-    """What the figures were measured on, without naming a machine."""
+    """The setting of a measurement, without naming a machine."""
 
     threads: int
     cpu_cores: int
@@ -36,21 +23,21 @@ class Conditions(Strict):
 
 
 class ArmFigures(Strict):
-    """One contender. `ratio` says how many times as fast it is as the record's first."""
+    """One contender. `ratio` is its speed relative to the record's first."""
 
     name: str
     median_s: float
-    ratio: RatioFields
+    ratio: Ratio
     bound: float | None = None
     stored: int | None = None
     trainable: int | None = None
     peak_bytes: int | None = None
     tokens_per_s: float | None = None
-    against_transformers: RatioFields | None = None
+    against_transformers: Ratio | None = None
 
 
-class ProductFigures(Strict):
-    """One matrix product of a step, timed alone."""
+class Product(Strict):
+    """A matrix product of a step, (rows, inner) times (inner, columns): how often it occurs, and its best time alone."""
 
     name: str
     rows: int
@@ -58,6 +45,10 @@ class ProductFigures(Strict):
     inner: int
     count: int
     best_s: float
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.rows * self.columns * self.inner * self.count
 
 
 class TimeSplit(Strict):
@@ -67,7 +58,7 @@ class TimeSplit(Strict):
     operations: int
     gemm_gflops: float
     shares: dict[str, float]
-    products: tuple[ProductFigures, ...]
+    products: tuple[Product, ...]
 
     @property
     def step_gflops(self) -> float:
@@ -75,12 +66,12 @@ class TimeSplit(Strict):
 
     @property
     def limit_share(self) -> float:
-        """Which share of the GEMM limit the step reaches: its products, attention's too, at the machine's own speed."""
+        """The step's share of the GEMM limit: all its products, attention's too, at the machine's own speed."""
         return self.step_gflops / self.gemm_gflops
 
 
 class SpeedRecord(Strict):
-    """What one part of `make bench` measured at one shape."""
+    """The figures of one part of `make bench` at one shape."""
 
     part: str
     shape: str
@@ -94,29 +85,21 @@ class SpeedRecord(Strict):
         return next((arm for arm in self.arms if arm.name == name), None)
 
 
-def ratio_fields(ratio: Ratio) -> RatioFields:
-    return RatioFields(value=ratio.value, low=ratio.low, high=ratio.high, count=ratio.count)
-
-
-def speed_path(folder: Path, part: str, shape: str) -> Path:
-    return folder / f"{part}-{shape}.json"
-
-
 def write_speed(folder: Path, record: SpeedRecord) -> Path:
-    """Write a record in place of the one that its part and shape had."""
-    path = speed_path(folder, record.part, record.shape)
+    """Write a record; it replaces the one of its part and shape."""
+    path = folder / f"{record.part}-{record.shape}.json"
     write_json(path, record.model_dump(mode="json", exclude_none=True))
     return path
 
 
 def read_speed(folder: Path, part: str, shape: str) -> SpeedRecord | None:
     """Return the record of a part at a shape, None where nothing was measured; raise DataError for a damaged one."""
-    path = speed_path(folder, part, shape)
+    path = folder / f"{part}-{shape}.json"
     if not path.is_file():
         return None
     try:
         return SpeedRecord.model_validate_json(path.read_bytes())
     except ValidationError as problem:
         first = problem.errors()[0]
-        where = ".".join(str(place) for place in first["loc"])
+        where = ".".join(map(str, first["loc"]))
         raise DataError(f"{path}: no record of speed ({where}: {first['msg']}); measure it again with make bench") from None

@@ -193,7 +193,7 @@ def test_eval_judges_another_table_with_the_same_labels(place: Path, tmp_path: P
 def test_eval_refuses_a_table_with_other_labels(place: Path, tmp_path: Path) -> None:
     table = other_table(tmp_path / "other.tsv", names={"neg": "bad", "pos": "good"})
     told = oelm("eval", place / "run", "--task", table, code=3)
-    assert "row 1: unknown label" in told and "known are 0 or 'neg', 1 or 'pos'" in told
+    assert "row 1: unknown label" in told and "known: 0 or 'neg', 1 or 'pos'" in told
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_export_answers_through_transformers_alone(place: Path, tmp_path: Path) 
 
 
 def test_export_does_not_write_over_what_is_there(place: Path) -> None:
-    assert "is there already" in oelm("export", place / "run", place / "tables", code=3)
+    assert "exists already" in oelm("export", place / "run", place / "tables", code=3)
 
 
 def test_generate_refuses_a_classifier(place: Path) -> None:

@@ -146,7 +146,7 @@ def test_a_model_without_weights_is_refused(own_bert: Path) -> None:
 
 
 def test_a_folder_without_config_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no config.json, so this is no model's folder"):
+    with pytest.raises(CheckpointError, match="no config.json, so this is not a model's folder"):
         weights_sha256(tmp_path)
 
 
@@ -191,7 +191,7 @@ def test_a_head_for_another_number_of_labels_is_refused_with_both_numbers(
     name: str, head: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = write_model(tmp_path / "model", name, kind="ForSequenceClassification", num_labels=3, **settings)
-    with pytest.raises(ConfigError, match=rf"\({head}\) tells 3 labels apart, the task has 2"):
+    with pytest.raises(ConfigError, match=rf"\({head}\) has 3 labels, the task 2"):
         pretrained_classifier(folder, num_labels=2, seed=0)
 
 
@@ -287,7 +287,7 @@ def test_without_a_network_the_error_names_both_ways_out(source: str, monkeypatc
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(CheckpointError, match=rf"{source} cannot be fetched .*: repeat with a network, or bring the .*folder"):
+    with pytest.raises(CheckpointError, match=rf"{source} cannot be fetched .*: repeat with a network, or copy the .*folder"):
         model_folder(source)
 
 
@@ -302,7 +302,7 @@ def test_the_digest_tells_changed_weights_apart(change: Callable[[bytes], bytes]
 def test_an_export_is_not_written_over_what_is_there(bert: Path, tmp_path: Path) -> None:
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "thesis.tex").write_text("precious")
-    with pytest.raises(CheckpointError, match="is there already; give a new folder"):
+    with pytest.raises(CheckpointError, match="exists already; give a new folder"):
         export_classifier(fresh_classifier("bert", SHAPE, seed=0), bert / "tokenizer.json", tmp_path / "export")
     assert [path.name for path in (tmp_path / "export").iterdir()] == ["thesis.tex"]
 
@@ -364,5 +364,5 @@ def test_weights_of_another_model_are_refused_instead_of_beginning_at_random(ber
     shutil.copytree(bert, folder)
     tensors = load_file(folder / "model.safetensors")
     save_file({f"inner.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match="begin at random"):
+    with pytest.raises(CheckpointError, match="would start at random"):
         pretrained_classifier(folder, num_labels=2, seed=0)

@@ -116,7 +116,7 @@ def test_the_heads_are_measured_behind_it() -> None:
 
 def test_an_export_says_that_gpt2_has_no_place_for_it(tmp_path: Path) -> None:
     tokenizer = Tokenizer(BPE())
-    with pytest.raises(OelmError, match=r"short convolution \(model.short_conv\) has no place in GPT-2"):
+    with pytest.raises(OelmError, match=r"GPT-2 has no short convolution \(model.short_conv\)"):
         export_gpt2(lively_gpt(short_conv=1), tokenizer, tmp_path / "out", end_of_text=0, card="")
     assert not (tmp_path / "out").exists()
 

@@ -1,4 +1,4 @@
-"""A GPT of ours as a Hugging Face GPT-2 directory: plain files that `transformers` reads with no code of ours."""
+"""Export our GPT as a Hugging Face GPT-2 directory, which `transformers` reads without our code."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from oelm.models.gpt import GPT, Attention, Block
 
 
 def export_gpt2(model: GPT, tokenizer: Tokenizer, folder: Path, *, end_of_text: int, card: str) -> None:
-    """Write config, weights, tokenizer and model card to a new or empty folder, whole or not at all.
+    """Write config, weights, tokenizer and model card to a new or empty folder, completely or not at all.
 
-    Raises OelmError when the folder holds anything, or when the model has what GPT-2 has not: slices, learnt gains or
-    corrections that were not folded in, or a short convolution.
+    Raises OelmError when the folder is not empty, or when GPT-2 cannot hold the model: axes, learnt gains or corrections
+    that were not folded in, or a short convolution.
     """
     if model.config.short_conv:
         raise OelmError(
-            "a short convolution (model.short_conv) has no place in GPT-2, so this model cannot be exported; "
-            "oelm generate and oelm eval read it as it is"
+            "GPT-2 has no short convolution (model.short_conv), so this model cannot be exported; "
+            "oelm generate and oelm eval can read it"
         )
     with torch.device("meta"):
         own = dict(GPT(model.config).named_parameters())
@@ -44,7 +44,7 @@ def export_gpt2(model: GPT, tokenizer: Tokenizer, folder: Path, *, end_of_text: 
 
 
 def gpt2_config(model: GPT, end_of_text: int) -> dict[str, Any]:
-    """Return the config.json of the GPT-2 that computes what the model does."""
+    """Return the config.json of the equivalent GPT-2."""
     shape = model.config
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -68,7 +68,7 @@ def gpt2_config(model: GPT, end_of_text: int) -> dict[str, Any]:
 
 
 def gpt2_tensors(model: GPT) -> dict[str, Tensor]:
-    """Return the weights under GPT-2's names: Q, K and V fused and transposed, attention's absent biases as zeros."""
+    """Return the weights under GPT-2's names: Q, K and V fused and transposed, attention's missing biases as zeros."""
     tensors = {
         "transformer.wte.weight": model.token_embedding.weight,
         "transformer.wpe.weight": model.position_embedding.weight,
@@ -101,9 +101,9 @@ def _block_tensors(block: Block) -> dict[str, Tensor]:
 
 
 def _as_wide_as_values(attention: Attention) -> tuple[Tensor, Tensor]:
-    """Return the weights of Q and K with as many rows a head as V has: thin ones get rows of zeros.
+    """Return the weights of Q and K with as many rows per head as V: thin ones get rows of zeros.
 
-    GPT-2 divides logits by the root of a head's width, so the queries make up for the wider one.
+    GPT-2 divides logits by the root of a head's width, so the queries are scaled up for the wider one.
     """
     q_HKD, k_HKD = (each.weight.unflatten(0, (attention.num_heads, -1)) for each in (attention.q, attention.k))
     wide, thin = attention.v.weight.shape[0] // attention.num_heads, q_HKD.shape[1]

@@ -1,4 +1,4 @@
-"""Write text: one token after the other, keys and values kept, reproducible from a seed.
+"""Generate text token by token with cached keys and values, reproducible from a seed.
 
 V vocab
 """
@@ -20,7 +20,7 @@ _COLDEST = 1e-3
 
 
 class Sampling(Strict):
-    """How the next token is chosen. Temperature 0 takes the likeliest; top_k 0 and top_p 1 leave all in."""
+    """How the next token is chosen. Temperature 0 takes the likeliest; top_k 0 and top_p 1 exclude none."""
 
     temperature: float = Field(default=0.8, ge=0)
     top_k: int = Field(default=0, ge=0)
@@ -42,7 +42,7 @@ def lay_out_by_columns(model: GPT) -> None:
 def window_start(length: int, seq_len: int) -> int:
     """Return where the context of the next token begins after `length` tokens.
 
-    A full context is cut back to its newer half, so that it is read anew only once in seq_len / 2 tokens.
+    A full context is cut to its newer half, so that it is read again only every seq_len / 2 tokens.
     """
     step = max(1, seq_len // 2)
     return 0 if length <= seq_len else -(-(length - seq_len) // step) * step
@@ -50,9 +50,9 @@ def window_start(length: int, seq_len: int) -> int:
 
 @torch.inference_mode()
 def generate(model: GPT, prompt: list[int], *, sampling: Sampling, cached: bool = True) -> Iterator[int]:
-    """Yield tokens after the prompt, without end. Raises ConfigError when the prompt is empty or exceeds the context.
+    """Yield tokens after the prompt, endlessly. Raises ConfigError when the prompt is empty or exceeds the context.
 
-    `cached=False` reads the whole context for every token: slow, and the reference for the cached way.
+    `cached=False` reads the whole context for every token: slow, a reference for the cache.
     """
     check_prompt(prompt, model.config.seq_len)
     model.eval()
@@ -89,7 +89,7 @@ def _next_logits(model: GPT, unread: list[int], cache: Cache) -> Tensor:
 
 def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """Return the next token: the likeliest, or one drawn from what temperature, top_k and top_p leave."""
-    # Below, logits over the temperature may overflow; the likeliest has all but nothing of the probability anyway.
+    # Colder, logits over the temperature may overflow; the likeliest token has nearly all of the probability anyway.
     if sampling.temperature < _COLDEST:
         return int(logits_V.argmax())
     # In float64: a float32 sum over 50k probabilities moves the cut of top_p.

@@ -1,4 +1,4 @@
-"""What each head of a GPT does: entropy, effective rank, logit scale, distance and induction, in numbers.
+"""Figures of each head of a GPT: entropy, effective rank, logit scale, distance and induction.
 
 B batch  T tokens  D model_dim  H heads  K head_dim
 """
@@ -36,8 +36,8 @@ class HeadSummary:
 
 
 def summarize_heads(model: GPT, tokens_BT: Tensor) -> list[HeadSummary]:
-    """Summarise every head on real windows, averaged over them, and its induction on random tokens said twice."""
-    # A window at a time, none longer than needed: all scores of a layer are in memory at once.
+    """Summarise every head, averaged over real windows; its induction on a random sequence given twice."""
+    # One window at a time, cut to a length: all scores of a layer are in memory at once.
     by_window = [_summarize_window(model, tokens_T[:_LONGEST].unsqueeze(0)) for tokens_T in tokens_BT]
     return [_averaged(summaries) for summaries in zip(*by_window, strict=True)]
 
@@ -106,9 +106,9 @@ def _summarize_layer(layer: int, logits_BHTT: Tensor, induction_H: Tensor, rank_
 
 
 def _induction(weights_BHTT: Tensor) -> Tensor:
-    """Return the mean weight that the second copy of each token gives to what followed the first copy."""
+    """Return the mean weight that the second copy of each token gives to the token after the first copy."""
     half = weights_BHTT.shape[-1] // 2
-    if half < 2:  # a context too short to say anything twice
+    if half < 2:  # the context is too short for two copies
         return torch.zeros(weights_BHTT.shape[1])
     second_T = torch.arange(half, 2 * half - 1, device=weights_BHTT.device)
     return weights_BHTT[:, :, second_T, second_T - half + 1].mean((0, 2))
@@ -116,7 +116,7 @@ def _induction(weights_BHTT: Tensor) -> Tensor:
 
 def _effective_rank(attention: Attention) -> Tensor:
     """Return, per head, exp of the entropy of the normalised singular values of W_q^T W_k (0 for an empty map)."""
-    # What learnt on top is part of the form: the maps as functions, not their stored weights.
+    # The projections as functions, not their stored weights: these lack the learnt gains and corrections.
     basis_DD = torch.eye(attention.v.weight.shape[1]).to(attention.v.weight)
     # On the CPU: not every device factors matrices.
     q_HKD, k_HKD = (

@@ -20,14 +20,14 @@ from oelm.files import publish_dir, read_json, sha256_file
 from oelm.seeds import stream_seed
 
 Architecture = Literal["bert", "t5", "bart"]
-# What a classifier adds to a pretrained model, by the names of the usual architectures.
+# Names of the layers that a classifier adds to a pretrained model.
 _NEW_LAYERS = re.compile(r"^(classifier|pre_classifier|score|classification_head)\.|(^|\.)pooler\.")
-# What classifiers of the usual architectures call the weight of their last layer.
+# Names of the weight of a classifier's last layer.
 _HEADS = ("classifier.weight", "classifier.out_proj.weight", "score.weight", "classification_head.out_proj.weight")
 
 
 def model_folder(source: str) -> Path:
-    """Return the folder of a model: the path itself, or what the hub has under an id ('org/name' or 'org/name@revision')."""
+    """Return the folder of a model: the path itself, or the download of a hub id ('org/name' or 'org/name@revision')."""
     path = Path(source)
     if path.is_dir():
         return path
@@ -40,17 +40,17 @@ def model_folder(source: str) -> Path:
     repo, _, revision = source.partition("@")
     try:
         found = snapshot_download(repo, revision=revision or None, allow_patterns=["*.json", "*.safetensors", "*.txt"])
-    # What a hub out of reach raises differs by version and by where the connection broke.
+    # What an unreachable hub raises differs by version.
     except Exception as problem:
         raise CheckpointError(
-            f"{source} cannot be fetched from the Hugging Face hub ({type(problem).__name__}), and there is no such folder: "
-            "repeat with a network, or bring the model's folder here and give its path"
+            f"{source} cannot be fetched from the Hugging Face hub ({type(problem).__name__}), and no such folder exists: "
+            "repeat with a network, or copy the model's folder here and give its path"
         ) from problem
     return Path(found)
 
 
 def weights_sha256(folder: Path) -> str:
-    """Return a digest of a model's weights; raise CheckpointError when there are none that can be read safely."""
+    """Return a digest of a model's weights; raise CheckpointError when none can be read safely."""
     return hashlib.sha256("".join(map(sha256_file, _weight_files(folder))).encode()).hexdigest()
 
 
@@ -59,8 +59,8 @@ def _weight_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.safetensors"))
     if not files and (pickles := sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.ckpt")])):
         raise CheckpointError(
-            f"{pickles[0]}: weights as a pickle can run code when read, so they are not read here. Convert them once, where "
-            "you trust them: AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) writes model.safetensors"
+            f"{pickles[0]}: a pickle can run code when read, so these weights are not read. Convert them once, if you "
+            "trust them: AutoModel.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) writes model.safetensors"
         )
     if not files:
         raise CheckpointError(f"{folder}: no weights in it (model.safetensors)")
@@ -70,11 +70,11 @@ def _weight_files(folder: Path) -> list[Path]:
 def pretrained_classifier(
     folder: Path, *, num_labels: int, seed: int, pad: int | None = None, dropout: float | None = None
 ) -> nn.Module:
-    """Return a model for classification with a folder's weights; the last layer, if it is new, follows `seed`.
+    """Return a classifier with a folder's weights; a new last layer is drawn with `seed`.
 
-    `pad` and `dropout` replace the model's own where they are given.
+    `pad` and `dropout`, where given, replace the model's.
     """
-    transformers = _transformers()
+    transformers = load_transformers()
     _check_head(_weight_files(folder), num_labels)
     with _quiet(transformers), _seeded(seed):
         try:
@@ -83,7 +83,7 @@ def pretrained_classifier(
             )
             config.pad_token_id = config.pad_token_id if pad is None else pad
             if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
-                # T5 starts with its pad; configs that the library writes today need not say so.
+                # T5 starts with its pad token; newer configs may leave this out.
                 config.decoder_start_token_id = config.pad_token_id
             _set_dropout(config, dropout)
             model: nn.Module
@@ -100,39 +100,49 @@ def pretrained_classifier(
             reason = str(problem).strip().splitlines()[0][:200]
             raise CheckpointError(f"{folder}: cannot be loaded as a classifier ({reason})") from problem
     _check_loaded(folder, loaded["missing_keys"])
-    # The library hands out pretrained models with dropout off, new ones (a resumed run's) with it on.
+    # The library returns pretrained models in eval mode, new ones (a resumed run's) in train mode.
     return model.train()
 
 
 def _check_loaded(folder: Path, missing: Iterable[str]) -> None:
-    """Raise CheckpointError when more than the new last layers began at random: the library only warns of that."""
+    """Raise CheckpointError when more than the new last layers would start at random; the library only warns."""
     odd = sorted(name for name in missing if not _NEW_LAYERS.search(name))
     if odd:
         raise CheckpointError(
-            f"{folder}: its weights lack {len(odd)} tensors of the model that its config.json describes (first: {odd[0]}): "
-            "they would begin at random: these weights are another model's"
+            f"{folder}: its weights lack {len(odd)} tensors of the model in its config.json (first: {odd[0]}), "
+            "which would start at random: these weights belong to another model"
         )
 
 
 def shaped_classifier(folder: Path) -> nn.Module:
     """Return the model that a folder's config.json describes, with weights that are to be overwritten."""
-    transformers = _transformers()
-    model_facts(folder)
+    transformers = load_transformers()
     with _quiet(transformers), _seeded(0):
-        try:
-            config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-            model: nn.Module = transformers.AutoModelForSequenceClassification.from_config(config)
-        except (ValueError, KeyError, OSError) as problem:
-            reason = str(problem).strip().splitlines()[0][:200]
-            raise CheckpointError(f"{folder}: its config.json describes no classifier ({reason})") from problem
-    return model.float().train()
+        return described_classifier(folder).float().train()
+
+
+def described_classifier(folder: Path, **settings: Any) -> nn.Module:
+    """Return the classifier that a folder's config.json describes, with these settings changed; run none of its code."""
+    transformers = load_transformers()
+    model_facts(folder)
+    try:
+        # trust_remote_code is given, because by default the library asks at the terminal whether to run the folder's code.
+        config = transformers.AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False, **settings
+        )
+        model: nn.Module = transformers.AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+    # What a wrong config raises differs by architecture and by version.
+    except Exception as problem:
+        reason = " ".join(str(problem).split())[:200]
+        raise CheckpointError(f"{folder}: its config.json describes no classifier ({reason})") from problem
+    return model
 
 
 @dataclass(frozen=True)
 class ClassifierShape:
     """The sizes of a small classifier; an encoder-decoder has `num_layers` in each half.
 
-    `end` is the mark that ends every example, where an encoder-decoder classifies; None for a BERT, which looks at the first.
+    `end` is the mark at the end of every example, where an encoder-decoder classifies; None for a BERT.
     """
 
     vocab_size: int
@@ -149,8 +159,8 @@ class ClassifierShape:
 def fresh_classifier(
     architecture: Architecture, shape: ClassifierShape, *, seed: int, dropout: float | None = None
 ) -> nn.Module:
-    """Return a classifier of this architecture and shape with fresh weights that follow `seed`."""
-    transformers = _transformers()
+    """Return a classifier of this architecture and shape with fresh weights drawn with `seed`."""
+    transformers = load_transformers()
     if shape.model_dim % shape.num_heads:
         raise ConfigError(f"model.model_dim {shape.model_dim} does not split into {shape.num_heads} heads")
     family, settings = _FRESH[architecture]
@@ -183,7 +193,7 @@ def _t5_settings(shape: ClassifierShape) -> dict[str, Any]:
         "num_decoder_layers": shape.num_layers,
         "num_heads": shape.num_heads,
         "eos_token_id": shape.end,
-        # As the pretrained ones have it.
+        # As in the pretrained models.
         "decoder_start_token_id": shape.pad,
     }
 
@@ -198,9 +208,9 @@ def _bart_settings(shape: ClassifierShape) -> dict[str, Any]:
         **{f"{half}_ffn_dim": shape.ff_dim for half in halves},
         "max_position_embeddings": shape.seq_len,
         "eos_token_id": shape.end,
-        # As the pretrained ones have it.
+        # As in the pretrained models.
         "decoder_start_token_id": shape.end,
-        # Only for writing text; the library's own defaults are ids of another vocabulary.
+        # Only for generating text; the library's defaults are ids of another vocabulary.
         "bos_token_id": None,
         "forced_eos_token_id": None,
     }
@@ -214,7 +224,7 @@ _FRESH: dict[Architecture, tuple[str, Callable[[ClassifierShape], dict[str, Any]
 
 
 def _set_dropout(config: Any, rate: float | None) -> None:
-    """Set every dropout rate of a model's config, by the names that architectures give them."""
+    """Set every dropout rate of a model's config, whatever the architecture calls it."""
     for name, value in list(vars(config).items()):
         if rate is not None and isinstance(value, int | float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, rate)
@@ -227,10 +237,10 @@ def save_model_config(model: nn.Module, folder: Path) -> None:
 
 
 def export_classifier(model: nn.Module, tokenizer_json: Path, target: Path) -> None:
-    """Write a classifier as a new folder that `transformers` loads with no code of ours."""
+    """Write a classifier as a new folder that `transformers` loads without our code."""
     if target.exists():
-        raise CheckpointError(f"{target} is there already; give a new folder")
-    transformers = _transformers()
+        raise CheckpointError(f"{target} exists already; give a new folder")
+    transformers = load_transformers()
     with publish_dir(target) as staging, _quiet(transformers):
         model.save_pretrained(str(staging))  # type: ignore[operator]
         tokenizer = transformers.PreTrainedTokenizerFast(
@@ -242,21 +252,21 @@ def export_classifier(model: nn.Module, tokenizer_json: Path, target: Path) -> N
 
 
 def input_names(model: nn.Module) -> list[str]:
-    """Return what a classifier reads, by the library's names."""
+    """Return the names of a classifier's inputs."""
     names = ["input_ids", "attention_mask"]
-    # Models that tell two texts apart by position only have one type, or no such input at all.
+    # Models without separate token types have one type, or no such input.
     if getattr(model.config, "type_vocab_size", 0) > 1:
         names.append("token_type_ids")
     return names
 
 
 def is_encoder_decoder(model: nn.Module) -> bool:
-    """Whether a classifier looks for the mark that ends every example, instead of at one place."""
+    """Whether a classifier classifies at the end mark of every example, instead of at a fixed place."""
     return bool(model.config.is_encoder_decoder)  # type: ignore[union-attr]
 
 
 def _special_tokens(tokenizer_json: Path, model: nn.Module) -> dict[str, str]:
-    """Return the names under which the library wants to know a model's marks, for those that the tokenizer has."""
+    """Return the special tokens that the tokenizer has, by the library's names."""
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
     marks = {
         "pad_token": ("[PAD]", "<pad>", "<|endoftext|>"),
@@ -273,15 +283,15 @@ def _special_tokens(tokenizer_json: Path, model: nn.Module) -> dict[str, str]:
 
 
 def _check_head(files: list[Path], num_labels: int) -> None:
-    """Raise ConfigError when the model was trained to tell another number of labels apart."""
+    """Raise ConfigError when the model was trained for another number of labels."""
     for path in files:
         try:
             with safe_open(str(path), framework="pt") as file:
                 for name in set(file.keys()) & set(_HEADS):
                     if (found := file.get_slice(name).get_shape()[0]) != num_labels:
                         raise ConfigError(
-                            f"{path}: its last layer ({name}) tells {found} labels apart, the task has {num_labels}: "
-                            "give the pretrained model from before that training, or a task with as many labels"
+                            f"{path}: its last layer ({name}) has {found} labels, the task {num_labels}: "
+                            "give the model before that fine-tuning, or a task with as many labels"
                         )
         except SafetensorError as problem:
             raise CheckpointError(f"{path}: cannot be read as safetensors ({problem}); fetch it again") from None
@@ -290,14 +300,15 @@ def _check_head(files: list[Path], num_labels: int) -> None:
 def model_facts(folder: Path) -> dict[str, Any]:
     """Return a model's config.json as plain data."""
     if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{folder}: no config.json, so this is no model's folder")
+        raise CheckpointError(f"{folder}: no config.json, so this is not a model's folder")
     content = read_json(folder / "config.json", error=CheckpointError)
     if not isinstance(content, dict):
         raise CheckpointError(f"{folder / 'config.json'}: must be an object, found {type(content).__name__}")
     return content
 
 
-def _transformers() -> Any:
+def load_transformers() -> Any:
+    """Import `transformers`; raise MissingExtraError where it is not installed."""
     try:
         import transformers
     except ImportError:
@@ -307,7 +318,7 @@ def _transformers() -> Any:
 
 @contextlib.contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Keep the library's remarks about new last layers, and its progress bars, off the terminal."""
+    """Silence the library's warnings about new last layers, and its progress bars."""
     before = transformers.logging.get_verbosity()
     had_bar = transformers.utils.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()

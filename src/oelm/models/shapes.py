@@ -1,4 +1,4 @@
-"""Shapes of the pretrained models that the catalog names, so that they can be counted before they are fetched."""
+"""Shapes of the pretrained models in the catalog, to count their parameters without a download."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from oelm.errors import CheckpointError, MissingExtraError
-from oelm.models.hub import model_facts
+from oelm.models.hub import described_classifier, load_transformers
 
-# By repository: the config class of `transformers`, and where the model differs from its defaults.
+# By repository: the config class of `transformers`, and the differences from its defaults.
 _KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "google-bert/bert-base-uncased": ("BertConfig", {}),
     "sentence-transformers/all-MiniLM-L6-v2": (
@@ -21,52 +20,27 @@ _KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "google-t5/t5-small": ("T5Config", {}),
     "facebook/bart-base": (
         "BartConfig",
-        {
-            "d_model": 768,
-            "encoder_layers": 6,
-            "decoder_layers": 6,
-            "encoder_attention_heads": 12,
-            "decoder_attention_heads": 12,
-            "encoder_ffn_dim": 3072,
-            "decoder_ffn_dim": 3072,
-        },
+        {"d_model": 768}
+        | {f"{half}_layers": 6 for half in ("encoder", "decoder")}
+        | {f"{half}_attention_heads": 12 for half in ("encoder", "decoder")}
+        | {f"{half}_ffn_dim": 3072 for half in ("encoder", "decoder")},
     ),
 }
 
 
 def classifier_skeleton(source: str, *, num_labels: int) -> nn.Module | None:
-    """Return the classifier that a folder or a known hub id stands for, without numbers; None where that is unknown.
+    """Return the classifier of a folder or a known hub id, without weights; None for an unknown id.
 
-    A folder whose config.json describes no classifier raises CheckpointError; code that it names is never run.
+    A folder whose config.json describes no classifier raises CheckpointError; its code never runs.
     """
-    try:
-        import transformers
-    except ImportError:
-        raise MissingExtraError("transformers", "hf") from None
+    transformers = load_transformers()
     repo = source.partition("@")[0]
-    if Path(source).is_dir():
-        model_facts(Path(source))
-        return _described(transformers, Path(source), num_labels)
-    if repo not in _KNOWN:
-        return None
-    name, settings = _KNOWN[repo]
     with torch.device("meta"):
-        model: nn.Module = transformers.AutoModelForSequenceClassification.from_config(
-            getattr(transformers, name)(**settings, num_labels=num_labels)
-        )
-    return model
-
-
-def _described(transformers: Any, folder: Path, num_labels: int) -> nn.Module:
-    try:
-        # Said, not left out: left out, the library asks at the terminal whether to run the folder's code.
-        config = transformers.AutoConfig.from_pretrained(
-            str(folder), num_labels=num_labels, local_files_only=True, trust_remote_code=False
-        )
-        with torch.device("meta"):
-            model: nn.Module = transformers.AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
-    # What a wrong config raises differs by architecture and by version.
-    except Exception as problem:
-        reason = " ".join(str(problem).split())[:200]
-        raise CheckpointError(f"{folder}: its config.json describes no classifier ({reason})") from problem
+        if Path(source).is_dir():
+            return described_classifier(Path(source), num_labels=num_labels)
+        if repo not in _KNOWN:
+            return None
+        name, settings = _KNOWN[repo]
+        config = getattr(transformers, name)(**settings, num_labels=num_labels)
+        model: nn.Module = transformers.AutoModelForSequenceClassification.from_config(config)
     return model

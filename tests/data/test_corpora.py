@@ -63,7 +63,7 @@ def test_one_file_of_another_name_and_it_is_a_folder_of_text_like_any_other(
 ) -> None:
     write_files(tmp_path, "train.txt", "test.txt", beside)
     assert set(splits_of(tmp_path).values()) == {None}
-    assert "are not taken as splits" in caplog.text and Path(beside).name in caplog.text
+    assert "are not used as splits" in caplog.text and Path(beside).name in caplog.text
 
 
 @pytest.mark.parametrize("names", [("train.txt",), ("test.txt",), ("valid.txt", "test.txt"), ("a.txt", "b.txt")])

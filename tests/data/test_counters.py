@@ -157,5 +157,5 @@ def test_a_tokenizer_that_loses_text_is_refused(tokens: TokenSet) -> None:
     spec = json.loads(path.read_text())
     spec["decoder"] = {"type": "Replace", "pattern": {"String": "e"}, "content": ""}
     path.write_text(json.dumps(spec))
-    with pytest.raises(DataError, match=r"does not give the \w+ text back"):
+    with pytest.raises(DataError, match=r"does not reproduce the \w+ text"):
         count_vocabularies(tokens, vocabularies=(300,), orders=2)

@@ -127,7 +127,7 @@ def test_a_label_outside_is_refused_even_with_the_right_digest(label: int, folde
     rows = rows_of(folder)
     rows[1, 2] = label
     write_with_digest(folder, "train.rows.bin", rows.tobytes())
-    assert f"{folder / 'train.rows.bin'}: holds a label outside of the 2 there are" in refusal_of(folder)
+    assert f"{folder / 'train.rows.bin'}: holds a label outside of the 2 known ones" in refusal_of(folder)
 
 
 def test_an_id_outside_the_vocabulary_is_refused_even_with_the_right_digest(folder: Path) -> None:
@@ -169,7 +169,7 @@ def test_rows_that_do_not_cut_the_ids_are_refused_even_with_the_right_digest(cas
 
 def test_a_damaged_set_of_the_user_s_is_not_told_to_be_deleted(folder: Path) -> None:
     (folder / "train.ids.bin").unlink()
-    assert refusal_of(folder).endswith("bring back the files as they were, or prepare the set again")
+    assert refusal_of(folder).endswith("restore the files, or prepare the set again")
 
 
 def test_a_damaged_set_of_the_cache_is_told_to_be_deleted_and_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

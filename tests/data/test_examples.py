@@ -102,7 +102,7 @@ def test_an_unknown_label_is_refused_with_value_place_and_the_known_ones(raw: An
     with pytest.raises(DataError) as problem:
         NLI.position(raw, where="table.tsv: row 7")
     message = str(problem.value)
-    assert message.startswith(f"table.tsv: row 7: unknown label {raw!r}; known are 0 or 'entailment', 1 or 'neutral'")
+    assert message.startswith(f"table.tsv: row 7: unknown label {raw!r}; known: 0 or 'entailment', 1 or 'neutral'")
     assert "--labels" in message
 
 
@@ -229,7 +229,7 @@ def test_xnli_trains_on_translated_pairs_of_the_language_asked_for(tmp_path: Pat
 
 def test_a_file_named_after_another_language_is_refused(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "dev-de.jsonl", {"premise": "Eine Katze.", "hypothesis": "Ein Hund.", "label": 0})
-    with pytest.raises(DataError, match=r"dev-de\.jsonl: by its name in 'de', asked for is 'en'; say --language de"):
+    with pytest.raises(DataError, match=r"dev-de\.jsonl: its name says 'de', not 'en'; give --language de"):
         from_folder(XNLI, tmp_path)
 
 
@@ -265,7 +265,7 @@ def test_a_folder_without_files_of_the_task_says_what_it_looked_for(tmp_path: Pa
 def test_an_unknown_label_in_a_file_is_told_with_its_row(tmp_path: Path) -> None:
     write_lines(tmp_path / "train.tsv", "sentence\tlabel", "fine\t1", "so so\t2")
     message = refusal(from_folder(SST2, tmp_path))
-    assert f"{tmp_path / 'train.tsv'}: row 2: unknown label '2'; known are 0 or 'negative', 1 or 'positive'" in message
+    assert f"{tmp_path / 'train.tsv'}: row 2: unknown label '2'; known: 0 or 'negative', 1 or 'positive'" in message
 
 
 def test_a_text_that_is_none_is_refused_with_row_and_column(tmp_path: Path) -> None:

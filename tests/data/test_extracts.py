@@ -73,7 +73,7 @@ def test_a_named_corpus_with_no_such_extract_is_refused_and_not_fetched(cache: P
 def test_a_token_set_given_by_path_must_have_been_prepared_to_the_limit(cache: Path, tmp_path: Path) -> None:
     path = shutil.move(story_set(tmp_path, max_tokens=LIMIT), tmp_path / "moved")
     assert prepare(str(path), tokenizer=SPEC, max_tokens=LIMIT).path == prepare(str(path), tokenizer=SPEC).path
-    with pytest.raises(DataError, match=f"with a limit of {LIMIT} tokens, the config says data.max_tokens 500"):
+    with pytest.raises(DataError, match=f"with a limit of {LIMIT} tokens, the config has data.max_tokens 500"):
         prepare(str(path), tokenizer=SPEC, max_tokens=500)
 
 

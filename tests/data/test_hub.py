@@ -17,7 +17,7 @@ from oelm.data.sets import CORPORA, TASKS, CorpusEntry, HubSource, TaskEntry
 from oelm.errors import DataError
 
 ENTRIES: list[CorpusEntry | TaskEntry] = [*CORPORA.values(), *TASKS.values()]
-WAYS_OUT = "do this or that"
+WAYS_OUT = "oelm data prepare made --from FOLDER"
 LABELS = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
 SPLITS = {"train": "train", "val": "validation"}
 
@@ -46,38 +46,38 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubSource:
 
 
 def test_rows_of_all_parts_come_in_order_with_their_numbers(source: HubSource) -> None:
-    found = list(hub_rows(source, "train", columns=("text",), ways_out=WAYS_OUT))
+    found = list(hub_rows(source, "train", columns=("text",), name="made"))
     assert found == [(number + 1, {"text": f"text {number}"}) for number in range(10)]
 
 
 def test_a_split_goes_by_the_name_the_hub_gives_it(source: HubSource) -> None:
-    assert list(hub_rows(source, "val", columns=("text",), ways_out=WAYS_OUT)) == [(1, {"text": "held out"})]
+    assert list(hub_rows(source, "val", columns=("text",), name="made")) == [(1, {"text": "held out"})]
 
 
 def test_a_missing_column_is_refused_with_those_there_are(source: HubSource) -> None:
-    with pytest.raises(DataError, match=r"repo at 00000000: no column 'premise', there are: \['text', 'label'\]"):
-        list(hub_rows(source, "train", columns=("text", "premise"), ways_out=WAYS_OUT))
+    with pytest.raises(DataError, match=r"repo at 00000000: no column 'premise'; columns: \['text', 'label'\]"):
+        list(hub_rows(source, "train", columns=("text", "premise"), name="made"))
 
 
 def test_what_the_hub_says_of_its_labels_is_told(source: HubSource) -> None:
-    assert hub_label_names(source, "train", "label", ways_out=WAYS_OUT) == ("no", "yes")
+    assert hub_label_names(source, "train", "label", name="made") == ("no", "yes")
 
 
 def test_a_column_without_label_names_has_none(source: HubSource) -> None:
-    assert hub_label_names(source, "train", "text", ways_out=WAYS_OUT) is None
+    assert hub_label_names(source, "train", "text", name="made") is None
 
 
 def test_an_unknown_configuration_is_refused_with_the_ways_out(source: HubSource) -> None:
     wrong = HubSource(source.repo, source.revision, "fancy", source.splits)
     with pytest.raises(DataError, match=f"cannot be fetched .*{WAYS_OUT}"):
-        list(hub_rows(wrong, "train", columns=("text",), ways_out=WAYS_OUT))
+        list(hub_rows(wrong, "train", columns=("text",), name="made"))
 
 
 def test_a_truncated_file_of_the_hub_is_refused_with_the_ways_out(source: HubSource) -> None:
     path = Path(source.repo) / "plain" / "train-00001-of-00003.parquet"
     os.truncate(path, path.stat().st_size // 2)
     with pytest.raises(DataError, match=WAYS_OUT):
-        list(hub_rows(source, "train", columns=("text",), ways_out=WAYS_OUT))
+        list(hub_rows(source, "train", columns=("text",), name="made"))
 
 
 def entry(source: HubSource, layout: str = "documents") -> CorpusEntry:

@@ -79,7 +79,7 @@ def test_a_file_called_more_continues_the_split_behind_its_first_file(tmp_path: 
 
 def test_a_file_called_more_continues_no_file_of_another_kind(tmp_path: Path) -> None:
     put(tmp_path, "train.txt", "train-more.jsonl")
-    with pytest.raises(DataError, match="more than one file says it is the train split"):
+    with pytest.raises(DataError, match="more than one file is named as the train split"):
         find_splits(tmp_path, wanted=LM)
 
 
@@ -135,9 +135,9 @@ def test_hidden_files_and_files_of_other_kinds_are_passed_over(tmp_path: Path) -
 )
 def test_two_files_that_claim_one_split_are_refused_by_name(tmp_path: Path, names: tuple[str, ...]) -> None:
     put(tmp_path, *names)
-    with pytest.raises(DataError, match="more than one file says it is the (train|val) split") as refusal:
+    with pytest.raises(DataError, match="more than one file is named as the (train|val) split") as refusal:
         find_splits(tmp_path, wanted=LM)
-    assert names[0] in str(refusal.value) and names[1] in str(refusal.value) and "leave one" in str(refusal.value)
+    assert names[0] in str(refusal.value) and names[1] in str(refusal.value) and "keep one" in str(refusal.value)
 
 
 def test_a_language_is_chosen_among_files_by_the_word_in_their_names(tmp_path: Path) -> None:
@@ -271,13 +271,13 @@ def test_a_set_is_found_inside_a_folder_of_sets(name: str, inside: str, tmp_path
 
 def test_a_set_missing_among_others_is_refused_with_what_was_looked_for(tmp_path: Path) -> None:
     put(tmp_path, "SST-2/train.tsv", "tinystories/train.txt")
-    with pytest.raises(DataError, match="of sst2, tinystories and none of mnli .looked for 'mnli' or 'multinli' or"):
+    with pytest.raises(DataError, match="of sst2, tinystories but none of mnli .looked for 'mnli' or 'multinli' or"):
         set_folder("mnli", tmp_path)
 
 
 def test_two_folders_of_one_set_are_refused_with_both(tmp_path: Path) -> None:
     put(tmp_path, "SST-2/train.tsv", "sst2/train.tsv")
-    with pytest.raises(DataError, match=r"more than one folder is called as sst2 is \(SST-2, sst2\)"):
+    with pytest.raises(DataError, match=r"more than one folder is named like sst2 \(SST-2, sst2\)"):
         set_folder("sst2", tmp_path)
 
 

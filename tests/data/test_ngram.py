@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import oelm.data.ngram as ngram
 from oelm.data.ngram import discounts, histories, perplexities, probabilities
-from oelm.data.request import prepare_named
+from oelm.data.request import Request
 from oelm.data.tokens import Tokens, TokenSet
 
 VOCAB = 5
@@ -218,7 +218,7 @@ def test_tinystories_at_vocabulary_512(tmp_path: Path, monkeypatch: pytest.Monke
     if not (SHARED / "tinystories").is_dir():
         pytest.skip(f"no extracts of real data under {SHARED}")
     monkeypatch.setenv("OELM_CACHE", str(tmp_path))
-    tokens = prepare_named("tinystories", SHARED, tokenizer="bpe:512")
+    tokens = Request(name="tinystories", folder=SHARED, tokenizer="bpe:512").prepare()
     assert isinstance(tokens, TokenSet)
     values = perplexities(tokens.train, {"val": tokens.val}, vocab_size=512)
     assert values is not None and values["val"][4] == pytest.approx(6.28, abs=0.01)

@@ -81,7 +81,7 @@ def test_a_dev_file_with_other_columns_is_refused(tmp_path: Path) -> None:
 def test_a_dev_label_that_training_does_not_have_is_refused(tmp_path: Path) -> None:
     dev = write_lines(tmp_path / "dev.tsv", "review\tstars", "one\tugly")
     source = from_file(own_table(tmp_path / "own.tsv"), dev, columns=OWN_COLUMNS)
-    assert "dev.tsv: row 1: unknown label 'ugly'; known are 0 or 'bad', 1 or 'good'" in refusal(source, "val")
+    assert "dev.tsv: row 1: unknown label 'ugly'; known: 0 or 'bad', 1 or 'good'" in refusal(source, "val")
 
 
 @pytest.mark.parametrize("suffix", ["tsv", "csv", "jsonl", "parquet"])
@@ -102,7 +102,7 @@ def test_a_column_named_twice_in_a_header_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_name_that_stands_twice_in_a_json_object_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"line 1 .*the name 'text' stands in it twice"):
+    with pytest.raises(DataError, match=r"line 1 .*the name 'text' occurs twice"):
         from_file(write_lines(tmp_path / "own.jsonl", '{"text": "a", "text": "b", "label": 0}'))
 
 
@@ -148,7 +148,7 @@ def test_signs_that_only_look_like_digits_are_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [1.5, [1], {"a": 1}])
 def test_values_that_cannot_be_labels_are_refused(value: Any, tmp_path: Path) -> None:
     table = write_jsonl(tmp_path / "own.jsonl", {"text": "a", "label": "x"}, {"text": "a", "label": value})
-    with pytest.raises(DataError, match=r"row 2: 'label' holds .*, neither text nor an integer; name another column"):
+    with pytest.raises(DataError, match=r"row 2: 'label' holds .*, neither text nor an integer; choose another column"):
         from_file(table)
 
 

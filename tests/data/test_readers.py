@@ -93,7 +93,7 @@ def test_a_character_across_two_real_blocks_is_one(tmp_path: Path) -> None:
 
 def test_an_empty_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
     message = refusal_of(lambda: read_text(written(tmp_path / "a.txt", "")))
-    assert message == f"{tmp_path}/a.txt: the file is empty; give one with text in it, or leave it out"
+    assert message == f"{tmp_path}/a.txt: the file is empty; give one that holds text, or leave it out"
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.tsv", "a.csv"])
@@ -209,13 +209,13 @@ def test_a_table_tells_its_columns(tmp_path: Path, name: str) -> None:
 def test_a_wrong_column_is_refused_with_those_there_are(tmp_path: Path, name: str) -> None:
     path = write_table(tmp_path / name, CONTENT)
     message = refusal_of(lambda: rows(path, columns=("content",)))
-    assert message.startswith(f"{path}: ") and "no column 'content'; there are: 'text', 'label'" in message
+    assert message.startswith(f"{path}: ") and "no column 'content'; columns: 'text', 'label'" in message
     assert "--column" in message
 
 
 def test_a_column_missing_further_down_is_refused_at_its_line(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", '{"text": "one"}\n\n{"txt": "two"}\n')
-    assert f"{path}: line 3: no column 'text'; there are: 'txt'" in refusal_of(lambda: read_column(path, "text"))
+    assert f"{path}: line 3: no column 'text'; columns: 'txt'" in refusal_of(lambda: read_column(path, "text"))
 
 
 @pytest.mark.parametrize("suffix", [".TSV", ".JSONL", ".Csv", ".PARQUET"])
@@ -261,7 +261,7 @@ def test_a_whole_character_written_as_two_escapes_is_read(tmp_path: Path) -> Non
 def test_a_name_that_stands_twice_in_a_json_object_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", '{"text": "a", "label": 1, "text": "b"}\n')
     message = refusal_of(lambda: read_column(path, "text"))
-    assert message.startswith(f"{path}: line 1 ") and "the name 'text' stands in it twice" in message
+    assert message.startswith(f"{path}: line 1 ") and "the name 'text' occurs twice" in message
 
 
 @pytest.mark.parametrize(("name", "mark"), [("a.tsv", "\t"), ("a.csv", ",")])
@@ -322,7 +322,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_a_truncated_parquet_file_is_refused_by_file(tmp_path: Path, whole: bytes, share: float) -> None:
     path = written(tmp_path / "a.parquet", whole[: int(len(whole) * share)])
     message = refusal_of(lambda: read_column(path, "text"))
-    assert message.startswith(f"{path}: not a whole Parquet file (") and message.endswith("fetch it again")
+    assert message.startswith(f"{path}: not a complete Parquet file (") and message.endswith("fetch it again")
 
 
 def test_a_parquet_file_cut_in_the_middle_and_closed_again_is_refused(tmp_path: Path, whole: bytes) -> None:
@@ -342,7 +342,7 @@ def test_a_parquet_file_with_text_that_is_not_utf8_is_refused(tmp_path: Path) ->
 
 def test_text_called_parquet_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "a.parquet", made_text(100))
-    assert refusal_of(lambda: read_column(path, "text")).startswith(f"{path}: not a whole Parquet file")
+    assert refusal_of(lambda: read_column(path, "text")).startswith(f"{path}: not a complete Parquet file")
 
 
 def test_a_missing_value_in_parquet_is_refused_at_its_row(tmp_path: Path) -> None:

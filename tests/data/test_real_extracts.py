@@ -13,7 +13,7 @@ from oelm.data.corpora import folder_corpus
 from oelm.data.encoded import ExampleSet
 from oelm.data.order import BucketOrder
 from oelm.data.pieces import fraction
-from oelm.data.request import Request, prepare_named
+from oelm.data.request import Request
 from oelm.data.sets import CORPORA as ENTRIES
 from oelm.data.survey import items, survey
 from oelm.data.tokenizer import load_tokenizer
@@ -75,7 +75,7 @@ def test_a_corpus_holds_the_documents_of_the_table(name: str, documents: dict[st
 
 
 def test_an_extract_of_wikitext_keeps_its_test_split(corpora: dict[str, TokenSet]) -> None:
-    extract = prepare_named("wikitext103", EXTRACTS, tokenizer=str(EXTRACTS / "gpt2_bpe"), max_tokens=20_000)
+    extract = Request(name="wikitext103", folder=EXTRACTS, tokenizer=str(EXTRACTS / "gpt2_bpe"), max_tokens=20_000).prepare()
     assert isinstance(extract, TokenSet) and list(extract.splits) == ["train", "val", "test"]
     for split, tokens in extract.splits.items():
         # The start of the whole split, up to the end of the document that reached the limit.
@@ -168,7 +168,9 @@ def test_a_short_training_runs_on_each_corpus(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", CORPORA)
 def test_the_folder_of_all_sets_serves_each_corpus(name: str) -> None:
-    found = [prepare_named(name, at, tokenizer="bpe:300", max_tokens=2000) for at in (EXTRACTS, EXTRACTS / name)]
+    found = [
+        Request(name=name, folder=at, tokenizer="bpe:300", max_tokens=2000).prepare() for at in (EXTRACTS, EXTRACTS / name)
+    ]
     assert found[0].path == found[1].path
 
 
@@ -182,6 +184,6 @@ def test_the_folder_of_all_sets_serves_each_corpus(name: str) -> None:
     ],
 )
 def test_the_folder_of_all_sets_serves_each_task(name: str, examples: dict[str, int], vocabulary: Path) -> None:
-    prepared = prepare_named(name, EXTRACTS, tokenizer=str(vocabulary), max_length=64)
+    prepared = Request(name=name, folder=EXTRACTS, tokenizer=str(vocabulary), max_length=64).prepare()
     assert isinstance(prepared, ExampleSet)
     assert {split: known.examples for split, known in prepared.meta.splits.items()} == examples

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oelm.data.encoded import ExampleSet
-from oelm.data.request import Request, prepare_named
+from oelm.data.request import Request
 from oelm.data.tokens import TokenSet
 from oelm.errors import ConfigError, DataError, OelmError
 from tests.conftest import made_text
@@ -28,7 +28,7 @@ def test_nothing_to_prepare_is_refused_with_what_could_be_given() -> None:
     problem = refusal_of()
     assert isinstance(problem, ConfigError)
     assert str(problem) == (
-        "say what to prepare: one name of `oelm data list`, or one of --text, --jsonl, --parquet, --examples"
+        "give one thing to prepare: a name of `oelm data list`, or one of --text, --jsonl, --parquet, --examples"
     )
 
 
@@ -42,7 +42,7 @@ def test_nothing_to_prepare_is_refused_with_what_could_be_given() -> None:
     ],
 )
 def test_two_sources_are_refused_with_both(asked: dict[str, Any], given: str) -> None:
-    with pytest.raises(ConfigError, match=rf"say what to prepare \(given: {given}\): one name"):
+    with pytest.raises(ConfigError, match=rf"give one thing to prepare \(given: {given}\): a name"):
         Request(**asked)
 
 
@@ -210,19 +210,23 @@ def parent(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["tinystories", "openwebtext"])
 def test_a_named_corpus_is_prepared_from_a_folder_of_sets_as_from_its_own(name: str, parent: Path) -> None:
-    found, own = (prepare_named(name, folder, tokenizer="bpe:300", max_tokens=90) for folder in (parent, parent / name))
+    found, own = (
+        Request(name=name, folder=folder, tokenizer="bpe:300", max_tokens=90).prepare() for folder in (parent, parent / name)
+    )
     assert isinstance(found, TokenSet) and found.path == own.path and found.meta.max_tokens == 90
 
 
 def test_a_named_task_is_prepared_from_a_folder_of_sets_as_from_its_own(parent: Path, tmp_path: Path) -> None:
     tokenizer = str(write_vocabulary(tmp_path / "vocabulary"))
-    found, own = (prepare_named("mnli", at, tokenizer=tokenizer, max_length=9) for at in (parent, parent / "mnli"))
+    found, own = (
+        Request(name="mnli", folder=at, tokenizer=tokenizer, max_length=9).prepare() for at in (parent, parent / "mnli")
+    )
     assert isinstance(found, ExampleSet) and found.path == own.path and found.meta.max_length == 9
 
 
 def test_xnli_takes_mnli_s_training_pairs_from_beside_it(parent: Path, tmp_path: Path) -> None:
     tokenizer = str(write_vocabulary(tmp_path / "vocabulary"))
-    found, own = (prepare_named("xnli", at, tokenizer=tokenizer) for at in (parent, parent / "XNLI"))
+    found, own = (Request(name="xnli", folder=at, tokenizer=tokenizer).prepare() for at in (parent, parent / "XNLI"))
     assert (list(found.meta.splits), list(own.meta.splits)) == (["train", "val"], ["val"])
     assert found.meta.name == "xnli-en" and "(mnli/train.tsv, dev-en.tsv)" in found.meta.source
 
@@ -230,21 +234,21 @@ def test_xnli_takes_mnli_s_training_pairs_from_beside_it(parent: Path, tmp_path:
 def test_english_pairs_are_not_another_language_s(parent: Path, tmp_path: Path) -> None:
     (parent / "XNLI" / "dev-en.tsv").rename(parent / "XNLI" / "dev-de.tsv")
     tokenizer = str(write_vocabulary(tmp_path / "vocabulary"))
-    assert list(prepare_named("xnli", parent, tokenizer=tokenizer, language="de").meta.splits) == ["val"]
+    assert list(Request(name="xnli", folder=parent, tokenizer=tokenizer, language="de").prepare().meta.splits) == ["val"]
 
 
 def test_xnli_s_own_training_pairs_come_before_mnli_s(parent: Path, tmp_path: Path) -> None:
     write_lines(parent / "XNLI" / "train-en.tsv", "premise\thypothesis\tlabel", "A cat.\tB.\tneutral")
-    found = prepare_named("xnli", parent, tokenizer=str(write_vocabulary(tmp_path / "vocabulary")))
+    found = Request(name="xnli", folder=parent, tokenizer=str(write_vocabulary(tmp_path / "vocabulary"))).prepare()
     assert "(train-en.tsv, dev-en.tsv)" in found.meta.source
 
 
 def test_a_set_that_the_folder_does_not_hold_is_refused_and_no_other_taken(parent: Path) -> None:
     with pytest.raises(DataError, match="none of wikitext103 .looked for 'wikitext103' or 'wikitext103v1'"):
-        prepare_named("wikitext103", parent, tokenizer="bpe:300")
+        Request(name="wikitext103", folder=parent, tokenizer="bpe:300").prepare()
 
 
 @pytest.mark.parametrize(("name", "option"), [("mnli", {"max_tokens": 9}), ("tinystories", {"max_length": 9})])
 def test_a_limit_of_the_other_kind_is_refused(name: str, option: dict[str, int], parent: Path) -> None:
     with pytest.raises(ConfigError, match=f"has no meaning for {name}"):
-        prepare_named(name, parent, tokenizer="bpe:300", **option)  # type: ignore[arg-type]
+        Request(name=name, folder=parent, tokenizer="bpe:300", **option).prepare()  # type: ignore[arg-type]

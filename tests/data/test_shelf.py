@@ -16,9 +16,9 @@ from oelm.data.shelf import (
     find_examples,
     find_sets,
     find_tokens,
-    open_any,
     prepared_sets,
     read_any_meta,
+    verify_any,
 )
 from oelm.data.tokens import TokenMeta, TokenSet
 from oelm.errors import DataError
@@ -136,7 +136,7 @@ def test_a_folder_with_a_record_is_meant_rather_than_a_name(cache: Path, tmp_pat
 
 @pytest.mark.parametrize(("name", "kind"), [("tinystories", TokenSet), ("mnli", ExampleSet)])
 def test_a_set_of_either_kind_is_opened(name: str, kind: type, cache: Path) -> None:
-    assert isinstance(open_any(set_called(cache, name)), kind)
+    assert isinstance(verify_any(set_called(cache, name)), kind)
 
 
 @pytest.mark.parametrize("name", ["tinystories", "mnli"])
@@ -149,7 +149,7 @@ def test_a_set_without_a_record_is_refused_by_its_folder(name: str, cache: Path)
     folder = set_called(cache, name)
     (folder / "meta.json").unlink()
     with pytest.raises(DataError, match=str(folder)):
-        open_any(folder)
+        verify_any(folder)
 
 
 def test_tokens_are_found_by_name_and_tokenizer(cache: Path) -> None:

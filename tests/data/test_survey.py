@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from oelm.data import pieces as pieces_module
 from oelm.data import survey as survey_module
+from oelm.data import tokens as tokens_module
 from oelm.data.corpora import VALIDATION_SHARE, Corpus, Part, file_corpus
 from oelm.data.pieces import Piece, pieces
 from oelm.data.survey import Item, Survey, batches, items, survey, train_texts
@@ -301,3 +302,26 @@ def test_a_line_end_far_off_does_not_decide_the_cut_of_a_single_document(tmp_pat
     corpus, _ = survey(file_corpus(path), tell=lambda done: None)
     sizes = {part.split: sum(len(piece.text) for piece in part.read()) for part in corpus.parts}
     assert sizes["train"] > 10 * sizes["val"]
+
+
+def test_text_that_did_not_change_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OELM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tokens_module, "_SETTLED_S", -60.0)
+    monkeypatch.setattr(survey_module, "_TELL_BYTES", 1)
+    path = tmp_path / "text.txt"
+    path.write_text("one\n" * 100)
+    told: list[int] = []
+    (first, look), (again, look_again) = (survey(file_corpus(path), tell=told.append) for _ in range(2))
+    assert len(told) == 1 and look == look_again
+    assert [part.split for part in first.parts] == [part.split for part in again.parts] == ["train", "val"]
+    path.write_text("two\n" * 100)
+    assert survey(file_corpus(path), tell=told.append)[1].fingerprint != look.fingerprint and len(told) == 2
+
+
+def test_another_column_of_the_same_table_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OELM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tokens_module, "_SETTLED_S", -60.0)
+    path = tmp_path / "table.jsonl"
+    path.write_text('{"text": "one", "other": "two"}\n' * 2)
+    looks = [survey(file_corpus(path, column=name), tell=lambda done: None)[1] for name in ("text", "other")]
+    assert looks[0].fingerprint != looks[1].fingerprint

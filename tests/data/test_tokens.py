@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oelm.data.tokens import SPLITS, dtype_for, open_tokens
+import oelm.data.tokens
+from oelm.data.tokens import SPLITS, computed_once, dtype_for, open_tokens
 from oelm.errors import DataError
 
 TRAIN = [5, 9, 299, 0, 7, 7, 12, 0]
@@ -284,3 +286,95 @@ def test_a_new_name_or_source_is_the_same_fingerprint(tmp_path: Path) -> None:
     before = open_tokens(write_set(tmp_path)).meta.fingerprint
     change_meta(tmp_path, lambda meta: meta.update(name="renamed", source="elsewhere"))
     assert open_tokens(tmp_path).meta.fingerprint == before
+
+
+@pytest.fixture
+def settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test's own, for which files are old enough as soon as they are written."""
+    monkeypatch.setenv("OELM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(oelm.data.tokens, "_SETTLED_S", -60.0)
+    return tmp_path / "cache"
+
+
+def replace_file(path: Path) -> None:
+    (path.parent / "other").write_bytes(path.read_bytes()[::-1])
+    os.replace(path.parent / "other", path)
+
+
+def write_over(path: Path) -> None:
+    """Change the content, and give the file its time back."""
+    times = path.stat()
+    path.write_bytes(path.read_bytes()[::-1])
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def beyond_vocabulary(path: Path) -> None:
+    ids = np.array([*TRAIN[:-1], 300], dtype="<u2").tobytes()
+    path.write_bytes(ids)
+    change_meta(path.parent, lambda meta: meta["splits"]["train"].update(sha256=hashlib.sha256(ids).hexdigest()))
+
+
+LATER_DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated": (lambda path: os.truncate(path, 8), "8 bytes, expected 16"),
+    "odd length": (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "17 bytes, expected 16"),
+    "wrong dtype": (lambda path: change_meta(path.parent, lambda meta: meta.update(dtype="uint32")), "expected 32 (uint32)"),
+    "id beyond the vocabulary": (beyond_vocabulary, "holds token id 300, but the vocabulary has 300"),
+    "replaced by one of equal size": (replace_file, "sha256"),
+    "written over at equal size and time": (write_over, "sha256"),
+    "gone": (Path.unlink, "missing"),
+    "another tokenizer": (lambda path: write_over(path.parent / "tokenizer.json"), "tokenizer.json: sha256"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "said"), LATER_DAMAGE.values(), ids=LATER_DAMAGE.keys())
+def test_damage_after_a_set_was_verified_is_refused(
+    tmp_path: Path, settled: Path, spoil: Callable[[Path], object], said: str
+) -> None:
+    write_set(tmp_path / "set")
+    for _ in range(2):
+        assert open_tokens(tmp_path / "set").train.tolist() == TRAIN
+    assert list((settled / "computed").iterdir())
+    spoil(tmp_path / "set" / "train.bin")
+    assert said in refusal_of(tmp_path / "set")
+
+
+def counting() -> tuple[list[int], Callable[[], int]]:
+    calls: list[int] = []
+
+    def compute() -> int:
+        calls.append(1)
+        return len(calls)
+
+    return calls, compute
+
+
+@pytest.mark.parametrize("change", [replace_file, write_over], ids=["replaced", "written over"])
+def test_a_value_is_computed_once_until_a_file_changes(tmp_path: Path, settled: Path, change: Callable[[Path], object]) -> None:
+    path, (calls, compute) = tmp_path / "file", counting()
+    path.write_text("some text")
+    assert [computed_once("it", [path], compute) for _ in range(3)] == [1, 1, 1]
+    assert computed_once("something else", [path], compute) == 2
+    change(path)
+    assert [computed_once("it", [path], compute) for _ in range(2)] == [3, 3] and len(calls) == 3
+
+
+def test_a_file_that_changed_just_now_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OELM_CACHE", str(tmp_path / "cache"))
+    path, (_, compute) = tmp_path / "file", counting()
+    path.write_text("some text")
+    assert [computed_once("it", [path], compute) for _ in range(2)] == [1, 2]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", '{"value": 1}', '{"value": 7, "sha256": ""}'])
+def test_a_damaged_value_is_computed_again(tmp_path: Path, settled: Path, content: str) -> None:
+    path, (_, compute) = tmp_path / "file", counting()
+    path.write_text("some text")
+    computed_once("it", [path], compute)
+    (kept,) = (settled / "computed").iterdir()
+    kept.write_text(content)
+    assert [computed_once("it", [path], compute) for _ in range(2)] == [2, 2]
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path, settled: Path) -> None:
+    settled.write_text("a file in its place")
+    assert open_tokens(write_set(tmp_path / "set")).train.tolist() == TRAIN

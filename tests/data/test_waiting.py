@@ -14,8 +14,9 @@ import pytest
 from filelock import FileLock
 
 from oelm.data.examples import Example, ExampleSource
-from oelm.data.prepare import Progress, prepare
+from oelm.data.prepare import prepare
 from oelm.data.tasks import prepare_examples
+from oelm.data.tokens import Progress
 from oelm.data.vocabularies import wordpiece
 from oelm.errors import StoppedError
 from oelm.train.kinds import seen_progress

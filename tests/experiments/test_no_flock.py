@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import oelm
 from oelm.cli.app import app
-from oelm.data.prepare import held_alone
+from oelm.data.tokens import held_alone
 from oelm.errors import OelmError
 from oelm.experiments.gpus import GpuPool
 from oelm.experiments.launch import is_busy

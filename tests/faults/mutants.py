@@ -146,8 +146,8 @@ MUTANTS = (
     Mutant("data/tokens.py", ">= meta.vocab_size:", "> meta.vocab_size:", "data/test_tokens.py", "off by one"),
     Mutant(
         "data/tokens.py",
-        "check_digest(path, known.sha256",
-        "check_digest(path, sha256_file(path)",
+        "compare_digests(file, digest, known.sha256)",
+        "compare_digests(file, digest, digest)",
         "data/test_tokens.py",
         "a skipped guard",
     ),

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from oelm.data.prepare import no_progress
+from oelm.data.tokens import no_progress
 from oelm.files import sha256_file
 from oelm.train.classify import ClassifierTask
 from oelm.train.config import FinetuneConfig, parse_as, with_overrides

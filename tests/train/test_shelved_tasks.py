@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from oelm.data.request import prepare_named
+from oelm.data.request import Request
 from oelm.errors import DataError
 from oelm.files import dump_json
 from oelm.train.config import ExamplesConfig, FinetuneConfig
@@ -57,7 +57,7 @@ def named(model: Path, task: str = "sst2", **overrides: Any) -> FinetuneConfig:
 
 
 def test_a_prepared_task_trains_offline_and_leaves_no_path_of_the_data(bert: Path, tmp_path: Path) -> None:
-    prepare_named("sst2", sst2(tmp_path / "files"), tokenizer=str(bert), max_length=LENGTH)
+    Request(name="sst2", folder=sst2(tmp_path / "files"), tokenizer=str(bert), max_length=LENGTH).prepare()
     shutil.rmtree(tmp_path / "files")
     finetune_here(named(bert), tmp_path / "run")
     assert str(tmp_path) not in dump_json(read(tmp_path / "run" / "config.json")["examples"])
@@ -71,27 +71,30 @@ def test_a_task_that_was_not_prepared_is_asked_of_the_hub(bert: Path, tmp_path: 
 
 def test_a_task_prepared_for_another_tokenizer_is_not_taken_and_the_command_is_told(bert: Path, tmp_path: Path) -> None:
     other = write_tokenizer(tmp_path / "other", words=(*VOCAB, "more"))
-    prepare_named("sst2", sst2(tmp_path / "files"), tokenizer=str(other), max_length=LENGTH)
+    Request(name="sst2", folder=sst2(tmp_path / "files"), tokenizer=str(other), max_length=LENGTH).prepare()
     with pytest.raises(DataError, match="train, val with another tokenizer, cut at 16 tokens") as problem:
         finetune_here(named(bert), tmp_path / "run")
     assert str(problem.value).endswith(f"oelm data prepare sst2 --tokenizer {bert} --max-length 16 --from FOLDER")
 
 
 def test_a_task_cut_at_another_length_is_not_taken(bert: Path, tmp_path: Path) -> None:
-    prepare_named("sst2", sst2(tmp_path / "files"), tokenizer=str(bert), max_length=LENGTH - 1)
+    Request(name="sst2", folder=sst2(tmp_path / "files"), tokenizer=str(bert), max_length=LENGTH - 1).prepare()
     with pytest.raises(DataError, match="with this tokenizer, cut at 15 tokens"):
         finetune_here(named(bert), tmp_path / "run")
 
 
 def test_two_different_sets_of_a_name_are_refused_for_a_new_run(bert: Path, tmp_path: Path) -> None:
     for seed in (1, 5):
-        prepare_named("sst2", sst2(tmp_path / str(seed), seed=seed), tokenizer=str(bert), max_length=LENGTH)
+        Request(name="sst2", folder=sst2(tmp_path / str(seed), seed=seed), tokenizer=str(bert), max_length=LENGTH).prepare()
     with pytest.raises(DataError, match="sst2 was prepared 2 times for this model"):
         finetune_here(named(bert), tmp_path / "run")
 
 
 def test_a_folder_that_is_given_is_read_whatever_is_on_the_shelf(bert: Path, tmp_path: Path) -> None:
-    made = [prepare_named("sst2", sst2(tmp_path / str(s), seed=s), tokenizer=str(bert), max_length=LENGTH) for s in (1, 5)]
+    made = [
+        Request(name="sst2", folder=sst2(tmp_path / str(s), seed=s), tokenizer=str(bert), max_length=LENGTH).prepare()
+        for s in (1, 5)
+    ]
     finetune_here(named(bert, examples__folder=str(tmp_path / "5")), tmp_path / "run")
     assert read(tmp_path / "run" / "manifest.json")["data"]["fingerprint"] == made[1].meta.fingerprint
 
@@ -99,10 +102,10 @@ def test_a_folder_that_is_given_is_read_whatever_is_on_the_shelf(bert: Path, tmp
 @pytest.mark.parametrize("is_model_gone", [False, True], ids=["model there", "model gone"])
 def test_a_run_goes_on_with_the_set_it_began_with_bit_for_bit(is_model_gone: bool, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
-    prepare_named("sst2", sst2(tmp_path / "first"), tokenizer=str(model), max_length=LENGTH)
+    Request(name="sst2", folder=sst2(tmp_path / "first"), tokenizer=str(model), max_length=LENGTH).prepare()
     finetune_here(named(model), tmp_path / "whole")
     stopped_at(named(model), tmp_path / "run", 3)
-    prepare_named("sst2", sst2(tmp_path / "second", seed=5), tokenizer=str(model), max_length=LENGTH)
+    Request(name="sst2", folder=sst2(tmp_path / "second", seed=5), tokenizer=str(model), max_length=LENGTH).prepare()
     if is_model_gone:
         shutil.rmtree(model)
     finetune_here(named(model), tmp_path / "run")
@@ -110,10 +113,10 @@ def test_a_run_goes_on_with_the_set_it_began_with_bit_for_bit(is_model_gone: boo
 
 
 def test_a_run_whose_set_was_replaced_is_refused(bert: Path, tmp_path: Path) -> None:
-    first = prepare_named("sst2", sst2(tmp_path / "first"), tokenizer=str(bert), max_length=LENGTH)
+    first = Request(name="sst2", folder=sst2(tmp_path / "first"), tokenizer=str(bert), max_length=LENGTH).prepare()
     stopped_at(named(bert), tmp_path / "run", 3)
     shutil.rmtree(first.path)
-    prepare_named("sst2", sst2(tmp_path / "second", seed=5), tokenizer=str(bert), max_length=LENGTH)
+    Request(name="sst2", folder=sst2(tmp_path / "second", seed=5), tokenizer=str(bert), max_length=LENGTH).prepare()
     with pytest.raises(DataError, match="the data is not what this run began with"):
         finetune_here(named(bert), tmp_path / "run")
 
@@ -122,7 +125,9 @@ def test_xnli_trains_on_mnli_s_pairs_and_is_judged_on_its_own(bert: Path, tmp_pa
     nli(tmp_path / "data" / "MNLI" / "train.jsonl", seed=1)
     nli(tmp_path / "data" / "MNLI" / "dev_matched.jsonl", seed=2)
     nli(tmp_path / "data" / "xnli" / "dev-en.jsonl", seed=3)
-    sets = {n: prepare_named(n, tmp_path / "data", tokenizer=str(bert), max_length=LENGTH) for n in ("mnli", "xnli")}
+    sets = {
+        n: Request(name=n, folder=tmp_path / "data", tokenizer=str(bert), max_length=LENGTH).prepare() for n in ("mnli", "xnli")
+    }
     assert sets["xnli"].meta.name == "xnli-en" and "MNLI/train.jsonl, dev-en.jsonl" in sets["xnli"].meta.source
     finetune_here(named(bert, "xnli"), tmp_path / "run")
     assert read(tmp_path / "run" / "manifest.json")["data"]["fingerprint"] == sets["xnli"].meta.fingerprint
@@ -137,7 +142,7 @@ def test_xnli_s_dev_pairs_alone_are_judged_on_and_not_trained_on(bert: Path, tmp
     nli(tmp_path / "mnli" / "dev_matched.jsonl", seed=2)
     nli(tmp_path / "xnli" / "dev-en.jsonl", seed=3)
     for task in ("mnli", "xnli"):
-        prepare_named(task, tmp_path / task, tokenizer=str(bert), max_length=LENGTH)
+        Request(name=task, folder=tmp_path / task, tokenizer=str(bert), max_length=LENGTH).prepare()
     with pytest.raises(DataError, match="Prepared as xnli-en is here: val with this tokenizer, cut at 16 tokens"):
         finetune_here(named(bert, "xnli"), tmp_path / "none")
     finetune_here(named(bert, "mnli"), tmp_path / "run")

@@ -195,7 +195,7 @@ def verify(
     what: Annotated[list[str] | None, typer.Argument(help="Folders or names of prepared sets; by default all of them.")] = None,
 ) -> None:
     """Hash every file of prepared sets again; exit code 3 when one is not what was prepared."""
-    from oelm.data.shelf import find_sets, open_any
+    from oelm.data.shelf import find_sets, verify_any
     from oelm.errors import DataError
 
     damaged = 0
@@ -204,7 +204,7 @@ def verify(
         out.print("nothing is prepared on this machine yet: oelm data prepare NAME")
     for path in found:
         try:
-            opened = open_any(path)
+            opened = verify_any(path)
             out.print(f"whole    {path}  {_in_a_line(opened.meta)}", soft_wrap=True)
         except DataError as problem:
             damaged += 1

@@ -18,16 +18,16 @@ from tokenizers import Tokenizer
 from oelm.data.corpora import Corpus, Part
 from oelm.data.ngram import MOST_TOKENS, never, perplexities
 from oelm.data.pieces import Piece, pieces
-from oelm.data.prepare import Progress, no_progress, prepare_corpus
+from oelm.data.prepare import prepare_corpus
 from oelm.data.tokenizer import load_tokenizer
-from oelm.data.tokens import Split, TokenMeta, Tokens, TokenSet
+from oelm.data.tokens import Progress, Split, TokenMeta, Tokens, TokenSet, no_progress
 from oelm.errors import DataError, OelmError
 from oelm.files import cache_root, dump_json, read_json, room_checked, write_json
 from oelm.strict import Strict
 
 log = logging.getLogger(__name__)
 FILE = "ngram.json"
-# What a run's record holds, and what its baseline must beat.
+# Recorded with a run; a real baseline beats the last one.
 ORDERS = 5
 # Whether a baseline beats counting at all: the best of these orders and vocabularies, in bits per byte.
 MOST_ORDERS = 8
@@ -37,10 +37,10 @@ ByOrder = dict[Split, list[float]]
 
 
 class NgramFigures(Strict):
-    """`ngram.json`: perplexities of n-gram models of the training split on the others.
+    """`ngram.json`: perplexities of n-gram models of the training split on the other splits.
 
-    `tokens` is how many of the training split's tokens were counted. `counters` holds bits per byte by vocabulary, of the
-    same text tokenized again; empty until asked for.
+    `tokens` is how many training tokens were counted. `counters` holds bits per byte by vocabulary, of the same text
+    tokenized again; empty until requested.
     """
 
     format: Literal["oelm-ngram-1"] = "oelm-ngram-1"
@@ -54,7 +54,7 @@ class NgramFigures(Strict):
         return {split: values[:orders] for split, values in self.ppl.items()}
 
     def best_counter(self, split: Split) -> tuple[int, int, float] | None:
-        """Return the vocabulary, the order and the bits per byte of the best counter; None where none was asked for."""
+        """Return vocabulary, order and bits per byte of the best counter; None without counters."""
         found = [
             (value, vocabulary, order)
             for vocabulary, by_split in self.counters.items()
@@ -67,22 +67,22 @@ class NgramFigures(Strict):
 
 
 def kept_figures(folder: Path, meta: TokenMeta) -> NgramFigures | None:
-    """Return the figures that are kept with a token set; None where there are none, or they are damaged or another's."""
+    """Return the figures kept with a token set; None where they are missing, damaged or of another set."""
     if not (folder / FILE).is_file():
         return None
     try:
         record = read_json(folder / FILE)
-        told = record.pop("sha256", None) if isinstance(record, dict) else None
+        digest = record.pop("sha256", None) if isinstance(record, dict) else None
         figures = NgramFigures.model_validate_json(dump_json(record))
     except (DataError, ValidationError) as problem:
         log.info("%s is not used: %s", folder / FILE, problem)
         return None
-    is_whole = told == _digest(figures) and figures.fingerprint == meta.fingerprint
-    return figures if is_whole and figures.tokens == _counted(meta) else None
+    is_complete = digest == _digest(figures) and figures.fingerprint == meta.fingerprint
+    return figures if is_complete and figures.tokens == _counted(meta) else None
 
 
 def ngram_figures(tokens: TokenSet, *, orders: int = ORDERS, stopped: Callable[[], bool] = never) -> NgramFigures | None:
-    """Return the figures of a token set, from its folder where they are kept, else counted and kept; None after a stop."""
+    """Return the figures of a token set, kept in its folder or counted now; None when stopped."""
     kept = kept_figures(tokens.path, tokens.meta)
     if kept is not None and all(len(values) >= orders for values in kept.ppl.values()):
         return kept
@@ -103,7 +103,7 @@ def ngram_figures(tokens: TokenSet, *, orders: int = ORDERS, stopped: Callable[[
 
 
 def judged_splits(tokens: TokenSet) -> dict[Split, Tokens]:
-    """Return the splits that models are judged on; the first token of a split is predicted by nothing."""
+    """Return the splits that models are evaluated on; the first token of a split is not predicted."""
     return {name: split for name, split in tokens.splits.items() if name != "train" and len(split) > 1}
 
 
@@ -116,7 +116,7 @@ def count_vocabularies(
 ) -> NgramFigures:
     """Return the figures with `counters`: the set's own text, tokenized by a BPE of every vocabulary size and counted.
 
-    Raises DataError where the set's tokenizer does not give its text back.
+    Raises DataError where the set's tokenizer does not reproduce its text.
     """
     figures = ngram_figures(tokens)
     assert figures is not None
@@ -164,8 +164,8 @@ def _check_same_text(tokens: TokenSet, made: TokenSet) -> None:
         again = made.meta.splits.get(split)
         if again is None or (again.documents, again.text_bytes) != (known.documents, known.text_bytes):
             raise DataError(
-                f"{tokens.path}: its tokenizer {tokens.meta.tokenizer} does not give the {split} text back byte by byte, so it "
-                "cannot be counted under other vocabularies; prepare the same text with --tokenizer bpe:512 and ask for that"
+                f"{tokens.path}: its tokenizer {tokens.meta.tokenizer} does not reproduce the {split} text, so it "
+                "cannot be counted with other vocabularies; prepare the same text with --tokenizer bpe:512 and use that"
             )
 
 
@@ -177,7 +177,7 @@ def _keep(folder: Path, figures: NgramFigures) -> None:
     try:
         write_json(folder / FILE, {**figures.model_dump(mode="json"), "sha256": _digest(figures)})
     except OelmError as problem:
-        # The figures are right all the same; whoever asks next counts again.
+        # The figures are right; the next caller counts again.
         log.warning("the n-gram figures are not kept: %s", problem)
 
 

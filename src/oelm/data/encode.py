@@ -1,4 +1,4 @@
-"""Texts to token ids on all cores, in order: the same ids whatever the number of workers."""
+"""Texts to token ids on all cores, in order; the ids do not depend on the number of workers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Made = TypeVar("Made")
 
 
 def encoder(tokenizer: Tokenizer) -> Encode:
-    """Return what turns texts into ids with this tokenizer; marks written in a text are text, not marks.
+    """Return the function that encodes texts with this tokenizer; special tokens written in a text stay text.
 
-    GPT-2's goes through tiktoken where that is installed: the same ids, several times as fast.
+    GPT-2's uses tiktoken where that is installed: the same ids, several times as fast.
     """
     if is_gpt2(tokenizer) and (fast := _tiktoken_encoder(tokenizer)) is not None:
         return fast
@@ -60,7 +60,7 @@ def _tiktoken_encoder(tokenizer: Tokenizer) -> Encode | None:
         try:
             return encoding.encode_to_numpy(text, disallowed_special=())
         except ValueError:
-            # A million blanks in a row are too many for its regular expressions.
+            # A million spaces in a row are too many for its regular expression.
             return _plain_encoder(tokenizer)([text])[0]
 
     def encode(texts: list[str]) -> list[Ids]:
@@ -70,7 +70,7 @@ def _tiktoken_encoder(tokenizer: Tokenizer) -> Encode | None:
 
 
 def byte_characters() -> dict[int, str]:
-    """Return the character that byte-level BPE writes for each byte: itself where it can be seen, else one from 256 up."""
+    """Return the character that byte-level BPE writes for each byte: itself if visible, else one from 256 up."""
     visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {byte: chr(byte) for byte in visible} | {byte: chr(256 + n) for n, byte in enumerate(hidden)}
@@ -82,9 +82,9 @@ def num_cores() -> int:
 
 
 def in_order(work: Callable[[Item], Made], items: Iterable[Item], *, workers: int) -> Iterator[tuple[Item, Made]]:
-    """Yield every item with what `work` made of it, in the items' order, with a few under way at a time.
+    """Yield every item with the result of `work`, in order, with a few in progress at a time.
 
-    Threads: the tokenizers work without Python's lock, and nothing is copied between processes.
+    Uses threads: the tokenizers release Python's lock, and nothing is copied between processes.
     """
     waiting: deque[tuple[Item, Future[Made]]] = deque()
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="encode") as pool:

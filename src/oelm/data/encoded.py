@@ -1,4 +1,4 @@
-"""Example files: the encoded examples of a task and the `meta.json` that knows them, checked whenever they are opened."""
+"""Example files: the encoded examples of a task, described by `meta.json` and checked whenever they are opened."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from oelm.data.tokens import check_digest, how_to_mend
+from oelm.data.tokens import advised, check_tokenizer, compare_digests, missing_file, read_record
 from oelm.errors import DataError
-from oelm.files import dump_json, read_json
+from oelm.files import dump_json
+from oelm.strict import Strict
 
 FORMAT = "oelm-examples-1"
 
 
-class ExampleSplitMeta(BaseModel):
-    """What is known of one split. `cut` examples were longer than max_length; `unlabelled` ones were left out."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+class ExampleSplitMeta(Strict):
+    """Counts and digests of one split. `cut` examples were longer than max_length; `unlabelled` ones were left out."""
 
     examples: int = Field(gt=0)
     tokens: int = Field(gt=0)
@@ -34,10 +33,8 @@ class ExampleSplitMeta(BaseModel):
     rows_sha256: str
 
 
-class ExampleMeta(BaseModel):
+class ExampleMeta(Strict):
     """`meta.json` of an example set."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     format: Literal["oelm-examples-1"]
     name: str
@@ -70,7 +67,7 @@ class ExampleMeta(BaseModel):
 
 @dataclass(frozen=True)
 class ExampleSplit:
-    """Encoded examples of one split: `ids` of all, one after the other, where each ends, its second text begins, its label."""
+    """Encoded examples of one split: all `ids` in a row; per example its end, the start of its second text, its label."""
 
     ids: NDArray[Any]
     ends: NDArray[np.int64]
@@ -100,7 +97,7 @@ class ExampleSplit:
 
 @dataclass(frozen=True)
 class PaddedExamples:
-    """A rectangle of examples: ids, which of two texts each belongs to, where there is text, and the labels."""
+    """A rectangle of examples: ids, which of two texts each belongs to, a mask of the text, and the labels."""
 
     ids: NDArray[np.int64]
     types: NDArray[np.int64]
@@ -119,40 +116,34 @@ class ExampleSet:
 
 def open_examples(path: Path) -> ExampleSet:
     """Open an example set after checking size, digest and range of every file; raise DataError naming what differs."""
-    try:
-        meta = read_example_meta(path / "meta.json")
-        check_digest(path / "tokenizer.json", meta.tokenizer_sha256, holds="a tokenizer")
-        splits = {split: _open_split(path, meta, split) for split in meta.splits}
-    except DataError as problem:
-        raise DataError(f"{problem}; {how_to_mend(path)}") from None
-    return ExampleSet(path, meta, splits)
-
-
-def read_example_meta(path: Path) -> ExampleMeta:
-    """Read the record of an example set; raise DataError naming what is wrong with it."""
-    try:
-        return ExampleMeta.model_validate_json(dump_json(read_json(path)))
-    except ValidationError as problem:
-        first = problem.errors()[0]
-        raise DataError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    with advised(path):
+        meta = read_record(path / "meta.json", ExampleMeta)
+        check_tokenizer(path / "tokenizer.json", meta.tokenizer_sha256)
+        return ExampleSet(path, meta, {split: _open_split(path, meta, split) for split in meta.splits})
 
 
 def _open_split(path: Path, meta: ExampleMeta, split: str) -> ExampleSplit:
     known = meta.splits[split]
     ids_path, rows_path = path / f"{split}.ids.bin", path / f"{split}.rows.bin"
-    check_digest(ids_path, known.ids_sha256, holds=f"{known.examples:,} examples")
-    check_digest(rows_path, known.rows_sha256, holds=f"{known.examples:,} examples")
     dtype = np.dtype(meta.dtype).newbyteorder("<")
-    for file, expected_bytes in ((ids_path, known.tokens * dtype.itemsize), (rows_path, known.examples * 3 * 8)):
-        if (size_bytes := file.stat().st_size) != expected_bytes:
-            raise DataError(f"{file}: {size_bytes:,} bytes, expected {expected_bytes:,}")
-    rows = np.fromfile(rows_path, dtype="<i8").reshape(-1, 3)
-    ids = np.fromfile(ids_path, dtype=dtype)
+    holds = f"{known.examples:,} examples"
+    ids = np.frombuffer(_content(ids_path, known.ids_sha256, known.tokens * dtype.itemsize, holds), dtype)
+    rows = np.frombuffer(_content(rows_path, known.rows_sha256, known.examples * 3 * 8, holds), "<i8").reshape(-1, 3)
     lengths = np.diff(rows[:, 0], prepend=0)
     if int(lengths.min()) < 0 or int(rows[-1, 0]) != len(ids) or not ((rows[:, 1] >= 0) & (rows[:, 1] <= lengths)).all():
         raise DataError(f"{rows_path}: its rows do not cut the {len(ids):,} ids into examples")
     if (largest := int(ids.max())) >= meta.vocab_size:
         raise DataError(f"{ids_path}: holds token id {largest}, but the vocabulary has {meta.vocab_size}")
     if not 0 <= int(rows[:, 2].min()) <= int(rows[:, 2].max()) < len(meta.labels):
-        raise DataError(f"{rows_path}: holds a label outside of the {len(meta.labels)} there are")
+        raise DataError(f"{rows_path}: holds a label outside of the {len(meta.labels)} known ones")
     return ExampleSplit(ids, rows[:, 0], rows[:, 1], rows[:, 2])
+
+
+def _content(path: Path, sha256: str, expected_bytes: int, holds: str) -> bytes:
+    if not path.is_file():
+        raise missing_file(path, holds)
+    content = path.read_bytes()
+    compare_digests(path, hashlib.sha256(content).hexdigest(), sha256)
+    if len(content) != expected_bytes:
+        raise DataError(f"{path}: {len(content):,} bytes, expected {expected_bytes:,}")
+    return content

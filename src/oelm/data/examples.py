@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from oelm.data.hub import hub_label_names, hub_rows
-from oelm.data.local import find_splits, folders_of_sets, set_folder
+from oelm.data.local import find_splits, neighbour_splits, plain_name, set_folder, short_path
 from oelm.data.pieces import fraction
 from oelm.data.readers import Row, column_names, parquet_label_names, rows
 from oelm.data.sets import USUAL_COLUMNS, TaskEntry
 from oelm.errors import ConfigError, DataError
 
-# A label that says there is none: of GLUE's tests, and of pairs on which the annotators did not agree.
+# Labels that mean none: in GLUE's tests, and for pairs on which the annotators disagreed.
 _UNLABELLED = (None, "-", "", -1, "-1")
 _DEV_SHARE = 0.05
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
@@ -34,14 +34,14 @@ class Example:
 
 @dataclass(frozen=True)
 class LabelMap:
-    """What labels mean. Integers are positions in `integers`, which a release may order otherwise than `names`."""
+    """The meaning of labels. Integers are positions in `integers`, which a release may order differently from `names`."""
 
     names: tuple[str, ...]
     integers: tuple[str, ...]
     aliases: dict[str, str] = field(default_factory=dict)
 
     def position(self, raw: Any, *, where: str) -> int:
-        """Return the position in `names` that a label of a file stands for, -1 for none; DataError when it is unknown."""
+        """Return a label's position in `names`, -1 for no label; DataError when it is unknown."""
         if raw in _UNLABELLED and raw is not False and raw not in self.names:
             return -1
         if isinstance(raw, str) and raw in self.aliases:
@@ -52,12 +52,12 @@ class LabelMap:
         if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(self.integers):
             return self.names.index(self.integers[number])
         known = ", ".join(f"{number} or {name!r}" for number, name in enumerate(self.integers))
-        raise DataError(f"{where}: unknown label {raw!r}; known are {known}. Say what labels mean with --labels A,B,...")
+        raise DataError(f"{where}: unknown label {raw!r}; known: {known}. Give their meaning with --labels A,B,...")
 
 
 @dataclass(frozen=True)
 class ExampleSource:
-    """Named splits of examples. `integers` says by file what integer labels were taken to mean."""
+    """Named splits of examples. `integers` records, by file, the meaning of integer labels."""
 
     name: str
     source: str
@@ -72,12 +72,12 @@ def folder_examples(entry: TaskEntry, folder: Path, *, language: str, labels: tu
 
     `labels` overrides the order of integer labels.
     """
-    # The public tests carry no labels, but XNLI's does.
+    # Of the public tests, only XNLI's has labels.
     known = ("train", *entry.dev_splits, *(("test",) if entry.languages else ()))
     own = set_folder(entry.name, folder)
     found = find_splits(own, wanted=known, only=language if entry.languages else "")
     if "train" not in found and entry.trains_on and language == "en":
-        found |= _training_files(entry.trains_on, folder)
+        found |= neighbour_splits(folder, entry.trains_on, wanted=("train",))
     wanted = [split for split in known if split in found]
     if not wanted:
         raise DataError(
@@ -92,16 +92,8 @@ def folder_examples(entry: TaskEntry, folder: Path, *, language: str, labels: tu
             meaning = _integers(entry, path, columns["label"], labels)
             integers[path.name] = ", ".join(f"{number}={name}" for number, name in enumerate(meaning))
         splits[split] = partial(_all_files, found[split], entry, labels, language)
-    # A file of another set's is told by its folder.
-    paths = [path for split in wanted for path in found[split]]
-    names = ", ".join(path.name if path.is_relative_to(own) else f"{path.parent.name}/{path.name}" for path in paths)
+    names = ", ".join(short_path(path, own) for split in wanted for path in found[split])
     return ExampleSource(_name(entry, language), f"{entry.name}: local copies ({names})", entry.labels, splits, None, integers)
-
-
-def _training_files(name: str, folder: Path) -> dict[str, list[Path]]:
-    """Return the training files of another set whose folder lies in this one, if it does."""
-    beside = folders_of_sets(folder).get(name, [])
-    return find_splits(beside[0], wanted=("train",)) if len(beside) == 1 else {}
 
 
 def _name(entry: TaskEntry, language: str) -> str:
@@ -111,7 +103,7 @@ def _name(entry: TaskEntry, language: str) -> str:
 def _check_language(path: Path, entry: TaskEntry, language: str) -> None:
     words = {path.parent.name, *re.split(r"[^a-z]+", path.stem.lower())}
     if (others := words & set(entry.languages)) and language not in words and "language" not in column_names(path):
-        raise DataError(f"{path}: by its name in {min(others)!r}, asked for is {language!r}; say --language {min(others)}")
+        raise DataError(f"{path}: its name says {min(others)!r}, not {language!r}; give --language {min(others)}")
 
 
 def _all_files(paths: list[Path], entry: TaskEntry, labels: tuple[str, ...] | None, language: str) -> Iterator[Example]:
@@ -134,8 +126,8 @@ def _written_names(path: Path, column: str) -> tuple[str, ...] | None:
 def _checked(integers: tuple[str, ...], names: tuple[str, ...], *, where: str) -> tuple[str, ...]:
     if sorted(integers) != sorted(names):
         raise DataError(
-            f"{where}: its labels are {', '.join(integers)}; the task has {', '.join(names)}. Say with --labels what the "
-            "integers 0, 1, ... mean, in these names"
+            f"{where}: its labels are {', '.join(integers)}; the task has {', '.join(names)}. Give the meaning of the "
+            "integers 0, 1, ... with --labels, in these names"
         )
     return integers
 
@@ -147,7 +139,7 @@ def _columns_of(path: Path, spellings: tuple[dict[str, str], ...]) -> dict[str, 
             return columns
     expected = " or ".join("(" + ", ".join(columns.values()) + ")" for columns in spellings)
     raise DataError(
-        f"{path}: columns {', '.join(map(repr, present))}; expected {expected}. Name yours with --columns text=...,label=..."
+        f"{path}: columns {', '.join(map(repr, present))}; expected {expected}. Give yours with --columns text=...,label=..."
     )
 
 
@@ -162,7 +154,7 @@ def read_examples(path: Path, columns: dict[str, str], labels: LabelMap, *, lang
 def _example(row: Row, columns: dict[str, str], labels: LabelMap, *, where: str) -> Example:
     for part in ("text", "pair"):
         if part in columns and not isinstance(row[columns[part]], str):
-            raise DataError(f"{where}: {columns[part]!r} is {type(row[columns[part]]).__name__}, expected text; mend the row")
+            raise DataError(f"{where}: {columns[part]!r} is {type(row[columns[part]]).__name__}, expected text; fix the row")
     pair = row[columns["pair"]] if "pair" in columns else None
     return Example(row[columns["text"]], pair, labels.position(row[columns["label"]], where=where))
 
@@ -178,23 +170,19 @@ def hub_examples(entry: TaskEntry, *, language: str) -> ExampleSource:
 
 def _hub_split(entry: TaskEntry, split: str) -> Iterator[Example]:
     columns = entry.columns[0]
-    ways_out = (
-        f"with a network, repeat the command; without one, bring the files here and say "
-        f"`oelm data prepare {entry.name} --from FOLDER` (docs/data.md names the files)"
-    )
-    own = hub_label_names(entry.hub, split, columns["label"], ways_out=ways_out) or entry.labels
+    own = hub_label_names(entry.hub, split, columns["label"], name=entry.name) or entry.labels
     labels = LabelMap(entry.labels, _checked(own, entry.labels, where=entry.hub.repo), entry.aliases)
-    for number, row in hub_rows(entry.hub, split, columns=tuple(columns.values()), ways_out=ways_out):
+    for number, row in hub_rows(entry.hub, split, columns=tuple(columns.values()), name=entry.name):
         yield _example(row, columns, labels, where=f"{entry.hub.repo} {split}: row {number}")
 
 
 def file_examples(
     train: Path, dev: Path | None, *, columns: dict[str, str] | None, labels: tuple[str, ...] | None
 ) -> ExampleSource:
-    """Return the user's own table as a task; without a dev file, one example in twenty is held out by the hash of its text.
+    """Return a user's table as a task; without a dev file, one example in twenty is held out by the hash of its text.
 
-    Without `labels`, the labels are those that a Parquet file records, or those found in training, sorted; all must be
-    text or all integers.
+    Without `labels`, they are read from a Parquet file's metadata, or collected from training and sorted: all text or all
+    integers.
     """
     spelling = _columns_of(train, (columns,) if columns else USUAL_COLUMNS)
     names = _own_labels(train, spelling["label"], labels)
@@ -206,12 +194,12 @@ def file_examples(
         read["val"] = partial(read_examples, dev, _columns_of(dev, (spelling,)), LabelMap(names, written))
     else:
         whole = read["train"]
-        read = {"train": partial(_side, whole, False), "val": partial(_side, whole, True)}
+        read = {"train": partial(_held_out, whole, False), "val": partial(_held_out, whole, True)}
     source = f"local table '{train.name}'" + (f" and '{dev.name}'" if dev else ", one in twenty held out")
-    return ExampleSource(f"table-{_plain(train.stem)}", source, names, read)
+    return ExampleSource(f"table-{plain_name(train.stem)[:40]}", source, names, read)
 
 
-def _side(whole: Callable[[], Iterator[Example]], dev: bool) -> Iterator[Example]:
+def _held_out(whole: Callable[[], Iterator[Example]], dev: bool) -> Iterator[Example]:
     return (example for example in whole() if (fraction(f"{example.text}\0{example.pair}") < _DEV_SHARE) == dev)
 
 
@@ -220,7 +208,7 @@ def _own_labels(path: Path, column: str, given: tuple[str, ...] | None) -> tuple
         raise ConfigError(f"--labels {','.join(given)}: give each of two or more labels once, as A,B,...")
     names = given or _written_names(path, column) or _found_labels(path, column)
     for position, name in enumerate(names):
-        # Else the text '1' and the integer 1 would not mean the same.
+        # The text '1' and the integer 1 must mean the same.
         if _INTEGER.fullmatch(name) and name != str(position):
             raise DataError(
                 f"{path}: the label {name!r} would be class {position} of {', '.join(names)}; labels are words, or integers "
@@ -237,7 +225,7 @@ def _found_labels(path: Path, column: str) -> tuple[str, ...]:
             continue
         if not isinstance(value, str | int) or isinstance(value, bool):
             raise DataError(
-                f"{path}: row {number}: {column!r} holds {value!r}, neither text nor an integer; name another column"
+                f"{path}: row {number}: {column!r} holds {value!r}, neither text nor an integer; choose another column"
             )
         counts[str(value)] += 1
     as_numbers = all(_INTEGER.fullmatch(value) for value in counts)
@@ -248,7 +236,3 @@ def _found_labels(path: Path, column: str) -> tuple[str, ...]:
     if not 2 <= len(counts) <= 1000:
         raise DataError(f"{path}: {column!r} holds {len(counts)} different labels; a classifier needs 2 to 1000")
     return tuple(map(str, sorted(map(int, counts)))) if as_numbers else tuple(sorted(counts))
-
-
-def _plain(name: str) -> str:
-    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)[:40]

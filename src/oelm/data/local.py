@@ -1,4 +1,4 @@
-"""Local copies of public data sets: which folder is whose, and which file of a folder is which split."""
+"""Local copies of public data sets: which folder holds which set, and which file which split."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from oelm.errors import DataError
 
 log = logging.getLogger(__name__)
 SUFFIXES = (".txt", ".tokens", ".raw", ".jsonl", ".json", ".parquet", ".tsv", ".csv")
-# Longer marks before those they contain. A name says its split in a word of its own: 'wiki.valid.tokens', 'dev-matched'.
+# Longer marks before those they contain. A mark is a whole word of the name: 'wiki.valid.tokens', 'dev-matched'.
 _MARKS = {
     "val_mismatched": r"(?:dev|valid|val|validation)[._-]?mismatched",
     "val": r"(?:dev|valid|val|validation)(?:[._-]?matched)?",
     "test": r"test(?:[._-]?(?:mis)?matched)?",
     "train": r"train(?:ing)?",
 }
-# What may lie beside the splits of a folder and is none of them.
+# Files next to the splits that are not data.
 _ABOUT = re.compile(r"(?:readme|licen[cs]e|citation|sha256sums)\b", re.IGNORECASE)
 _PART = re.compile(r"(\d+)-of-(\d+)")
 # 'train-more.jsonl' continues 'train.jsonl'.
@@ -26,7 +26,7 @@ _MORE = re.compile(r"-more(?=\.)")
 
 
 def split_in_name(name: str) -> str | None:
-    """Return which split a file's name speaks of, if it does."""
+    """Return the split that a file's name contains, if any."""
     for split, mark in _MARKS.items():
         if re.search(rf"(?:^|[^a-z]){mark}(?:[^a-z]|$)", name.lower()):
             return split
@@ -34,12 +34,12 @@ def split_in_name(name: str) -> str | None:
 
 
 def set_folder(name: str, folder: Path) -> Path:
-    """Return where a named set's files are: the folder given, or one inside it that is called as the set usually is.
+    """Return where a named set's files are: the folder given, or one inside it with a usual name of the set.
 
-    Raises DataError when it holds folders of other sets and none, or more than one, of this one.
+    Raises DataError when it holds folders of other sets but none of this one, or more than one.
     """
     _check_is_folder(folder)
-    # By the name it was given under, or, of '.' and the like, its own.
+    # The given name, and the real one for '.' or a link.
     called = {set_called(folder.name), set_called(folder.resolve().name)}
     if name in called or any(_is_split(path) for path in folder.iterdir()):
         return folder
@@ -48,23 +48,45 @@ def set_folder(name: str, folder: Path) -> Path:
         return own[0]
     if own:
         names = ", ".join(path.name for path in own)
-        raise DataError(f"--from {folder}: more than one folder is called as {name} is ({names}); give the one that is meant")
+        raise DataError(f"--from {folder}: more than one folder is named like {name} ({names}); give one of them")
     if inside:
         looked_for = " or ".join(map(repr, SPELLINGS[name]))
         raise DataError(
-            f"--from {folder}: it holds folders of {', '.join(sorted(inside))} and none of {name} (looked for {looked_for}, "
-            "whatever its capitals, dots and hyphens): bring the files there, or give their own folder"
+            f"--from {folder}: it holds folders of {', '.join(sorted(inside))} but none of {name} (looked for {looked_for}, "
+            "in any case, with any dots and hyphens): put the files there, or give their folder"
         )
     return folder
 
 
 def folders_of_sets(folder: Path) -> dict[str, list[Path]]:
-    """Return the folders inside this one that are called as named sets usually are, by the set's name."""
+    """Return the folders inside this one that have a usual name of a set, by set."""
     found: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         if path.is_dir() and (name := set_called(path.name)):
             found.setdefault(name, []).append(path)
     return found
+
+
+def neighbour_splits(folder: Path, name: str, *, wanted: tuple[str, ...]) -> dict[str, list[Path]]:
+    """Return these splits of another set whose folder is inside this one, if there is exactly one."""
+    found = folders_of_sets(folder).get(name, [])
+    return find_splits(found[0], wanted=wanted) if len(found) == 1 else {}
+
+
+def short_path(path: Path, folder: Path) -> str:
+    """Return a path relative to the folder; a file of another set with its own folder's name."""
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else f"{path.parent.name}/{path.name}"
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """Return all files under a folder in order, without hidden ones."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+
+
+def plain_name(name: str) -> str:
+    """Return a name with every unusual character replaced by '-'."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name)
 
 
 def _is_split(path: Path) -> bool:
@@ -79,17 +101,16 @@ def _check_is_folder(folder: Path) -> None:
 def find_splits(folder: Path, *, wanted: tuple[str, ...], only: str = "", whole: str = "") -> dict[str, list[Path]]:
     """Return the files of each wanted split under a folder; several only where they are parts of one.
 
-    Parts are numbered, or the second is called '-more' and comes last. `only` keeps to files whose name holds this word
-    (a language, say) where any does. A file that names no split and holds the word `whole` counts as training text.
+    Parts are numbered, or the second is named '-more' and comes last. With `only`, files whose name contains this word (a
+    language, for example) are preferred. A file without a split in its name that contains `whole` is training text.
     Raises DataError when two files claim to be the same split.
     """
     _check_is_folder(folder)
-    files = sorted(
-        path for path in folder.rglob("*") if path.is_file() and path.suffix.lower() in SUFFIXES and not _hidden(path, folder)
-    )
     found: dict[str, list[Path]] = {}
-    for path in files:
-        # A file in a folder per configuration ('en/train-00000-of-00001.parquet') counts by its own name only.
+    for path in visible_files(folder):
+        if path.suffix.lower() not in SUFFIXES:
+            continue
+        # The file's own name counts, not that of a folder per configuration ('en/train-00000-of-00001.parquet').
         split = split_in_name(path.name) or ("train" if whole and _has_word(path.stem, whole) else None)
         if split in wanted and split is not None:
             found.setdefault(split, []).append(path)
@@ -100,10 +121,9 @@ def find_splits(folder: Path, *, wanted: tuple[str, ...], only: str = "", whole:
 
 
 def own_splits(folder: Path, files: list[Path]) -> dict[Path, str]:
-    """Return which split each file of a user's own folder is, or nothing where not every one of them says so.
+    """Return the split of each file of a user's folder; nothing unless every file, except a README, names its split.
 
-    One file of another name, or in a folder below, and it is a folder of text like any other; a README may lie beside.
-    There must be training text, and something to validate or test on.
+    There must be training text, and text to validate or test on.
     """
     here = [path for path in files if not (_ABOUT.match(path.name) and path.parent == folder)]
     found = {
@@ -116,9 +136,9 @@ def own_splits(folder: Path, files: list[Path]) -> dict[Path, str]:
     if "train" not in found.values() or len(set(found.values())) < 2:
         return {}
     if others := [path for path in here if path not in found]:
-        # Whoever has a test file there should hear that it is trained on.
+        # Otherwise nobody would notice that a test file is trained on.
         names = ", ".join(path.name for path in found)
-        log.warning("%s: %s are not taken as splits, for %s lies beside them: all is one text", folder, names, others[0].name)
+        log.warning("%s: %s are not used as splits because of %s: all files are one text", folder, names, others[0].name)
         return {}
     return found
 
@@ -136,11 +156,7 @@ def _check_one_copy(folder: Path, split: str, paths: list[Path]) -> None:
     copies = {(path.parent, _MORE.sub("", _PART.sub("", path.name))) for path in paths}
     if len(copies) > 1:
         names = ", ".join(str(path.relative_to(folder)) for path in paths[:4])
-        raise DataError(f"--from {folder}: more than one file says it is the {split} split ({names}); leave one of them there")
+        raise DataError(f"--from {folder}: more than one file is named as the {split} split ({names}); keep one of them")
     parts = [found for path in paths if (found := _PART.search(path.name))]
     if parts and (missing := set(range(int(parts[0][2]))) - {int(part[1]) for part in parts}):
         raise DataError(f"--from {folder}: part {min(missing)} of the {split} split's {int(parts[0][2])} is missing; fetch it")
-
-
-def _hidden(path: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(root).parts)

@@ -1,12 +1,12 @@
-"""Counting as a reference: what n-gram models make of a text. A language model that does not beat them has learnt little.
+"""The perplexity of n-gram models: a reference that a language model should beat.
 
 Interpolated modified Kneser-Ney (Chen and Goodman 1998, section 3): three discounts per order, lower orders by
 continuation counts (how many different tokens an n-gram follows), order 1 interpolated with the uniform distribution.
-The discounts follow from the counts, so there is nothing to tune.
+The discounts follow from the counts, so nothing is tuned.
 
-Only counts that the evaluated text asks about are kept, and the training text is counted in parts, so that memory does not
-grow with it. N-grams are compared by 64-bit keys: in a text of a hundred million tokens, two different n-grams share a
-key with a probability of less than one in a thousand, and then one count is wrong by one n-gram.
+Only counts that the evaluated text needs are kept, and the training text is counted in parts, so that memory does not grow
+with it. N-grams are compared by 64-bit keys: in a text of a hundred million tokens, two different n-grams share a key with
+a probability of less than one in a thousand, and then one count is wrong by one n-gram.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Keys = NDArray[np.uint64]
 Name = TypeVar("Name", bound=str)
-# Of a larger training split, as much from its start: counting takes minutes then, and more text would take hours.
+# A larger training split is counted up to here: this takes minutes, more would take hours.
 MOST_TOKENS = 2**27
 # N-grams sorted at once: about 200 MiB.
 _PART = 2**22
-# Keys computed at once: what stays in a processor's cache is several times as fast.
+# Keys computed at once: they fit in a processor's cache, which is several times as fast.
 _BLOCK = 2**16
 
 
 def never() -> bool:
-    """Nobody asks for a stop."""
+    """Never stop."""
     return False
 
 
@@ -46,10 +46,10 @@ def perplexities(
     context: int | None = None,
     stopped: Callable[[], bool] = never,
 ) -> dict[Name, list[float]] | None:
-    """Return the perplexity of every text under the models of order 1 to `orders` of `train`; None when a stop came first.
+    """Return the perplexity of every text under the models of order 1 to `orders` of `train`; None when stopped.
 
-    Every token of a text but its first is predicted once, from all tokens before it, or, with a `context`, from the tokens
-    that a language model of that sequence length sees: its windows begin at multiples of `context`.
+    Every token of a text but its first is predicted once, from all tokens before it; with `context`, only from those in the
+    same window of that many tokens, as a language model does.
     """
     assert texts and len(train) and min(map(len, texts.values())) > 1
     words = np.concatenate([np.asarray(text).astype(np.int64) for text in texts.values()])
@@ -59,13 +59,13 @@ def perplexities(
     for chances in probabilities(train, words, history, vocab_size=vocab_size, orders=orders, stopped=stopped):
         for name, first, last in zip(texts, ends, ends[1:], strict=False):
             nats = -float(np.log(chances[first + 1 : last]).mean())
-            # Of a certainty the logarithm may round to just above nothing.
+            # The mean may round to just below zero.
             found[name].append(math.exp(max(0.0, nats)))
     return found if all(len(values) == orders for values in found.values()) else None
 
 
 def histories(length: int, context: int | None) -> Counts:
-    """Return how many tokens before each token of a text may be looked at; none for the first, which is not predicted."""
+    """Return how many tokens before each token may be used; 0 for the first, which is not predicted."""
     place = np.arange(length)
     if context is None:
         return place
@@ -81,13 +81,12 @@ def probabilities(
     orders: int,
     stopped: Callable[[], bool] = never,
 ) -> Iterator[Floats]:
-    """Yield, for order 1 and on, the probability of every word after the `history` words before it at most.
+    """Yield, from order 1 on, the probability of every word given at most `history` words before it.
 
-    With fewer than order - 1 words to look at, the model of the order that these are enough for is asked. Ends early when
-    a stop was asked for.
+    With fewer than order - 1 words, the highest order that needs no more is used. Ends early when stopped.
     """
     train = train[:MOST_TOKENS]
-    # By continuation counts, of the order before; by plain counts, of the highest order so far.
+    # `lower` by continuation counts, of the order before; `chances` by plain counts, of the highest order so far.
     lower, chances = np.full(len(words), 1 / vocab_size), np.empty(len(words))
     before: _Question | None = None
     for order in range(1, orders + 1):
@@ -105,7 +104,7 @@ def probabilities(
 
 
 class _Question:
-    """The n-grams of one order that a text ends at its `places`, and their contexts, each different one once."""
+    """The n-grams of one order that end at the `places` of a text, and their distinct contexts."""
 
     def __init__(self, words: Counts, history: Counts, order: int) -> None:
         self.places = np.flatnonzero(history >= order - 1)
@@ -114,7 +113,7 @@ class _Question:
 
 
 class _Tally:
-    """Counts of training text, as far as a question asks for them."""
+    """Counts of the training text that a question needs."""
 
     def __init__(self, asked: _Question) -> None:
         self.asked = asked
@@ -128,11 +127,11 @@ class _Tally:
         self.counted = np.zeros(4, dtype=np.int64)
 
     def add(self, keys: Keys, counts: Counts, contexts: Keys) -> None:
-        """Add different n-grams, in the order of their keys, none of which was added before."""
+        """Add distinct n-grams that were not added before, in the order of their keys."""
         self.counted += np.bincount(np.minimum(counts, 5), minlength=6)[1:5]
         place, is_there = _found(keys, self.asked.keys)
         self.counts[is_there] += counts[place]
-        # Most contexts of a long text are not asked for: a look at a small table spares the search for nearly all of these.
+        # Most contexts of a long text are not needed; a small table avoids the search for nearly all of them.
         is_asked = self.may_ask[contexts % np.uint64(len(self.may_ask))]
         counts, contexts = counts[is_asked], contexts[is_asked]
         place, is_there = _found(self.asked.contexts, contexts)
@@ -147,15 +146,15 @@ class _Tally:
         total = self.totals[self.asked.context_of]
         held_back = (taken[1:] @ self.kinds)[self.asked.context_of]
         kept = self.counts - taken[np.minimum(self.counts, 3)]
-        # After a context that was never seen, the order below is all there is.
+        # After an unseen context, the lower order decides.
         return np.where(total > 0, (kept + held_back * lower) / np.maximum(total, 1), lower)
 
 
 def discounts(once: int, twice: int, thrice: int, four_times: int) -> tuple[float, float, float]:
-    """Return what is taken off counts of one, of two, and of three or more, by how many n-grams have which count.
+    """Return the discounts of counts of one, two, and three or more, from how many n-grams have which count.
 
-    Small or odd texts give no such estimate, or none above nothing. One discount serves all counts then, as in plain
-    Kneser-Ney, and at least one n-gram counts as seen once: a word not seen yet must stay possible.
+    Where a small or odd text gives no positive estimate, one discount serves all counts, as in plain Kneser-Ney; at least
+    one n-gram counts as seen once, so that an unseen word stays possible.
     """
     share = max(1, once) / (max(1, once) + 2 * twice)
     if once and twice and thrice:
@@ -166,7 +165,7 @@ def discounts(once: int, twice: int, thrice: int, four_times: int) -> tuple[floa
 
 
 def _count(train: Tokens, ends: Counts, order: int, counts: _Tally, continuations: _Tally | None) -> None:
-    """Count the n-grams that end at these places; those with the same last order - 1 tokens must all be among them."""
+    """Count the n-grams that end at these places, which must hold all those with the same last order - 1 tokens."""
     keys, times, first = _different(_keys(train, ends, order))
     ends = ends[first]
     counts.add(keys, times, _keys(train, ends - 1, order - 1))
@@ -181,7 +180,7 @@ def _parts(train: Tokens, order: int) -> Iterator[Counts]:
     if num_parts == 1:
         yield np.arange(order - 1, len(train))
         return
-    # The last token, or two where n-grams with equal ends have two in common, tell the part.
+    # The part is chosen by the last token, or two from order 3 on.
     length = 2 if order > 2 else 1
     for part in range(num_parts):
         found = []
@@ -205,7 +204,7 @@ def _keys(tokens: NDArray[Any], ends: Counts, length: int) -> Keys:
 
 
 def _mix(keys: Keys) -> None:
-    """Mix the bits of keys in place, different ones staying different (the finalizer of MurmurHash3)."""
+    """Mix the bits of keys in place, one to one (the finalizer of MurmurHash3)."""
     keys ^= keys >> np.uint64(33)
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         keys *= np.uint64(factor)
@@ -213,7 +212,7 @@ def _mix(keys: Keys) -> None:
 
 
 def _different(keys: Keys) -> tuple[Keys, Counts, Counts]:
-    """Return the different keys in order, how often each occurs, and one place of each."""
+    """Return the distinct keys in order, how often each occurs, and one place of each."""
     order = np.argsort(keys)
     keys = keys[order]
     starts = np.flatnonzero(np.concatenate([np.ones(min(1, len(keys)), dtype=bool), keys[1:] != keys[:-1]]))
@@ -221,7 +220,7 @@ def _different(keys: Keys) -> tuple[Keys, Counts, Counts]:
 
 
 def _found(sorted_keys: Keys, wanted: Keys) -> tuple[Counts, NDArray[np.bool_]]:
-    """Return the place of each wanted key that is there, and which are."""
+    """Return the place of each wanted key that exists, and which do."""
     if not len(sorted_keys):
         return np.zeros(0, dtype=np.int64), np.zeros(len(wanted), dtype=bool)
     place = np.minimum(np.searchsorted(sorted_keys, wanted), len(sorted_keys) - 1)

@@ -17,7 +17,7 @@ _WORD = np.uint64(0xFFFFFFFFFFFFFFFF)
 def permuted(positions: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
     """Map positions in [0, size) through a keyed pseudo-random permutation of [0, size), without building it.
 
-    A Feistel network on the smallest even number of bits that holds `size`; values that land outside walk on until
+    A Feistel network on the smallest even number of bits that holds `size`; values outside are mapped again until
     they are inside, which keeps it a bijection.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
@@ -51,8 +51,7 @@ class WindowOrder:
     """Which windows of a token stream make up batch n.
 
     The stream is cut into windows of `seq_len` targets; each epoch visits every window once, in its own order and
-    cut at its own offset. Epochs follow each other without a seam: a batch may hold the end of one and the start of
-    the next.
+    cut at its own offset. A batch may hold the end of one epoch and the start of the next.
     """
 
     num_tokens: int
@@ -90,7 +89,7 @@ class WindowOrder:
 
 
 class BucketOrder:
-    """Which examples make up batch n, so that a batch holds texts of like length and little padding.
+    """Which examples make up batch n, so that a batch holds texts of similar length and little padding.
 
     Each epoch visits every example once: a keyed shuffle, cut into stretches of `_BUCKET_BATCHES` batches, each sorted
     by length and cut into batches, which are then shuffled among each other. The last batch of an epoch may be smaller.
@@ -100,7 +99,7 @@ class BucketOrder:
 
     def __init__(self, lengths: NDArray[np.int64], batch_size: int, seed: int) -> None:
         if not len(lengths):
-            raise DataError("no training examples, so there are no batches; give a task with a training split")
+            raise DataError("no training examples; give a task with a training split")
         self.lengths, self.batch_size, self.seed = lengths, batch_size, seed
         self._epoch = -1
         self._batches: list[NDArray[np.int64]] = []

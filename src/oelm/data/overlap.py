@@ -1,4 +1,4 @@
-"""Which held-out texts share a run of words with the training text, in memory that does not grow with the training text."""
+"""Find held-out texts that share a run of words with the training text, in memory independent of the training text."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _Hashes = NDArray[np.uint64]
 def sharing(held_out: Iterable[tuple[Key, str]], training: Iterable[str], *, words: int) -> set[Key]:
     """Return the keys of the held-out texts that share `words` successive words with any training text.
 
-    A word is a run of letters, digits and underscores; what lies between words does not count. Runs are compared by a hash
-    of 64 bits: a wrong match has a chance of about 1 in 10**6 for a million held-out and 10**7 training words.
+    A word is a run of letters, digits and underscores. Runs are compared by a 64-bit hash: a wrong match has a probability
+    of about 1 in 10**6 for a million held-out and 10**7 training words.
     """
     ids: dict[str, int] = {}
     runs = {key: _runs([ids.setdefault(word, len(ids) + 1) for word in _WORD.findall(text)], words) for key, text in held_out}
@@ -29,7 +29,7 @@ def sharing(held_out: Iterable[tuple[Key, str]], training: Iterable[str], *, wor
         return set()
     is_shared = np.zeros(len(known), dtype=np.bool_)
     for text in training:
-        # A word of no held-out text is 0, so that the table of words does not grow.
+        # Other words are 0, so that the table of words does not grow.
         found = _runs([ids.get(word, 0) for word in _WORD.findall(text)], words)
         at = np.minimum(np.searchsorted(known, found), len(known) - 1)
         is_shared[at[known[at] == found]] = True
@@ -38,7 +38,7 @@ def sharing(held_out: Iterable[tuple[Key, str]], training: Iterable[str], *, wor
 
 
 def _runs(ids: list[int], words: int) -> _Hashes:
-    """Return the hash of every run of so many words: a polynomial in the words' numbers, modulo 2**64."""
+    """Return the hash of every run of `words` ids: a polynomial in them, modulo 2**64."""
     numbers: NDArray[Any] = np.asarray(ids, dtype=np.uint64)
     count = max(0, len(numbers) - words + 1)
     hashes = np.zeros(count, dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Documents as a stream of pieces: a text of any length passes through in bounded memory."""
+"""Documents as a stream of pieces, so that a text of any length needs bounded memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from oelm.data.vocabularies import END_OF_TEXT
 
 PIECE_CHARS = 2**20
-# Where a pre-tokenizer of GPT-2's kind never looks across: one space between two characters that are none. Cut there,
-# the pieces of a document give the same tokens as the whole.
+# GPT-2's pre-tokenizer never looks across a single space between two other characters: cut there, the pieces of a
+# document give the same tokens as the whole.
 _CUT = re.compile(r"\S(?= \S)")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text of a document; `ends` says that the document is complete with it."""
+    """Some text of a document; `ends` marks its last piece."""
 
     text: str
     ends: bool
@@ -26,7 +26,7 @@ class Piece:
 def pieces(fragments: Iterable[str | None], *, tidy: bool) -> Iterator[Piece]:
     """Yield the pieces of documents given as fragments of text, each document closed by None.
 
-    Documents of white space only are left out. `tidy` lets each begin without empty lines and end with one line end.
+    Blank documents are left out. With `tidy`, each begins without empty lines and ends with one line end.
     """
     held: list[str] = []
     size, begun = 0, False
@@ -52,7 +52,7 @@ def _cut(text: str) -> int:
     found = _CUT.search(text, PIECE_CHARS)
     if found is not None:
         return found.end()
-    # No gap between words for a long way: rather other tokens at one place than memory without bound.
+    # Without such a space for this long, other tokens at one place are better than unbounded memory.
     return PIECE_CHARS if len(text) > 16 * PIECE_CHARS else 0
 
 
@@ -64,7 +64,7 @@ def separated(blocks: Iterable[str]) -> Iterator[str | None]:
         for text in whole:
             yield text
             yield None
-        # The end may hold the beginning of a mark; what cannot belong to one goes on.
+        # The end may hold the beginning of a mark.
         sure = len(held) - len(END_OF_TEXT) + 1
         if sure > 0:
             yield held[:sure]
@@ -85,7 +85,7 @@ def articles(lines: Iterable[str]) -> Iterator[str | None]:
         )
         if is_title and not before.strip():
             yield None
-        # Held back by one: the empty line before a title stays with the article it opens, as the file has it.
+        # Held back by one line: the empty line before a title belongs to the article it opens.
         yield before
         before = line
     yield before
@@ -93,7 +93,7 @@ def articles(lines: Iterable[str]) -> Iterator[str | None]:
 
 
 def fraction(text: str) -> float:
-    """Return a number in [0, 1) that depends on the text alone: equal texts fall on the same side of any threshold."""
+    """Return a number in [0, 1) that depends on the text alone, so that equal texts get the same split."""
     return fraction_of(hashlib.sha256(text.encode()).digest())
 
 

@@ -1,14 +1,11 @@
-"""From a corpus to a token set on disk, once: cached by content, whole or absent, resumed after a kill."""
+"""From a corpus to a token set on disk, once: cached by content, complete or absent, resumed after a kill."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +13,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from oelm.data.corpora import Corpus, file_corpus, hub_corpus
-from oelm.data.encode import Ids, encoder, in_order, num_cores
+from oelm.data.encode import Encode, Ids, encoder, in_order, num_cores
 from oelm.data.python_source import stdlib_corpus
 from oelm.data.sets import CORPORA, unknown_set
 from oelm.data.shards import JOURNAL, NO_LIMITS, Journal, Limits, ShardWriter, read_journal
@@ -32,36 +29,27 @@ from oelm.data.tokenizer import (
     tokenizer_recipe,
     train_bpe,
 )
-from oelm.data.tokens import FORMAT, SPLITS, SplitMeta, TokenMeta, TokenSet, dtype_for, open_tokens, read_meta
+from oelm.data.tokens import (
+    FORMAT,
+    SPLITS,
+    Progress,
+    SplitMeta,
+    TokenMeta,
+    TokenSet,
+    dtype_for,
+    held_alone,
+    no_progress,
+    open_tokens,
+    read_meta,
+)
 from oelm.errors import ConfigError, DataError, DiskFullError
 from oelm.files import cache_root, fsync_dir, room_checked, sha256_file, sweep_staging, write_json, write_text
-from oelm.locks import lock_at, take
 
-# Called with what is being done, how many of how many bytes of text are through, and how many tokens they gave.
-Progress = Callable[[str, int, int, int], None]
 _BATCH_CHARS = 2**20
 _SAMPLE_BYTES = 2**18
-# A vocabulary of any size we train is settled long before this much text.
+# A vocabulary of any size we train no longer changes after this much text.
 _TOKENIZER_BYTES = 64 * 2**20
 _PARTIAL_PREFIX = ".partial-"
-_WAIT_S = 1.0
-
-
-def no_progress(what: str, done: int, total: int, tokens: int) -> None:
-    """Show nothing."""
-
-
-@contextlib.contextmanager
-def held_alone(target: Path, progress: Progress) -> Iterator[None]:
-    """Hold the lock on a set while it is made; `progress` is told as long as another process has it, and may raise."""
-    lock = lock_at(target.parent / f".{target.name}.lock")
-    with room_checked(Path(lock.lock_file)):
-        while not take(lock, timeout_s=_WAIT_S):
-            progress("waiting for another process that prepares this", 0, 0, 0)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def prepare(
@@ -69,10 +57,9 @@ def prepare(
 ) -> TokenSet:
     """Return the token set of `data`: a named corpus, a file or folder of text, or a folder that holds a token set.
 
-    What is not there yet is made and kept under the cache folder, named by the content of text and tokenizer. A named
-    corpus that was prepared before, from whatever source, is found by its name; of several, the one whose fingerprint
-    a run knows. With `max_tokens` it is an extract, prepared to that limit and found only where it was; without, a set
-    prepared to any limit is taken.
+    Prepares what is missing and keeps it in the cache, named by the content of text and tokenizer. A named corpus that
+    was prepared before, from any source, is found by its name; of several, the one with the fingerprint `known`. With
+    `max_tokens`, only a set prepared to that limit is taken; without, one prepared to any limit.
     """
     if is_token_set(data):
         return _checked_limit(open_tokens(Path(data)), max_tokens)
@@ -82,17 +69,16 @@ def prepare(
 
 
 def is_token_set(data: str) -> bool:
-    """Whether `data` is a folder that holds a token set; DataError where it may not be looked into."""
+    """Whether `data` is a folder that holds a token set; DataError where it cannot be read."""
     path = Path(data)
     try:
         return (path / "meta.json").is_file() and any(path.glob("*.bin"))
     except OSError as problem:
-        # A folder that is not ours to look into, or a name longer than any file's.
-        raise DataError(f"{data[:200]}: cannot be read ({problem.strerror}); give a text or folder that you may read") from None
+        raise DataError(f"{data[:200]}: cannot be read ({problem.strerror}); give a file or folder that you may read") from None
 
 
 def is_made_with(label: str, tokenizer: str) -> bool:
-    """Whether a tokenizer, as it is given, is the one that a token set calls `label`."""
+    """Whether `tokenizer`, as a user gives it, is the one that a token set records as `label`."""
     try:
         return label in (tokenizer, tokenizer_label(tokenizer))
     except (ConfigError, DataError):
@@ -100,25 +86,25 @@ def is_made_with(label: str, tokenizer: str) -> bool:
 
 
 def check_tokenizer_asked(data: str, tokenizer: str) -> None:
-    """Raise DataError where `data` is a token set, and was made with another tokenizer than the user asks for."""
+    """Raise DataError where `data` is a token set made with another tokenizer than the user asks for."""
     if is_token_set(data) and not is_made_with(label := read_meta(Path(data) / "meta.json").tokenizer, tokenizer):
         raise DataError(
-            f"{data} was made with the tokenizer {label}, not with {tokenizer}: leave the tokenizer out, or give the text "
-            f"itself to have it made anew (oelm data prepare ... --tokenizer {tokenizer})"
+            f"{data} was made with the tokenizer {label}, not with {tokenizer}: leave the tokenizer out, or prepare "
+            f"the text again (oelm data prepare ... --tokenizer {tokenizer})"
         )
 
 
 def _checked_limit(tokens: TokenSet, max_tokens: int | None) -> TokenSet:
     if max_tokens not in (None, tokens.meta.max_tokens):
         raise DataError(
-            f"{tokens.path} was prepared with a limit of {tokens.meta.max_tokens} tokens, the config says data.max_tokens "
-            f"{max_tokens}: leave that out, or give a set prepared so (oelm data prepare ... --max-tokens {max_tokens})"
+            f"{tokens.path} was prepared with a limit of {tokens.meta.max_tokens} tokens, the config has data.max_tokens "
+            f"{max_tokens}: remove that, or give a set with this limit (oelm data prepare ... --max-tokens {max_tokens})"
         )
     return tokens
 
 
 def corpus_of(data: str, progress: Progress = no_progress) -> Corpus:
-    """Return the corpus that a name or a path stands for."""
+    """Return the corpus that a name or a path means."""
     if data == "stdlib":
         return stdlib_corpus()
     if data == "site-packages":
@@ -141,15 +127,13 @@ def prepare_corpus(
 ) -> TokenSet:
     """Return the token set of a corpus, from the cache (or `out`) where its content was prepared before.
 
-    The bytes depend on text, tokenizer and limits alone. A preparation that was killed goes on behind its last shard.
+    The bytes depend on text, tokenizer and limits alone. A preparation that was killed continues after its last shard.
     """
     recipe = tokenizer_recipe(tokenizer)
     corpus, look = survey(corpus, tell=lambda done: progress("reading", done, 0, 0))
     look = look.for_extract(limits.about_bytes())
     key = hashlib.sha256(f"{FORMAT}\0{recipe.label}\0{look.fingerprint}\0{limits}".encode()).hexdigest()[:12]
     target = out or cache_root() / "tokens" / f"{corpus.name}-{recipe.label.replace(':', '')}-{key}"
-    with room_checked(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
     with held_alone(target, progress):
         if out is not None and out.is_dir() and not any(out.iterdir()):
             out.rmdir()
@@ -165,7 +149,7 @@ def prepare_corpus(
 
 @dataclass(frozen=True)
 class _Job:
-    """One preparation: everything it needs, and the steps that turn a partial folder into the target."""
+    """One preparation: its inputs, and the steps that turn a partial folder into the target."""
 
     corpus: Corpus
     look: Survey
@@ -176,13 +160,12 @@ class _Job:
     key: str
 
     def build(self, target: Path) -> None:
-        # Named by the content as well: another text under the same --out must not go on with this one's shards.
+        # Named by the content as well: another text under the same --out must not continue these shards.
         folder = target.parent / f"{_PARTIAL_PREFIX}{self.key}-{target.name}"
         with room_checked(folder):
             folder.mkdir(exist_ok=True)
-        # What a write that was killed left must not appear with the set.
         sweep_staging(folder)
-        # The record is written last: with it, everything else is there.
+        # The record is written last: once it exists, so does everything else.
         if not (folder / "meta.json").is_file():
             tokenizer = self._tokenizer(folder)
             self._record(folder, tokenizer, self._tokenize(folder, tokenizer))
@@ -212,8 +195,11 @@ class _Job:
         with ShardWriter(folder, dtype, end_of_text_id(tokenizer), self.limits, journal) as writer:
             self._check_room(folder, encode, dtype.itemsize, already=sum(g.size_bytes for g in journal.splits.values()))
             stream = items(self.corpus, self.look.threshold, after=journal.at, full=writer.full)
-            work = partial(_encode_batch, encode)
-            for batch, ids in in_order(work, batches(stream, size_chars=_BATCH_CHARS), workers=self.workers):
+
+            def encode_batch(batch: list[Item]) -> list[Ids]:
+                return encode([item.piece.text for item in batch])
+
+            for batch, ids in in_order(encode_batch, batches(stream, size_chars=_BATCH_CHARS), workers=self.workers):
                 for item, tokens in zip(batch, ids, strict=True):
                     writer.append(item, tokens)
                 done = sum(grown.text_bytes for grown in journal.splits.values())
@@ -222,13 +208,13 @@ class _Job:
             writer.commit()
         return journal
 
-    def _check_room(self, folder: Path, encode: Callable[[list[str]], list[Ids]], itemsize: int, *, already: int) -> None:
-        """Raise DiskFullError when the files will not fit, judged by how the first documents turn out."""
+    def _check_room(self, folder: Path, encode: Encode, itemsize: int, *, already: int) -> None:
+        """Raise DiskFullError when the files will not fit, estimated from the first documents."""
         texts = train_texts(self.corpus, self.look.threshold, most_bytes=_SAMPLE_BYTES, most_documents=None)
         sample = list(islice(texts, 1000))
         size, count = sum(len(text.encode()) for text in sample), sum(len(ids) + 1 for ids in encode(sample))
         tokens = count * self.look.text_bytes / max(1, size)
-        # Limits hold for each of three splits at most, and the document that reaches one may be a long one.
+        # A limit holds for each of up to three splits, and the document that reaches it may be long.
         if self.limits.max_tokens is not None:
             tokens = min(tokens, 4 * self.limits.max_tokens)
         if self.limits.max_documents is not None:
@@ -236,7 +222,7 @@ class _Job:
         needed, free = int(1.05 * tokens * itemsize) - already, shutil.disk_usage(folder).free
         if needed > free:
             raise DiskFullError(
-                f"{self.corpus.name} needs about {needed:,} bytes under {folder.parent}, and {free:,} are free: make room, "
+                f"{self.corpus.name} needs about {needed:,} bytes under {folder.parent}, {free:,} are free: make room, "
                 "set OELM_CACHE to a larger disk, or take less (--max-tokens N)"
             )
 
@@ -271,7 +257,3 @@ class _Job:
             left_out=self.corpus.left_out,
         )
         write_json(folder / "meta.json", meta.model_dump())
-
-
-def _encode_batch(encode: Callable[[list[str]], list[Ids]], batch: list[Item]) -> list[Ids]:
-    return encode([item.piece.text for item in batch])

@@ -21,7 +21,7 @@ _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file of Python source: its name in the corpus, whose it is, and size and digest of its text."""
+    """A file of Python source: its name in the corpus, its package, and size and digest of its text."""
 
     label: str
     package: str
@@ -58,7 +58,7 @@ def package_sizes(files: Iterable[SourceFile]) -> dict[str, int]:
 def held_out_packages(sizes: Mapping[str, int], *, wanted_bytes: float) -> set[str]:
     """Choose whole packages, by the hash of their names, that together hold about `wanted_bytes`.
 
-    A package that would take the sum above twice that is not chosen; where this is true of all, the smallest is.
+    A package that would raise the sum above twice that is not chosen; if that excludes all, the smallest is.
     """
     chosen: set[str] = set()
     held = 0
@@ -76,8 +76,8 @@ def python_corpus(
     splits: Mapping[str, Split],
     left_out: Mapping[str, LeftOut] | None = None,
 ) -> Corpus:
-    """Return the corpus of these files in their order; `splits` says where a package goes that is not training text."""
-    parts = (Part(file.label, splits.get(file.package, "train"), partial(_verbatim, file.path)) for file in files)
+    """Return the corpus of these files in order; `splits` has the packages that are not training text."""
+    parts = (Part(file.label, splits.get(file.package, "train"), partial(_verbatim, file.path), file.path) for file in files)
     return Corpus(name, source, tuple(parts), left_out=dict(left_out or {}))
 
 
@@ -100,7 +100,7 @@ def stdlib_corpus() -> Corpus:
             label = "/".join(parts)
             files.append(source_file(label, package_of(label), path, text))
     if not files:
-        raise DataError(f"no standard-library source under {root}: this Python ships none; give your own with --text PATH")
+        raise DataError(f"no standard-library source under {root}: this Python ships none; give your own text with --text PATH")
     sizes = package_sizes(files)
     held_out = held_out_packages(sizes, wanted_bytes=VALIDATION_SHARE * sum(sizes.values()))
     version = platform.python_version()
@@ -109,5 +109,5 @@ def stdlib_corpus() -> Corpus:
 
 
 def package_of(name: str) -> str:
-    """Return the top-level package, or module, that a standard-library file belongs to."""
+    """Return the top-level package or module of a standard-library file."""
     return name.split("/")[0].removesuffix(".py")

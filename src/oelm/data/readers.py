@@ -1,4 +1,4 @@
-"""Readers of the usual public formats, as streams: each refuses what it cannot read with the file, the place and the way on."""
+"""Streaming readers of the usual public formats. Errors name the file, the place and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oelm.errors import DataError, MissingExtraError
 
 _BLOCK_BYTES = 2**20
 _MAX_LINE_BYTES = 64 * 2**20
-# What a file that is no text begins with, and what to do about it.
+# First bytes of files that are not text.
 _MAGIC = {
     b"\x1f\x8b": "compressed with gzip: unpack it first (gunzip FILE)",
     b"PK\x03\x04": "a zip archive: unpack it first (unzip FILE)",
@@ -23,29 +23,29 @@ _MAGIC = {
     b"\xfd7zXZ": "compressed with xz: unpack it first (unxz FILE)",
     b"(\xb5/\xfd": "compressed with zstandard: unpack it first (unzstd FILE)",
     b"PAR1": "a Parquet file: give it with --parquet",
-    b"version https://git-lfs": "a pointer of Git LFS instead of the file: fetch it first (git lfs pull)",
+    b"version https://git-lfs": "a Git LFS pointer instead of the file: fetch it first (git lfs pull)",
 }
 Row = dict[str, Any]
-# JSON can write half of a character's pair, which no text in UTF-8 can hold.
+# JSON can hold half of a surrogate pair, UTF-8 cannot.
 _MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def check_file(path: Path, *, kind: str = "text") -> None:
-    """Raise DataError unless the file is there, can be opened, is not empty and is no archive."""
+    """Raise DataError unless the file can be read, is not empty and is no archive."""
     try:
         with path.open("rb") as file:
             start = file.read(32)
     except OSError as problem:
-        raise DataError(f"{path}: cannot be read ({problem.strerror}); mend the path or its permissions") from None
+        raise DataError(f"{path}: cannot be read ({problem.strerror}); fix the path or its permissions") from None
     if not start:
-        raise DataError(f"{path}: the file is empty; give one with {kind} in it, or leave it out")
+        raise DataError(f"{path}: the file is empty; give one that holds {kind}, or leave it out")
     for magic, what in _MAGIC.items():
         if start.startswith(magic) and not (kind == "parquet" and magic == b"PAR1"):
             raise DataError(f"{path}: expected {kind}, found {what}")
 
 
 def text_blocks(path: Path) -> Iterator[str]:
-    """Yield a file's text in blocks; lines end in a bare newline whatever the file has."""
+    """Yield a file's text in blocks, with every line end as a bare newline."""
     check_file(path)
     decoder = codecs.getincrementaldecoder("utf-8")()
     position, held = 0, ""
@@ -54,10 +54,10 @@ def text_blocks(path: Path) -> Iterator[str]:
             if b"\0" in block:
                 raise DataError(f"{path}: a zero byte near byte {position + block.index(0):,}: not text; leave the file out")
             text = held + _decoded(decoder, block, path, position)
-            # A line end of two characters may be cut in the middle.
+            # The block may end between \r and \n.
             held = "\r" if text.endswith("\r") else ""
             text = text.removesuffix("\r")
-            # Looking for one character first: most files have none, and the search for two takes ten times as long.
+            # Most files have no \r, and searching for one character is ten times as fast as for two.
             yield text.replace("\r\n", "\n") if "\r" in text else text
             position += len(block)
     yield held + _decoded(decoder, b"", path, position, final=True)
@@ -99,7 +99,7 @@ def read_wikitext(path: Path) -> Iterator[Piece]:
 
 
 def read_column(path: Path, column: str) -> Iterator[Piece]:
-    """Read one column of text from JSONL or Parquet: one document a row."""
+    """Read one column of text from a table: one document a row."""
     return pieces(_column(path, column), tidy=False)
 
 
@@ -112,7 +112,7 @@ def _column(path: Path, column: str) -> Iterator[str | None]:
     for number, row in rows(path, columns=(column,)):
         value = row[column]
         if not isinstance(value, str):
-            raise DataError(f"{path}: row {number}: {column!r} is {type(value).__name__}, expected text; name another column")
+            raise DataError(f"{path}: row {number}: {column!r} is {type(value).__name__}, expected text; choose another column")
         yield value
         yield None
 
@@ -126,7 +126,7 @@ def rows(path: Path, *, columns: tuple[str, ...]) -> Iterator[tuple[int, Row]]:
 
 
 def column_names(path: Path) -> list[str]:
-    """Return what the columns of a table are called; of JSONL, in its first row."""
+    """Return the columns of a table; for JSONL, those of its first row."""
     if path.suffix.lower() == ".parquet":
         return list(parquet_file(path).schema_arrow.names)
     for _, row in rows(path, columns=()):
@@ -135,7 +135,7 @@ def column_names(path: Path) -> list[str]:
 
 
 def parquet_label_names(path: Path, column: str) -> tuple[str, ...] | None:
-    """Return what `datasets` wrote into a Parquet file about the meaning of integer labels, if it did."""
+    """Return the label names that `datasets` wrote into a Parquet file, if it did."""
     metadata = parquet_file(path).schema_arrow.metadata or {}
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
@@ -146,8 +146,8 @@ def parquet_label_names(path: Path, column: str) -> tuple[str, ...] | None:
 
 def _missing(path: Path, where: str, column: str, found: list[str]) -> DataError:
     return DataError(
-        f"{path}: {where}: no column {column!r}; there are: {', '.join(map(repr, found)) or 'none'}. "
-        "Name the right one (--column for text, --columns text=...,label=... for examples)"
+        f"{path}: {where}: no column {column!r}; columns: {', '.join(map(repr, found)) or 'none'}. "
+        "Choose one (--column for text, --columns text=...,label=... for examples)"
     )
 
 
@@ -173,13 +173,13 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> Row:
     row = dict(pairs)
     if len(row) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} stands in it twice")
+        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} occurs twice")
     return row
 
 
 def _table_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Row]]:
     lines = (line for _, line in text_lines(path))
-    # TSV of the public sets is plain: a quote is a character like any other. CSV follows its own rules.
+    # In the public TSV files a quote is an ordinary character; CSV has quoting rules.
     is_plain = path.suffix.lower() == ".tsv"
     table = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if is_plain else csv.reader(lines, strict=True)
     csv.field_size_limit(_MAX_LINE_BYTES)
@@ -202,11 +202,11 @@ def _records(table: Any, path: Path) -> Iterator[list[str]]:
     try:
         yield from table
     except csv.Error as problem:
-        raise DataError(f"{path}: line {table.line_num}: no row of a table ({problem}); mend the line") from None
+        raise DataError(f"{path}: line {table.line_num}: not a row of a table ({problem}); fix the line") from None
 
 
 def parquet_file(path: Path) -> Any:
-    """Open a Parquet file; raise DataError when it is none, or truncated."""
+    """Open a Parquet file; raise DataError when it is not one, or truncated."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -216,7 +216,7 @@ def parquet_file(path: Path) -> Any:
     try:
         return pyarrow.parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as problem:
-        raise DataError(f"{path}: not a whole Parquet file ({problem}); fetch it again") from None
+        raise DataError(f"{path}: not a complete Parquet file ({problem}); fetch it again") from None
 
 
 def _parquet_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, Row]]:

@@ -1,4 +1,4 @@
-"""What a user asks to have prepared, and the corpus or the examples that this means."""
+"""A user's request to prepare data, and the corpus or the examples that it means."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from oelm.data.corpora import Corpus, file_corpus, folder_corpus
 from oelm.data.encoded import ExampleSet
 from oelm.data.examples import ExampleSource, file_examples, folder_examples, hub_examples
-from oelm.data.prepare import Progress, corpus_of, no_progress, prepare_corpus
+from oelm.data.prepare import corpus_of, prepare_corpus
 from oelm.data.sets import BUILT_IN, CORPORA, TASKS, unknown_set
 from oelm.data.shards import Limits
 from oelm.data.tasks import prepare_examples
-from oelm.data.tokens import TokenSet
+from oelm.data.tokens import Progress, TokenSet, no_progress
 from oelm.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Request:
-    """One name, or one file of the user's own, and how to read it."""
+    """One named set, or one file of the user's, and how to read it."""
 
     name: str | None = None
     folder: Path | None = None
@@ -43,12 +43,12 @@ class Request:
         given = [option for option, value in own.items() if value is not None] + ([self.name] if self.name else [])
         if len(given) != 1:
             found = f" (given: {', '.join(given)})" if given else ""
-            raise ConfigError(f"say what to prepare{found}: one name of `oelm data list`, or one of {', '.join(own)}")
+            raise ConfigError(f"give one thing to prepare{found}: a name of `oelm data list`, or one of {', '.join(own)}")
         unfit: dict[str, object]
         if self.is_task:
             unfit = {"--max-documents": self.max_documents, "--max-tokens": self.max_tokens, "--out": self.out}
             unfit |= {"--workers": self.workers, **({"--dev": self.dev} if self.name else {})}
-            # The hub is read at one commit, whose columns and labels are known.
+            # The hub is read at one commit, so its columns and labels are known.
             unfit |= {"--columns": self.columns, "--labels": self.labels} if self.name and not self.folder else {}
         else:
             unfit = {"--dev": self.dev, "--columns": self.columns, "--labels": self.labels, "--max-length": self.max_length}
@@ -68,10 +68,10 @@ class Request:
         return self.name in TASKS and bool(TASKS[self.name].languages)
 
     def prepare(self, progress: Progress = no_progress) -> TokenSet | ExampleSet:
-        """Prepare what is asked for, or find it prepared."""
+        """Prepare the data, or find it prepared."""
         if self.is_task:
             if self.tokenizer is None:
-                raise ConfigError("a classifier reads text as its model does: give the model's folder, --tokenizer FOLDER")
+                raise ConfigError("a classifier needs its model's tokenizer: give the model's folder, --tokenizer FOLDER")
             return prepare_examples(
                 self.example_source(),
                 tokenizer=self.tokenizer,
@@ -88,7 +88,7 @@ class Request:
         )
 
     def corpus(self, progress: Progress = no_progress) -> Corpus:
-        """Return the corpus that is asked for."""
+        """Return the requested corpus."""
         if self.name is None:
             return file_corpus(self._own_file(), column=self.column)
         if self.folder is None:
@@ -105,7 +105,7 @@ class Request:
             ("--parquet", self.parquet, (".parquet",)),
         ):
             if path is not None:
-                # Training reads a path by the end of its name.
+                # Training chooses the reader by the suffix.
                 if path.suffix.lower() not in suffixes:
                     raise ConfigError(f"{option} {path}: the name must end in {suffixes[0]}; rename the file")
                 return path
@@ -113,7 +113,7 @@ class Request:
         return self.text
 
     def example_source(self) -> ExampleSource:
-        """Return the labelled examples that are asked for."""
+        """Return the requested labelled examples."""
         labels = None if self.labels is None else tuple(part.strip() for part in self.labels.split(","))
         columns = _columns(self.columns)
         if self.examples is not None:
@@ -126,27 +126,6 @@ class Request:
             entry = replace(entry, columns=(columns,)) if columns else entry
             return folder_examples(entry, self.folder, language=self.language, labels=labels)
         return hub_examples(entry, language=self.language)
-
-
-def prepare_named(
-    name: str,
-    folder: Path,
-    *,
-    tokenizer: str,
-    max_tokens: int | None = None,
-    max_length: int | None = None,
-    language: str = "en",
-    progress: Progress = no_progress,
-) -> TokenSet | ExampleSet:
-    """Prepare a named corpus or task from local copies: `folder` is the set's own, or one that holds it under its name.
-
-    `max_tokens` has a meaning for a corpus only, `max_length` and `language` for a task. Raises DataError when the folder
-    holds nothing of this name.
-    """
-    request = Request(
-        name=name, folder=folder, tokenizer=tokenizer, max_tokens=max_tokens, max_length=max_length, language=language
-    )
-    return request.prepare(progress)
 
 
 def _columns(text: str | None) -> dict[str, str] | None:

@@ -1,4 +1,4 @@
-"""Token files that grow by whole shards: a killed writer goes on behind its last one."""
+"""Token files that grow by whole shards: a killed writer continues after its last one."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SHARD_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of each split to take: so many documents at most, none begun once there are so many tokens."""
+    """How much of each split to take: at most `max_documents`, and no further document after `max_tokens`."""
 
     max_documents: int | None = None
     max_tokens: int | None = None
 
     def about_bytes(self) -> float:
-        """Return about how much text the limits let through: five bytes a token, five thousand a document."""
+        """Return about how much text the limits allow: five bytes a token, five thousand a document."""
         by_tokens = math.inf if self.max_tokens is None else 5.0 * self.max_tokens
         return min(by_tokens, math.inf if self.max_documents is None else 5000.0 * self.max_documents)
 
@@ -46,10 +46,7 @@ NO_LIMITS = Limits()
 
 
 class Grown(BaseModel):
-    """What one split's file holds so far; `shards` are the bytes and the digest of each stretch that was added.
-
-    `is_open`: its last document goes on.
-    """
+    """Contents of one split's file so far; `shards` are size and digest of each stretch. `is_open`: mid-document."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -65,7 +62,7 @@ class Grown(BaseModel):
 
 
 class Journal(BaseModel):
-    """How far a preparation has come: the last piece whose tokens are on disk, and what each file holds."""
+    """Progress of a preparation: the last piece whose tokens are on disk, and the contents of each file."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -74,7 +71,7 @@ class Journal(BaseModel):
 
 
 def read_journal(folder: Path) -> Journal:
-    """Return how far the preparation in a folder has come, its files cut back to that; a fresh one where they disagree."""
+    """Return the journal of the preparation in a folder; an empty one where the files do not agree with it."""
     path = folder / JOURNAL
     if not path.is_file():
         return Journal()
@@ -86,7 +83,7 @@ def read_journal(folder: Path) -> Journal:
         for split, grown in journal.splits.items():
             _check_shards(folder / f"{split}.bin", grown)
     except (DataError, ValidationError, OSError, KeyError, TypeError) as problem:
-        log.warning("what was prepared before in %s is damaged (%s): beginning anew", folder, problem)
+        log.warning("what was prepared before in %s is damaged (%s): starting over", folder, problem)
         return Journal()
     return journal
 
@@ -105,14 +102,14 @@ def _check_shards(path: Path, grown: Grown) -> None:
 
 @dataclass
 class ShardWriter:
-    """Appends documents to `<split>.bin` in a folder; what `commit` returned from survives a kill."""
+    """Appends documents to `<split>.bin` in a folder; what was committed survives a kill."""
 
     folder: Path
     dtype: np.dtype[np.unsignedinteger]
     end_of_text: int
     limits: Limits
     journal: Journal
-    # None once documents that go by hash are over: with training full and something to validate on, whoever read ahead.
+    # Splits that take no more. None: no more documents are split by hash, as training is full and validation has some.
     full: set[Split | None] = field(default_factory=set)
     pending_bytes: int = 0
     _pending: dict[Split, list[bytes]] = field(default_factory=dict)
@@ -125,12 +122,12 @@ class ShardWriter:
 
     def __exit__(self, *_: object) -> None:
         for file in self._files.values():
-            # After a full disk closing tries to write again, and fails again; what counts is what was committed.
+            # After a full disk, closing tries to write again and fails again; only committed shards count.
             with contextlib.suppress(OSError):
                 file.close()
 
     def append(self, item: Item, ids: Ids) -> None:
-        """Add a piece's tokens, and the mark behind a document's last; beyond the limits it is passed over."""
+        """Add a piece's tokens, and the end mark after a document's last; skip what exceeds the limits."""
         split = item.split
         self.journal.at = item.at
         if split in self.full or (item.by_hash and None in self.full):
@@ -150,7 +147,7 @@ class ShardWriter:
             self.commit()
 
     def commit(self) -> None:
-        """Put what is pending on disk, then say so in the journal."""
+        """Write the pending tokens to disk, then record them in the journal."""
         for split, chunks in self._pending.items():
             path, content = self.folder / f"{split}.bin", b"".join(chunks)
             with room_checked(path):

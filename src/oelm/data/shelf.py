@@ -1,25 +1,25 @@
-"""What is prepared on this machine: token sets and example sets, found by name or by path."""
+"""The sets prepared on this machine: token sets and example sets, found by name or by path."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from oelm.data.encoded import ExampleMeta, ExampleSet, open_examples, read_example_meta
+from oelm.data.encoded import ExampleMeta, ExampleSet, open_examples
 from oelm.data.tokenizer import tokenizer_label, tokenizer_sha256
-from oelm.data.tokens import TokenMeta, TokenSet, open_tokens, read_meta
+from oelm.data.tokens import TokenMeta, TokenSet, open_tokens, read_meta, read_record
 from oelm.errors import DataError
 from oelm.files import cache_root, read_json
 
 
 def read_any_meta(folder: Path) -> TokenMeta | ExampleMeta:
     """Read the record of a prepared set of either kind."""
-    return read_example_meta(folder / "meta.json") if _holds_examples(folder) else read_meta(folder / "meta.json")
+    return read_record(folder / "meta.json", ExampleMeta) if _holds_examples(folder) else read_meta(folder / "meta.json")
 
 
-def open_any(folder: Path) -> TokenSet | ExampleSet:
-    """Open a prepared set of either kind, with all its checks."""
-    return open_examples(folder) if _holds_examples(folder) else open_tokens(folder)
+def verify_any(folder: Path) -> TokenSet | ExampleSet:
+    """Open a prepared set of either kind after hashing all its files again."""
+    return open_examples(folder) if _holds_examples(folder) else open_tokens(folder, is_known=False)
 
 
 def _holds_examples(folder: Path) -> bool:
@@ -34,7 +34,7 @@ def _folders() -> list[Path]:
 
 
 def prepared_sets() -> Iterator[tuple[Path, TokenMeta | ExampleMeta]]:
-    """Yield every prepared set in the cache with its record; one whose record cannot be read is passed over."""
+    """Yield every prepared set in the cache with its record; skip those whose record cannot be read."""
     for path in _folders():
         try:
             yield path, read_any_meta(path)
@@ -43,15 +43,15 @@ def prepared_sets() -> Iterator[tuple[Path, TokenMeta | ExampleMeta]]:
 
 
 def find_sets(wanted: list[str]) -> list[Path]:
-    """Return the folders of prepared sets given by path or name, or all in the cache; DataError when one is not there."""
+    """Return the folders of prepared sets given by path or name, or all in the cache; DataError when one is missing."""
     if not wanted:
         return _folders()
     found: list[Path] = []
     for what in wanted:
-        # A folder of the user's may be called like a data set: it is meant where it holds a record.
+        # A user's folder may be called like a data set; it is meant when it holds a record.
         named = [] if (Path(what) / "meta.json").is_file() else _named(what)
         if not named and not Path(what).is_dir():
-            raise DataError(f"nothing is prepared under the name or path {what!r}; `oelm data list` shows what there is")
+            raise DataError(f"nothing is prepared under the name or path {what!r}; `oelm data list` shows what is")
         found += named or [Path(what)]
     return found
 
@@ -59,7 +59,7 @@ def find_sets(wanted: list[str]) -> list[Path]:
 def _named(name: str) -> list[Path]:
     names = {path: meta.name for path, meta in prepared_sets()}
     exact = [path for path in names if names[path] == name]
-    # A damaged record tells no name, but the folder's own begins with it; 'xnli' stands for 'xnli-en' and its like.
+    # A damaged record has no name, but its folder's name begins with it; 'xnli' means 'xnli-en' and the other languages.
     alike = [path for path in _folders() if path.name.startswith(f"{name}-") and (path not in names or not exact)]
     return sorted(exact + alike)
 
@@ -67,19 +67,19 @@ def _named(name: str) -> list[Path]:
 def find_tokens(name: str, tokenizer: str, *, max_tokens: int | None = None, known: str = "") -> Path | None:
     """Return the token set prepared under this name with this tokenizer, and to this limit where one is given.
 
-    Of several, the one with the fingerprint `known`; DataError when that does not tell, or when the name was prepared
-    with other tokenizers or to other limits only.
+    Of several, the one with the fingerprint `known`. DataError when none has it and their contents differ, or when the
+    name was prepared only with other tokenizers or to other limits.
     """
     label = tokenizer_label(tokenizer)
     sets = [(path, meta) for path, meta in prepared_sets() if isinstance(meta, TokenMeta) and meta.name == name]
     found = [(path, meta) for path, meta in sets if meta.tokenizer == label and _is_to_limit(meta, max_tokens)]
     if sets and not found:
         raise _prepared_otherwise(name, f"--tokenizer {tokenizer}{_limits(None, max_tokens)}", [meta for _, meta in sets])
-    alike = _told_apart([(path, meta.fingerprint, meta.fingerprint) for path, meta in found], known)
+    alike = _distinct([(path, meta.fingerprint, meta.fingerprint) for path, meta in found], known)
     if len(alike) > 1:
         raise DataError(
             f"{name} was prepared {len(alike)} times with tokenizer {label}, from different sources or to different limits: "
-            f"say which with --data PATH: {', '.join(map(str, alike))} (`oelm data info PATH` tells them apart)"
+            f"choose one with --data PATH: {', '.join(map(str, alike))} (`oelm data info PATH` describes each)"
         )
     return alike[0] if alike else None
 
@@ -91,7 +91,7 @@ def _is_to_limit(meta: TokenMeta, max_tokens: int | None) -> bool:
 def _prepared_otherwise(name: str, asked: str, there: list[TokenMeta]) -> DataError:
     others = sorted({f"--tokenizer {meta.tokenizer}{_limits(meta.max_documents, meta.max_tokens)}" for meta in there})
     return DataError(
-        f"{name} is prepared here with {' and with '.join(others)}, not with {asked}: say what there is (--tokenizer T, "
+        f"{name} is prepared here with {' and with '.join(others)}, not with {asked}: use one of these (--tokenizer T, "
         f"--set data.max_tokens=N), or prepare this too: oelm data prepare {name} {asked}"
     )
 
@@ -106,7 +106,7 @@ def find_examples(
 ) -> Path | None:
     """Return the example set prepared under this name with this tokenizer, cut at this length, that has these splits.
 
-    Of several, the one with the fingerprint `known`; DataError when that does not tell and these splits differ.
+    Of several, the one with the fingerprint `known`; DataError when none has it and these splits differ.
     """
     digest = tokenizer_sha256(tokenizer)
     found = [
@@ -116,26 +116,26 @@ def find_examples(
         and (meta.name, meta.tokenizer_sha256, meta.max_length, meta.labels) == (name, digest, max_length, labels)
         and all(split in meta.splits for split in splits)
     ]
-    alike = _told_apart(found, known)
+    alike = _distinct(found, known)
     if len(alike) > 1:
         raise DataError(
-            f"{name} was prepared {len(alike)} times for this model, from different sources: say which with --from FOLDER, or "
-            f"delete all but one: {', '.join(map(str, alike))} (`oelm data info PATH` tells them apart)"
+            f"{name} was prepared {len(alike)} times for this model, from different sources: choose one with --from FOLDER, "
+            f"or delete all but one: {', '.join(map(str, alike))} (`oelm data info PATH` describes each)"
         )
     return alike[0] if alike else None
 
 
 def examples_there(name: str, tokenizer: str) -> str:
-    """Say how the example sets prepared under this name were cut and for which tokenizer; "" when there is none."""
+    """Describe the example sets prepared under this name: their splits, tokenizer and length; "" for none."""
     digest = tokenizer_sha256(tokenizer)
     sets = [meta for _, meta in prepared_sets() if isinstance(meta, ExampleMeta) and meta.name == name]
     whose = {True: "this tokenizer", False: "another tokenizer"}
-    told = {f"{', '.join(m.splits)} with {whose[m.tokenizer_sha256 == digest]}, cut at {m.max_length} tokens" for m in sets}
-    return "; ".join(sorted(told))
+    found = {f"{', '.join(m.splits)} with {whose[m.tokenizer_sha256 == digest]}, cut at {m.max_length} tokens" for m in sets}
+    return "; ".join(sorted(found))
 
 
-def _told_apart(found: list[tuple[Path, str, str]], known: str) -> list[Path]:
-    """Return the one path whose fingerprint (the second) is known, else one for each different content (the third)."""
+def _distinct(found: list[tuple[Path, str, str]], known: str) -> list[Path]:
+    """Of (path, fingerprint, content), return the path whose fingerprint is known, else one path per content."""
     for path, fingerprint, _ in found:
         if fingerprint == known:
             return [path]

@@ -1,14 +1,15 @@
-"""A first look through a corpus: what it holds and its digest, before anything is written."""
+"""The first pass through a corpus: its size, digest and split, before anything is written."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from oelm.data.corpora import VALIDATION_BYTES, VALIDATION_SHARE, Corpus, Part
 from oelm.data.pieces import Piece, fraction, fraction_of
-from oelm.data.tokens import Split
+from oelm.data.tokens import Split, computed_once
 from oelm.errors import DataError
 
 _TELL_BYTES = 64 * 2**20
@@ -16,7 +17,7 @@ _TELL_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Survey:
-    """What a corpus holds. A document without a split of its own is validation when its fraction is at most `threshold`."""
+    """What a corpus holds. A document without a given split is validation when its fraction is at most `threshold`."""
 
     fingerprint: str
     documents: int
@@ -24,19 +25,34 @@ class Survey:
     threshold: float
 
     def for_extract(self, text_bytes: float) -> Survey:
-        """Return the survey with the share for validation that so much of the text needs."""
+        """Return the survey with the validation share that so much of the text needs."""
         return replace(self, threshold=max(self.threshold, _share(min(text_bytes, self.text_bytes))))
 
 
 def survey(corpus: Corpus, *, tell: Callable[[int], None]) -> tuple[Corpus, Survey]:
-    """Look through the corpus; `tell` hears of the bytes seen. A single document comes back as two, cut for validation.
+    """Read through the corpus, unless its files were read before and did not change; `tell` gets the bytes read so far.
 
-    A test split of its own does not count for that. What lies at a pinned commit elsewhere is taken at its word.
+    A corpus of a single document, besides a test split, comes back as two, cut for validation. A corpus at a pinned commit
+    on the hub is not read.
     """
     if corpus.revision is not None:
         assert corpus.text_bytes is not None
         key = f"{corpus.source}@{corpus.revision}"
         return corpus, Survey(key, 0, corpus.text_bytes, _share(corpus.text_bytes))
+    files = [part.file for part in corpus.parts if part.file is not None]
+    if len(files) == len(corpus.parts):
+        how = f"survey 1 of {corpus.name}, {corpus.column}, {[part.split for part in corpus.parts]}"
+        found = computed_once(how, files, lambda: _read_through(corpus, tell))
+    else:
+        found = _read_through(corpus, tell)
+    look = Survey(found["fingerprint"], found["documents"], found["text_bytes"], found["threshold"])
+    if found["loose"] == 1 and all(part.split in (None, "test") for part in corpus.parts):
+        corpus = _cut_in_two(corpus, found["characters"])
+    return corpus, look
+
+
+def _read_through(corpus: Corpus, tell: Callable[[int], None]) -> dict[str, Any]:
+    """Return a survey's fields; and how many documents have no given split, and their characters."""
     state = hashlib.sha256(corpus.name.encode())
     documents = text_bytes = loose = characters = 0
     lowest, begun = 1.0, False
@@ -44,7 +60,7 @@ def survey(corpus: Corpus, *, tell: Callable[[int], None]) -> tuple[Corpus, Surv
         state.update(f"\0{part.split}\0".encode())
         for piece in part.read():
             encoded = piece.text.encode()
-            # One digest a piece serves both the whole's and the choice of split.
+            # One digest per piece serves both the fingerprint and the choice of split.
             digest = hashlib.sha256(encoded).digest()
             state.update(digest + (b"." if piece.ends else b"+"))
             if part.split is None and not begun:
@@ -58,11 +74,14 @@ def survey(corpus: Corpus, *, tell: Callable[[int], None]) -> tuple[Corpus, Surv
                 loose, characters = loose + piece.ends, characters + len(piece.text)
     if not documents:
         raise DataError(f"{corpus.source}: no text in it ({len(corpus.parts)} files looked at); give text that is not empty")
-    threshold = max(lowest, _share(text_bytes))
-    # With a validation split of its own, nothing is cut off for one.
-    if loose == 1 and all(part.split in (None, "test") for part in corpus.parts):
-        corpus = _cut_in_two(corpus, characters)
-    return corpus, Survey(state.hexdigest(), documents, text_bytes, threshold)
+    return {
+        "fingerprint": state.hexdigest(),
+        "documents": documents,
+        "text_bytes": text_bytes,
+        "threshold": max(lowest, _share(text_bytes)),
+        "loose": loose,
+        "characters": characters,
+    }
 
 
 def _share(text_bytes: float) -> float:
@@ -104,13 +123,13 @@ def _tail(part: Part, at: int) -> Iterator[Piece]:
 
 
 def _line_start(text: str, at: int) -> int:
-    """Return where to cut: behind the last line end before `at`, unless that is far off."""
+    """Return where to cut: after the last line end before `at`, unless that is far away."""
     return text.rfind("\n", max(0, at - max(200, at // 10)), at) + 1 or at
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A piece, the split of its document and whether that went by hash, and where it stands: which part, which piece of it."""
+    """A piece, the split of its document and whether a hash chose that, and its position: which part, which piece of it."""
 
     split: Split
     piece: Piece
@@ -121,9 +140,9 @@ class Item:
 def items(
     corpus: Corpus, threshold: float, *, after: tuple[int, int] = (-1, 0), full: frozenset[Split] | set[Split | None]
 ) -> Iterator[Item]:
-    """Yield the pieces that stand behind `after`; what is left of a part is passed over once its split is in `full`.
+    """Yield the pieces after the position `after`; skip the rest of a part once its split is in `full`.
 
-    None in `full` means the parts without a split of their own.
+    None in `full` means the parts without a given split.
     """
     for number, part in enumerate(corpus.parts):
         if number < after[0]:
@@ -141,7 +160,7 @@ def items(
 
 
 def batches(stream: Iterator[Item], *, size_chars: int) -> Iterator[list[Item]]:
-    """Group a stream into lists of about so many characters."""
+    """Group a stream into lists of about `size_chars` characters."""
     held: list[Item] = []
     size = 0
     for item in stream:
@@ -155,7 +174,7 @@ def batches(stream: Iterator[Item], *, size_chars: int) -> Iterator[list[Item]]:
 
 
 def train_texts(corpus: Corpus, threshold: float, *, most_bytes: int, most_documents: int | None) -> Iterator[str]:
-    """Yield the training text in order, up to a number of bytes or documents: enough to train a tokenizer on."""
+    """Yield the training text in order, up to a number of bytes or documents."""
     seen = documents = 0
     for item in items(corpus, threshold, full=frozenset(("val", "test"))):
         if item.split != "train":

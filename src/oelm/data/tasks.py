@@ -1,11 +1,9 @@
-"""From labelled examples to an example set on disk: encoded once with the model's own tokenizer, cached by content."""
+"""From labelled examples to an example set on disk: encoded once with the model's tokenizer, cached by content."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -13,20 +11,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from oelm.data.encoded import FORMAT, ExampleMeta, ExampleSet, ExampleSplitMeta, open_examples
-from oelm.data.examples import Example, ExampleSource
-from oelm.data.prepare import Progress, held_alone, no_progress
-from oelm.data.tokenizer import TokenizerRecipe, load_tokenizer, num_ids, tokenizer_recipe
-from oelm.data.tokens import dtype_for
+from oelm.data.examples import ExampleSource
+from oelm.data.tokenizer import load_tokenizer, num_ids, tokenizer_recipe
+from oelm.data.tokens import Progress, dtype_for, held_alone, no_progress
 from oelm.errors import ConfigError, DataError
-from oelm.files import (
-    cache_root,
-    publish_dir,
-    room_checked,
-    sha256_file,
-    sweep_staging,
-    write_json,
-    write_text,
-)
+from oelm.files import cache_root, publish_dir, sha256_file, sweep_staging, write_json, write_text
 
 _BATCH_EXAMPLES = 1000
 _PAD_WORDS = ("[PAD]", "<pad>", "<|endoftext|>", "</s>")
@@ -45,13 +34,13 @@ def prepare_examples(source: ExampleSource, *, tokenizer: str, max_length: int, 
     key_text = f"{FORMAT}\0{hashlib.sha256(recipe.text.encode()).hexdigest()}\0{max_length}\0{source.names}\0{fingerprint}"
     key = hashlib.sha256(key_text.encode()).hexdigest()[:12]
     target = cache_root() / "tasks" / f"{source.name}-{max_length}-{key}"
-    with room_checked(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
     with held_alone(target, progress):
         if not target.is_dir():
             sweep_staging(target.parent, of=target.name)
             with publish_dir(target) as staging:
-                _write(source, staging, recipe, recipe.text, max_length, fingerprint, progress)
+                write_text(staging / "tokenizer.json", recipe.text)
+                meta = _write(source, staging, recipe.label, max_length, fingerprint, progress)
+                write_json(staging / "meta.json", meta.model_dump(mode="json"))
     return open_examples(target)
 
 
@@ -73,7 +62,7 @@ def pad_id(tokenizer: Tokenizer) -> int:
     if tokenizer.padding is not None:
         pad = int(tokenizer.padding["pad_id"])
         if pad >= num_ids(tokenizer):
-            raise DataError(f"the tokenizer pads with id {pad}, but the vocabulary has {num_ids(tokenizer)}; mend it")
+            raise DataError(f"the tokenizer pads with id {pad}, but the vocabulary has {num_ids(tokenizer)}; fix its padding")
         return pad
     for word in _PAD_WORDS:
         if (found := tokenizer.token_to_id(word)) is not None:
@@ -82,40 +71,13 @@ def pad_id(tokenizer: Tokenizer) -> int:
 
 
 def _write(
-    source: ExampleSource,
-    folder: Path,
-    recipe: TokenizerRecipe,
-    text: str,
-    max_length: int,
-    fingerprint: str,
-    progress: Progress,
-) -> None:
-    write_text(folder / "tokenizer.json", text)
+    source: ExampleSource, folder: Path, label: str, max_length: int, fingerprint: str, progress: Progress
+) -> ExampleMeta:
     tokenizer = load_tokenizer(folder)
-    pad = pad_id(tokenizer)
+    pad, vocab_size = pad_id(tokenizer), num_ids(tokenizer)
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length)
-    vocab_size = num_ids(tokenizer)
-    splits: dict[str, ExampleSplitMeta] = {}
-    for split, read in source.splits.items():
-        grown = _write_split(read(), folder, split, tokenizer, progress)
-        if not grown.examples:
-            raise DataError(
-                f"{source.source}: no labelled example for the {split} split; leave its file out, or give more examples "
-                "(of your own, a dev file beside them: --dev)"
-            )
-        splits[split] = ExampleSplitMeta(
-            examples=grown.examples,
-            tokens=grown.tokens,
-            longest=grown.longest,
-            cut=grown.cut,
-            unlabelled=grown.unlabelled,
-            label_counts=tuple(grown.labels[n] for n in range(len(source.names))),
-            text_bytes=grown.text_bytes,
-            ids_sha256=sha256_file(folder / f"{split}.ids.bin"),
-            rows_sha256=sha256_file(folder / f"{split}.rows.bin"),
-        )
-    meta = ExampleMeta(
+    return ExampleMeta(
         format="oelm-examples-1",
         name=source.name,
         source=source.source,
@@ -126,47 +88,49 @@ def _write(
         vocab_size=vocab_size,
         pad=pad,
         max_length=max_length,
-        tokenizer=recipe.label,
+        tokenizer=label,
         tokenizer_sha256=sha256_file(folder / "tokenizer.json"),
-        splits=splits,
+        splits={split: _write_split(source, split, folder, tokenizer, max_length, progress) for split in source.splits},
     )
-    write_json(folder / "meta.json", meta.model_dump(mode="json"))
 
 
-@dataclass
-class _Grown:
-    examples: int = 0
-    tokens: int = 0
-    longest: int = 0
-    cut: int = 0
-    unlabelled: int = 0
-    text_bytes: int = 0
-    labels: Counter[int] = field(default_factory=Counter)
-
-
-def _write_split(examples: Iterator[Example], folder: Path, split: str, tokenizer: Tokenizer, progress: Progress) -> _Grown:
-    assert tokenizer.truncation is not None
-    longest = int(tokenizer.truncation["max_length"])
-    dtype, grown = np.dtype(dtype_for(num_ids(tokenizer))).newbyteorder("<"), _Grown()
-    with (folder / f"{split}.ids.bin").open("xb") as ids_file, (folder / f"{split}.rows.bin").open("xb") as rows_file:
+def _write_split(
+    source: ExampleSource, split: str, folder: Path, tokenizer: Tokenizer, max_length: int, progress: Progress
+) -> ExampleSplitMeta:
+    dtype = np.dtype(dtype_for(num_ids(tokenizer))).newbyteorder("<")
+    ids_path, rows_path = folder / f"{split}.ids.bin", folder / f"{split}.rows.bin"
+    count: Counter[str] = Counter(dict.fromkeys(("examples", "tokens", "longest", "cut", "unlabelled", "text_bytes"), 0))
+    labels: Counter[int] = Counter()
+    examples = source.splits[split]()
+    with ids_path.open("xb") as ids_file, rows_path.open("xb") as rows_file:
         while batch := list(islice(examples, _BATCH_EXAMPLES)):
             labelled = [example for example in batch if example.label >= 0]
-            grown.unlabelled += len(batch) - len(labelled)
+            count["unlabelled"] += len(batch) - len(labelled)
             texts = [example.text if example.pair is None else (example.text, example.pair) for example in labelled]
             for example, encoding in zip(labelled, tokenizer.encode_batch(texts), strict=True):
                 ids = np.array(encoding.ids, dtype=dtype)
                 # With less room than the marks alone take, the library does not cut at all.
-                if len(ids) > longest:
+                if len(ids) > max_length:
                     marks = tokenizer.num_special_tokens_to_add(example.pair is not None)
-                    raise ConfigError(f"max_length {longest}: this tokenizer's marks alone need {marks}; give more")
+                    raise ConfigError(f"max_length {max_length}: this tokenizer's marks alone need {marks}; give more")
                 if not len(ids):
-                    raise DataError(f"example {grown.examples + 1} of {split} gives no token at all; leave empty texts out")
-                grown.examples, grown.tokens = grown.examples + 1, grown.tokens + len(ids)
-                grown.longest, grown.cut = max(grown.longest, len(ids)), grown.cut + bool(encoding.overflowing)
-                grown.labels[example.label] += 1
-                grown.text_bytes += len(example.text.encode()) + len((example.pair or "").encode())
+                    raise DataError(f"example {count['examples'] + 1} of {split} gives no token at all; leave empty texts out")
+                labels[example.label] += 1
+                text_bytes = len(example.text.encode()) + len((example.pair or "").encode())
+                count.update(examples=1, tokens=len(ids), cut=bool(encoding.overflowing), text_bytes=text_bytes)
+                count["longest"] = max(count["longest"], len(ids))
                 ids_file.write(ids.tobytes())
                 second = len(ids) - sum(encoding.type_ids)
-                rows_file.write(np.array([grown.tokens, second, example.label], dtype="<i8").tobytes())
-            progress(f"encoding {split}", grown.text_bytes, 0, grown.tokens)
-    return grown
+                rows_file.write(np.array([count["tokens"], second, example.label], dtype="<i8").tobytes())
+            progress(f"encoding {split}", count["text_bytes"], 0, count["tokens"])
+    if not count["examples"]:
+        raise DataError(
+            f"{source.source}: no labelled example for the {split} split; leave its file out, or give more examples "
+            "(and a dev file: --dev)"
+        )
+    return ExampleSplitMeta(
+        **count,
+        label_counts=tuple(labels[number] for number in range(len(source.names))),
+        ids_sha256=sha256_file(ids_path),
+        rows_sha256=sha256_file(rows_path),
+    )

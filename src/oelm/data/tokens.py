@@ -1,30 +1,40 @@
-"""Token files: raw uint16 or uint32 `train.bin` and `val.bin` (as nanoGPT reads them) and the `meta.json` that knows them."""
+"""Token files: raw uint16 or uint32 `train.bin` and `val.bin`, as nanoGPT reads them, described by `meta.json`."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from oelm.errors import DataError
-from oelm.files import cache_root, dump_json, read_json, sha256_file
+from oelm.errors import DataError, OelmError
+from oelm.files import cache_root, dump_json, read_json, room_checked, sha256_file, write_json
+from oelm.locks import lock_at, take
+from oelm.strict import Strict
 
 FORMAT = "oelm-tokens-1"
 Tokens = NDArray[np.unsignedinteger[Any]]
 Split = Literal["train", "val", "test"]
-# Every token set has these two; a test split is there where the source has one.
+# Every token set has these two; a test split only where the source has one.
 SPLITS: tuple[Split, ...] = ("train", "val")
+Record = TypeVar("Record", bound=Strict)
+# Called with the current work, how many of how many bytes of text are done, and how many tokens they gave.
+Progress = Callable[[str, int, int, int], None]
+_WAIT_S = 1.0
+_BLOCK_BYTES = 2**23
+# File systems may keep times to two seconds: a file changed later than this may change again without a new time.
+_SETTLED_S = 2.0
 
 
-class SplitMeta(BaseModel):
-    """What is known of one split: its file, counts of what it holds, and its digest."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+class SplitMeta(Strict):
+    """Counts and digest of one split's file."""
 
     tokens: int = Field(gt=0)
     documents: int = Field(gt=0)
@@ -32,19 +42,15 @@ class SplitMeta(BaseModel):
     sha256: str
 
 
-class LeftOut(BaseModel):
-    """How many files of the source are not in the set for one reason, and how much text they hold."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+class LeftOut(Strict):
+    """Number and size of the source files that were left out for one reason."""
 
     files: int = Field(ge=0)
     text_bytes: int = Field(ge=0)
 
 
-class TokenMeta(BaseModel):
+class TokenMeta(Strict):
     """`meta.json`: enough to open, check, decode and cite a token set."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     format: Literal["oelm-tokens-1"]
     name: str
@@ -58,10 +64,10 @@ class TokenMeta(BaseModel):
     tokenizer_sha256: str
     max_documents: int | None = None
     max_tokens: int | None = None
-    # Of text, tokenizer and limits: what the set is found by.
+    # Digest of text, tokenizer and limits; names the folder in the cache.
     key: str = ""
     splits: dict[Split, SplitMeta]
-    # By reason: what the source holds and the set does not.
+    # By reason.
     left_out: dict[str, LeftOut] = {}
 
     @model_validator(mode="after")
@@ -105,60 +111,146 @@ def dtype_for(vocab_size: int) -> Literal["uint16", "uint32"]:
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
-def how_to_mend(path: Path) -> str:
-    """Say what to do about a damaged set: one that we cached can be made again, one of the user's must not be deleted."""
-    if path.resolve().is_relative_to(cache_root().resolve()):
-        return f"delete the folder {path} and repeat the command to prepare it again"
-    return "bring back the files as they were, or prepare the set again"
+def no_progress(what: str, done: int, total: int, tokens: int) -> None:
+    """Show nothing."""
 
 
-def open_tokens(path: Path) -> TokenSet:
-    """Open a token set after checking size, digest and range of every file; raise DataError naming what differs."""
+@contextlib.contextmanager
+def held_alone(target: Path, progress: Progress) -> Iterator[None]:
+    """Hold the lock on a set while it is prepared. `progress` is called while another process holds it, and may raise."""
+    lock = lock_at(target.parent / f".{target.name}.lock")
+    with room_checked(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        while not take(lock, timeout_s=_WAIT_S):
+            progress("waiting for another process that prepares this", 0, 0, 0)
     try:
+        yield
+    finally:
+        lock.release()
+
+
+def computed_once(what: str, files: Iterable[Path], compute: Callable[[], Any]) -> Any:
+    """Return the JSON value that `compute` gave for these files, from the cache unless one of them changed since.
+
+    A file is unchanged while its inode, size and both times are. `what` says what is computed, and how.
+    """
+    began = time.time()
+    facts = [(str(file.absolute()), file.stat()) for file in files]
+    state = [[path, f.st_dev, f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns] for path, f in facts]
+    kept = cache_root() / "computed" / f"{_digest([what, *(path for path, _ in facts)])[:32]}.json"
+    with contextlib.suppress(DataError, KeyError, TypeError):
+        record = read_json(kept)
+        if record["sha256"] == _digest([state, record["value"]]):
+            return record["value"]
+    value = compute()
+    if all(max(f.st_mtime, f.st_ctime) < began - _SETTLED_S for _, f in facts):
+        # Without room for it, the value is computed again next time.
+        with contextlib.suppress(OelmError):
+            write_json(kept, {"value": value, "sha256": _digest([state, value])}, durable=False)
+    return value
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(dump_json(value, indent=None).encode()).hexdigest()
+
+
+def open_tokens(path: Path, *, is_known: bool = True) -> TokenSet:
+    """Open a token set; raise DataError naming what differs from its record.
+
+    Checks the size of every file; and digest and range of ids, unless the same files passed before and did not change
+    since. With `is_known` False, always.
+    """
+    with advised(path):
         meta = read_meta(path / "meta.json")
-        check_digest(path / "tokenizer.json", meta.tokenizer_sha256, holds="a tokenizer")
-        splits = {split: _open_split(path / f"{split}.bin", meta, split) for split in meta.splits}
+        names = ("meta.json", "tokenizer.json", *(f"{split}.bin" for split in meta.splits))
+        for split in meta.splits:
+            _check_size(path / f"{split}.bin", meta, split)
+        if is_known and all((path / name).is_file() for name in names):
+            computed_once("token set", [path / name for name in names], lambda: _check_content(path, meta))
+        else:
+            _check_content(path, meta)
+    return TokenSet(path, meta, {split: np.memmap(path / f"{split}.bin", _dtype(meta), mode="r") for split in meta.splits})
+
+
+@contextlib.contextmanager
+def advised(path: Path) -> Iterator[None]:
+    """Add to a DataError about a prepared set what to do: a set in the cache can be deleted, a user's own must not be."""
+    try:
+        yield
     except DataError as problem:
-        raise DataError(f"{problem}; {how_to_mend(path)}") from None
-    return TokenSet(path, meta, splits)
+        fix = "restore the files, or prepare the set again"
+        if path.resolve().is_relative_to(cache_root().resolve()):
+            fix = f"delete the folder {path} and repeat the command to prepare it again"
+        raise DataError(f"{problem}; {fix}") from None
 
 
 def read_meta(path: Path) -> TokenMeta:
     """Read the record of a token set; raise DataError naming what is wrong with it."""
     if not path.is_file():
-        raise DataError(f"{path.parent}: no meta.json, so this is no whole token set")
-    try:
-        meta = TokenMeta.model_validate_json(dump_json(read_json(path)))
-    except ValidationError as problem:
-        first = problem.errors()[0]
-        raise DataError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise DataError(f"{path.parent}: no meta.json, so this is no complete token set")
+    meta = read_record(path, TokenMeta)
     for split in SPLITS:
         if split not in meta.splits:
             raise DataError(f"{path}: nothing recorded for the {split} split")
     return meta
 
 
-def check_digest(path: Path, expected: str, *, holds: str) -> None:
-    """Raise DataError unless the file is there and has this sha256."""
+def read_record(path: Path, kind: type[Record]) -> Record:
+    """Read a JSON file of this type; raise DataError naming the file and the key."""
+    try:
+        return kind.model_validate_json(dump_json(read_json(path)))
+    except ValidationError as problem:
+        first = problem.errors()[0]
+        raise DataError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def check_tokenizer(path: Path, sha256: str) -> None:
+    """Raise DataError unless the tokenizer.json of a prepared set exists and has this digest."""
     if not path.is_file():
-        raise DataError(f"{path}: missing, though meta.json records {holds}")
-    if (found := sha256_file(path)) != expected:
+        raise missing_file(path, "a tokenizer")
+    compare_digests(path, sha256_file(path), sha256)
+
+
+def missing_file(path: Path, holds: str) -> DataError:
+    return DataError(f"{path}: missing, though meta.json records {holds}")
+
+
+def compare_digests(path: Path, found: str, expected: str) -> None:
+    """Raise DataError where a file's digest is not the recorded one."""
+    if found != expected:
         raise DataError(f"{path}: sha256 {found[:12]}..., expected {expected[:12]}...: damaged")
 
 
-def _open_split(path: Path, meta: TokenMeta, split: Split) -> Tokens:
-    known, dtype = meta.splits[split], np.dtype(meta.dtype).newbyteorder("<")
-    expected_bytes = known.tokens * dtype.itemsize
-    # Size before anything maps the file: a map beyond its end would kill the process without a word.
-    if path.is_file() and path.stat().st_size != expected_bytes:
-        raise DataError(f"{path}: {path.stat().st_size:,} bytes, expected {expected_bytes:,} ({meta.dtype})")
-    check_digest(path, known.sha256, holds=f"{known.tokens:,} tokens")
-    if (largest := _largest(path, dtype)) >= meta.vocab_size:
-        raise DataError(f"{path}: holds token id {largest}, but the vocabulary has {meta.vocab_size}")
-    return np.memmap(path, dtype=dtype, mode="r")
+def _check_size(path: Path, meta: TokenMeta, split: Split) -> None:
+    # Before anything maps the file: reading a map beyond the file's end would kill the process with SIGBUS.
+    known = meta.splits[split]
+    if not path.is_file():
+        raise missing_file(path, f"{known.tokens:,} tokens")
+    expected_bytes = known.tokens * _dtype(meta).itemsize
+    if (size_bytes := path.stat().st_size) != expected_bytes:
+        raise DataError(f"{path}: {size_bytes:,} bytes, expected {expected_bytes:,} ({meta.dtype})")
 
 
-def _largest(path: Path, dtype: np.dtype[Any]) -> int:
-    # Read in blocks, not through the map: pages of a map count as memory of this process.
+def _check_content(path: Path, meta: TokenMeta) -> bool:
+    check_tokenizer(path / "tokenizer.json", meta.tokenizer_sha256)
+    for split, known in meta.splits.items():
+        file = path / f"{split}.bin"
+        digest, largest = _digest_and_largest(file, _dtype(meta))
+        compare_digests(file, digest, known.sha256)
+        if largest >= meta.vocab_size:
+            raise DataError(f"{file}: holds token id {largest}, but the vocabulary has {meta.vocab_size}")
+    return True
+
+
+def _digest_and_largest(path: Path, dtype: np.dtype[Any]) -> tuple[str, int]:
+    # Read in blocks, not through a map: pages of a map count as memory of this process.
+    state, largest = hashlib.sha256(), 0
     with path.open("rb") as file:
-        return max(int(np.frombuffer(block, dtype).max()) for block in iter(lambda: file.read(2**23), b""))
+        while block := file.read(_BLOCK_BYTES):
+            state.update(block)
+            largest = max(largest, int(np.frombuffer(block, dtype).max()))
+    return state.hexdigest(), largest
+
+
+def _dtype(meta: TokenMeta) -> np.dtype[Any]:
+    return np.dtype(meta.dtype).newbyteorder("<")

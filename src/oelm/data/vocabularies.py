@@ -1,7 +1,8 @@
-"""Vocabularies that others published: GPT-2's byte pairs, known by their digest, and what lies in a model's folder."""
+"""Published vocabularies: GPT-2's byte pairs, recognised by their digest, and the files of a model's folder."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -9,7 +10,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -19,20 +19,21 @@ from oelm.files import cache_root, dump_json, read_json, write_text
 END_OF_TEXT = "<|endoftext|>"
 GPT2 = "gpt2"
 GPT2_VOCAB = 50_257
-# Of vocabulary and merges as canonical JSON: the same whatever file format they came in.
+# Of vocabulary and merges as canonical JSON, so that the file format does not matter.
 _GPT2_SHA256 = "0488518c307313c2abb06ff17a1d57415eb2f76f520efc5bc50b141f763919d7"
 _GPT2_REPO, _GPT2_REVISION = "openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 # tiktoken names a cached file by the SHA-1 of the address it came from: vocab.bpe and encoder.json of GPT-2.
 _TIKTOKEN_FILES = ("6d1cbeee0f20b3d9449abfede4726ed8212e3aee", "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6")
+BERT_MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _BPE_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 
 
 def is_gpt2(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer gives GPT-2's ids: its vocabulary and merges to the last pair, its split into words, nothing more."""
+    """Whether a tokenizer gives GPT-2's ids: the same vocabulary, merges and split into words, and nothing more."""
     return _is_gpt2(tokenizer.to_str())
 
 
-# The same few tokenizers are asked about again and again, and each has megabytes of JSON.
+# Asked repeatedly about the same few tokenizers, each with megabytes of JSON.
 @functools.lru_cache(maxsize=4)
 def _is_gpt2(text: str) -> bool:
     state = json.loads(text)
@@ -41,27 +42,29 @@ def _is_gpt2(text: str) -> bool:
         return False
     if words.get("type") != "ByteLevel" or words["add_prefix_space"] or not words["use_regex"]:
         return False
-    return _digest(model["vocab"], model["merges"]) == _GPT2_SHA256
-
-
-def _digest(vocab: Any, merges: Any) -> str:
-    pairs = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
-    return hashlib.sha256(dump_json([sorted(vocab.items(), key=lambda item: item[1]), pairs], indent=None).encode()).hexdigest()
+    pairs = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    canonical = dump_json([sorted(model["vocab"].items(), key=lambda item: item[1]), pairs], indent=None)
+    return hashlib.sha256(canonical.encode()).hexdigest() == _GPT2_SHA256
 
 
 def find_gpt2() -> Tokenizer:
-    """Return GPT-2's tokenizer from our cache, tiktoken's, or the hub; keep it in ours. Raises DataError with the ways out."""
-    kept = cache_root() / "gpt2" / "tokenizer.json"
-    if (known := _kept(kept)) is not None and is_gpt2(known):
-        return known
+    """Return GPT-2's tokenizer from our cache, tiktoken's, or the hub, and keep it in ours."""
+    # A missing or damaged copy is looked for elsewhere.
+    with contextlib.suppress(DataError):
+        if is_gpt2(known := read_tokenizer(_gpt2_copy())):
+            return known
     for tokenizer in _gpt2_candidates():
         if tokenizer is not None and is_gpt2(tokenizer):
-            write_text(kept, tokenizer.to_str())
+            write_text(_gpt2_copy(), tokenizer.to_str())
             return tokenizer
     raise DataError(
         "GPT-2's vocabulary is not on this machine, and the Hugging Face hub cannot be reached. Give a folder that holds "
         "encoder.json and vocab.bpe (or vocab.json and merges.txt): --tokenizer FOLDER; or train one: --tokenizer bpe:4096"
     )
+
+
+def _gpt2_copy() -> Path:
+    return cache_root() / "gpt2" / "tokenizer.json"
 
 
 def _gpt2_candidates() -> Iterator[Tokenizer | None]:
@@ -71,11 +74,12 @@ def _gpt2_candidates() -> Iterator[Tokenizer | None]:
     yield _from_hub()
 
 
-def _kept(path: Path) -> Tokenizer | None:
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer.json."""
     try:
-        return Tokenizer.from_file(str(path))
-    except Exception:  # the library raises bare Exception; what is missing or damaged is sought elsewhere
-        return None
+        return Tokenizer.from_str(path.read_bytes().decode())
+    except Exception as problem:  # the library raises bare Exception
+        raise DataError(f"{path}: cannot be read as a tokenizer ({problem})") from None
 
 
 def _from_hub() -> Tokenizer | None:
@@ -86,32 +90,27 @@ def _from_hub() -> Tokenizer | None:
     from oelm.data.hub import hub_has_an_address
 
     try:
-        # What the library downloaded before is found without a network.
+        # Earlier downloads are found without a network.
         only_local = not hub_has_an_address()
         names = ("vocab.json", "merges.txt")
         vocab, merges = (
             Path(hf_hub_download(_GPT2_REPO, name, revision=_GPT2_REVISION, local_files_only=only_local)) for name in names
         )
-    # What a hub out of reach raises differs by version and by where the connection broke; the caller names the ways out.
+    # What an unreachable hub raises differs by version.
     except Exception:
         return None
     return byte_level_bpe(vocab, merges)
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer:
-    """Return the tokenizer that a folder's files describe: tokenizer.json, byte pairs, or WordPiece. GPT-2's is kept."""
-    path = folder / "tokenizer.json"
-    if path.is_file():
-        try:
-            return Tokenizer.from_str(path.read_text(encoding="utf-8"))
-        except Exception as problem:  # the library raises bare Exception
-            raise DataError(f"{path}: cannot be read as a tokenizer ({problem})") from None
+    """Return the tokenizer of a folder: tokenizer.json, byte pairs (GPT-2's is kept in the cache), or WordPiece."""
+    if (folder / "tokenizer.json").is_file():
+        return read_tokenizer(folder / "tokenizer.json")
     for vocab, merges in _BPE_FILES:
         if (folder / vocab).is_file() and (folder / merges).is_file():
             tokenizer = byte_level_bpe(folder / vocab, folder / merges)
-            kept = cache_root() / "gpt2" / "tokenizer.json"
-            if is_gpt2(tokenizer) and not kept.is_file():
-                write_text(kept, tokenizer.to_str())
+            if is_gpt2(tokenizer) and not _gpt2_copy().is_file():
+                write_text(_gpt2_copy(), tokenizer.to_str())
             return tokenizer
     if (folder / "vocab.txt").is_file():
         return wordpiece(folder)
@@ -122,7 +121,7 @@ def folder_tokenizer(folder: Path) -> Tokenizer:
 
 
 def byte_level_bpe(vocab_path: Path, merges_path: Path) -> Tokenizer:
-    """Return the tokenizer of a vocabulary (JSON) and its merges (a pair a line), as GPT-2 has them."""
+    """Return the tokenizer of a vocabulary (JSON) and its merges (one pair a line), in GPT-2's format."""
     try:
         vocab: dict[str, int] = json.loads(vocab_path.read_text(encoding="utf-8"))
         lines = merges_path.read_text(encoding="utf-8").split("\n")
@@ -130,19 +129,33 @@ def byte_level_bpe(vocab_path: Path, merges_path: Path) -> Tokenizer:
             (left, right) for left, right in (line.split(" ") for line in lines if line and not line.startswith("#version"))
         ]
         tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    except Exception as problem:  # bad JSON, a line that is no pair, or a merge the library refuses with a bare Exception
+    except Exception as problem:  # bad JSON, a line that is no pair, or a merge that the library refuses
         raise DataError(f"{vocab_path} and {merges_path.name}: not a byte-pair vocabulary ({problem})") from None
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    split_bytes(tokenizer)
     if END_OF_TEXT in vocab:
         tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
     return tokenizer
 
 
+def split_bytes(tokenizer: Tokenizer) -> None:
+    """Let a BPE work on bytes, as GPT-2's does."""
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+
+
+def add_bert_marks(tokenizer: Tokenizer) -> None:
+    """Let a tokenizer enclose texts and pairs in BERT's marks."""
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(mark, tokenizer.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")],
+    )
+
+
 def wordpiece(folder: Path) -> Tokenizer:
-    """Return BERT's WordPiece tokenizer of a folder: vocab.txt, and lower case unless tokenizer_config.json says not."""
+    """Return BERT's WordPiece tokenizer of a folder: vocab.txt, lower case unless tokenizer_config.json says otherwise."""
     try:
-        # By newline alone: among a vocabulary's words are characters that Python would end a line at.
+        # Not splitlines(): some words of a vocabulary are characters at which it would end a line.
         words = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as problem:
         raise DataError(f"{folder / 'vocab.txt'}: not UTF-8 at byte {problem.start:,}; fetch it again") from None
@@ -155,11 +168,6 @@ def wordpiece(folder: Path) -> Tokenizer:
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=bool(config.get("do_lower_case", True)))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])],
-    )
-    special = [word for word in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if word in vocab]
-    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in special])
+    add_bert_marks(tokenizer)
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in BERT_MARKS if mark in vocab])
     return tokenizer

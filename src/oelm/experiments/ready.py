@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from oelm.data.request import prepare_named
+from oelm.data.request import Request
 from oelm.data.sets import CORPORA, TASKS
 from oelm.errors import REFUSED, OelmError
 from oelm.experiments.plan import PlannedRun
@@ -78,18 +78,19 @@ def _shelve(config: RunConfig | FinetuneConfig, folder: Path, *, stop: StopFlag,
     if isinstance(config, RunConfig):
         data = config.data
         if data.source in CORPORA:
-            prepare_named(data.source, folder, tokenizer=data.tokenizer, max_tokens=data.max_tokens, progress=progress)
+            request = Request(name=data.source, folder=folder, tokenizer=data.tokenizer, max_tokens=data.max_tokens)
+            request.prepare(progress)
         return
     examples = config.examples
     if examples.task in TASKS and examples.folder is None and config.model.source is not None:
-        prepare_named(
-            examples.task,
-            folder,
+        request = Request(
+            name=examples.task,
+            folder=folder,
             tokenizer=str(model_folder(config.model.source)),
             max_length=examples.max_length,
             language=examples.language,
-            progress=progress,
         )
+        request.prepare(progress)
 
 
 def _key(config: RunConfig | FinetuneConfig) -> str:

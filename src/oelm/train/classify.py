@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from oelm.data.encoded import ExampleSet, ExampleSplit, PaddedExamples
 from oelm.data.order import BucketOrder, permuted
-from oelm.data.prepare import Progress
+from oelm.data.tokens import Progress
 from oelm.errors import CheckpointError, ConfigError, DataError
 from oelm.models.hub import (
     ClassifierShape,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oelm.data.prepare import Progress, is_made_with, prepare
-from oelm.data.tokens import TokenSet
+from oelm.data.prepare import is_made_with, prepare
+from oelm.data.tokens import Progress, TokenSet
 from oelm.errors import StoppedError
 from oelm.train.binding import data_fingerprint
 from oelm.train.classify import ClassifierTask, open_classifier_task

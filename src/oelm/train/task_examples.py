@@ -10,12 +10,12 @@ from torch import nn
 
 from oelm.data.encoded import ExampleSet, open_examples
 from oelm.data.examples import ExampleSource
-from oelm.data.prepare import Progress
 from oelm.data.request import Request
 from oelm.data.sets import TASKS
 from oelm.data.shelf import examples_there, find_examples
 from oelm.data.stdlib_task import stdlib_examples, stdlib_tokenizer
 from oelm.data.tasks import prepare_examples
+from oelm.data.tokens import Progress
 from oelm.errors import ConfigError, DataError
 from oelm.models.hub import is_encoder_decoder
 from oelm.train.config import ExamplesConfig

@@ -213,7 +213,7 @@ def test_text_that_cannot_be_read_is_told(settings: dict[str, Any], tmp_path: Pa
     opened_to_nobody(tmp_path)
     closed.chmod(0o700)
     said = told_to_nobody({**settings, "data": {**settings["data"], "source": str(closed / "mine.txt")}}, tmp_path / "run")
-    assert f"{closed / 'mine.txt'}: cannot be read (Permission denied); give a text" in said
+    assert f"{closed / 'mine.txt'}: cannot be read (Permission denied); give a file" in said
     tally("R15", "texts that cannot be read", held=1, of=1)
 
 

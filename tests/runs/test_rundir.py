@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from tests.conftest import tiny_config
 
 def manifest_of(torch_version: str) -> Manifest:
     data = DataRecord(name="text", source="text", fingerprint="0", tokenizer="bpe:300")
-    versions = {"python": "3", "oelm": "1", "source_revision": None, "torch": torch_version, "numpy": "2"}
+    versions: dict[str, Any] = {"python": "3", "oelm": "1", "source_revision": None, "torch": torch_version, "numpy": "2"}
     return Manifest(**versions, environment={}, data=data)
 
 

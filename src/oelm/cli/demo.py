@@ -75,9 +75,10 @@ def _print_results(runs: Sequence[PlannedRun], budget: str) -> None:
 
 
 def _audit(runs: Sequence[PlannedRun], row: SummaryRow) -> AuditRecord:
+    from oelm.runs.layout import AUDIT
     from oelm.runs.records import AuditRecord, read_as
 
-    return read_as(AuditRecord, next(run.path for run in runs if run.experiment.id == row.experiment.id) / "audit.json")
+    return read_as(AuditRecord, next(run.path for run in runs if run.experiment.id == row.experiment.id) / AUDIT)
 
 
 def _print_next(root: Path, budget: str) -> None:

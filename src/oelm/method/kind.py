@@ -1,4 +1,4 @@
-"""Which class a method's verdict belongs to; from plain data, so that a report need not load torch."""
+"""Which class a method's verdict belongs to, from its plain data: records of other versions have classes, too."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all test-faults test-slurm soak mutants check bench bench-speed figures setup clean
+.PHONY: demo test test-all test-faults test-slurm soak mutants check bench bench-speed figures docs setup clean
 .DEFAULT_GOAL := demo
 
 demo: setup  ## train four small GPTs, compare them (about 5 minutes on 2 cores)
@@ -59,13 +59,17 @@ bench-speed: setup  ## where a step's time goes, ours against transformers and a
 figures: setup  ## write the tables of README and docs anew from the records under results/
 	@$(BIN)/python studies/figures.py
 
+docs: setup  ## build the docs site into build/docs; a warning is an error
+	@$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	@echo 'open build/docs/index.html'
+
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (once; a few minutes)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "oelm needs Python 3.11 or newer; set PYTHON=...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[all,docs,dev]'
 	@touch $(STAMP)
 
 clean:  ## remove the environment and caches, never outputs

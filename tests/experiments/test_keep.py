@@ -17,10 +17,10 @@ from oelm.cli.app import app
 from oelm.errors import ArchiveError
 from oelm.experiments.archive import make_archive
 from oelm.experiments.collect import find_runs
-from oelm.experiments.keep import METRICS, Kept, keep_records
+from oelm.experiments.keep import Kept, keep_records
 from oelm.experiments.sweep import SweepPoint, SweepRecord
 from oelm.files import write_json
-from oelm.runs.layout import PREDICTIONS, SWEEP
+from oelm.runs.layout import METRICS, PREDICTIONS, SWEEP
 from oelm.runs.metrics import read_metrics
 from tests.conftest import run_here, tiny_config
 from tests.experiments.recorded import record

@@ -45,7 +45,7 @@ def loaded_by(code: str, folder: Path, names: tuple[str, ...] = HEAVY) -> list[s
         ["--version"],
         ["list"],
         ["show", "GPT-02", "--budget", "paper"],
-        ["show", "BERT-02"],
+        ["show", "MNLI-02"],
         ["status", "--out", "."],
         ["report", "--out", "."],
         ["report", "--out", ".", "--html", "report.html"],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,8 +24,7 @@ from tests.conftest import tiny_config
 
 def manifest_of(torch_version: str) -> Manifest:
     data = DataRecord(name="text", source="text", fingerprint="0", tokenizer="bpe:300")
-    versions: dict[str, Any] = {"python": "3", "oelm": "1", "source_revision": None, "torch": torch_version, "numpy": "2"}
-    return Manifest(**versions, environment={}, data=data)
+    return Manifest(python="3", oelm="1", source_revision=None, torch=torch_version, numpy="2", environment={}, data=data)
 
 
 def test_second_holder_is_refused_and_the_lock_ends_with_the_first(tmp_path: Path, text_file: Path) -> None:

@@ -17,18 +17,15 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
 from oelm.errors import STOPPED, ConfigError
 from oelm.experiments.portable import this_machine
+from oelm.experiments.runner import Job, RunnerWatch
 from oelm.experiments.yamlfile import read_yaml
 from oelm.strict import Strict
-
-if TYPE_CHECKING:
-    # It plans runs and so loads torch, which `oelm watch` does not.
-    from oelm.experiments.runner import Job, RunnerWatch
 
 log = logging.getLogger(__name__)
 

@@ -54,7 +54,7 @@ class Adjusted(nn.Module):
 
 
 @cache
-def _adjusted_class(plain: type[nn.Module]) -> type[Adjusted]:
+def _adjusted_class(plain: Any) -> type[Adjusted]:
     return type(f"Adjusted{plain.__name__}", (Adjusted, plain), {"plain": plain})
 
 

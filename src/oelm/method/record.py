@@ -76,7 +76,7 @@ def set_record(model: nn.Module, record: FrozenRecord) -> None:
     _put(model, _DIGESTS, record)
     modules = dict(model.named_modules(remove_duplicate=False))
     for module in modules.values():
-        vars(module).pop(_OWNS, None)
+        module.__dict__.pop(_OWNS, None)
     for owner in {name.rpartition(".")[0] for name in record} & modules.keys():
         object.__setattr__(modules[owner], _OWNS, True)
 

@@ -104,7 +104,8 @@ def _register(projection: HeadProjection, starts: dict[str, Tensor]) -> None:
         module.register_parameter(name, nn.Parameter(start.to(like.device, like.dtype)))
     if selection is None:
         # Its class, not a wrapper around it: the names of its weights stay, and copies of the model work.
-        object.__setattr__(module, "__class__", _adjusted_class(_plain_class(module)))
+        plain: Any = _plain_class(module)
+        object.__setattr__(module, "__class__", _adjusted_class(plain))
 
 
 def can_learn_on(projection: HeadProjection) -> bool:

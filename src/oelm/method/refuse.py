@@ -51,7 +51,7 @@ def refuse_part(model: nn.Module, verb: str) -> None:
 def check_writable(projection: HeadProjection) -> None:
     """Raise an error where a weight cannot be written to, or is computed from something else."""
     module, weight = projection.module, projection.weight
-    if not weight.is_floating_point() or is_traceable_wrapper_subclass(weight):
+    if not weight.is_floating_point() or _is_wrapper(weight):
         raise MethodError(
             f"{projection.name} holds {weight.dtype} numbers in a {class_path(type(weight))} (quantized?); load the model in "
             "float32, bfloat16 or float16, then freeze"
@@ -159,7 +159,11 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
+    if tensor.layout is not torch.strided or _is_wrapper(tensor):
         return 0, 0
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _is_wrapper(tensor: Tensor) -> bool:
+    return bool(is_traceable_wrapper_subclass(tensor))

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +288,7 @@ def test_what_happens_between_two_looks_is_told_once(tmp_path: Path) -> None:
     assert not (tmp_path / "looks.json").exists()
 
 
-def import_arms(root: Path, arms: dict[str, tuple[float, ...]], *, steps: int = 2, study: str = "theirs") -> None:
+def import_arms(root: Path, arms: Mapping[str, tuple[float, ...]], *, steps: int = 2, study: str = "theirs") -> None:
     """Import runs of another tool, whose losses fall to these values over so many evaluations."""
     runs = []
     for arm, finals in arms.items():

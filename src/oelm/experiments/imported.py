@@ -36,7 +36,7 @@ class ImportedRun(Strict):
     seed: int = Field(ge=0, le=_MAX_SEED)
     name: Text
     format: FormatName
-    curves: dict[Text, tuple[Point, ...]]
+    curves: dict[Text, Annotated[tuple[Point, ...], Field(min_length=1)]] = Field(min_length=1)
     source: dict[Text, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
 
     def last(self, metric: str) -> float:

@@ -74,8 +74,9 @@ class Moment:
             found["/".join(row.pair.arm.key)] = row.judgement.verdict, gap, f"oelm report {row.pair.arm.experiment}"
         for study in self.report.judged_imported:
             for arm, judgement in study.judgements.items():
-                gap = judgement.interval and interval_text(judgement.interval, is_ratio=study.question.is_ratio)
-                found[f"{IMPORTED}/{study.study.name}/{arm}"] = judgement.verdict, gap or "", "oelm report --metric"
+                interval = judgement.interval
+                gap = "" if interval is None else interval_text(interval, is_ratio=study.question.is_ratio)
+                found[f"{IMPORTED}/{study.study.name}/{arm}"] = judgement.verdict, gap, "oelm report --metric"
         return {
             name: f"{name}: preliminary verdict {verdict}, gap {gap}; `{command}` gives and records the verdict"
             for name, (verdict, gap, command) in found.items()

@@ -109,3 +109,10 @@ def test_bad_options_are_refused(load: Load, options: list[str], capsys: pytest.
     with pytest.raises(SystemExit, match="2"):
         load("methods").main(options)
     assert options[0] in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_a_watcher_costs(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    load("watching").main(["--rounds", "2", "--seconds", "2", "--runs", "4", "--shape", "tiny"])
+    shown = capsys.readouterr().out
+    assert "4 runs, page" in shown and "the time (wall time)" in shown and "of the machine's CPU time" in shown

@@ -74,6 +74,18 @@ def test_only_what_is_named_is_shown_with_its_baseline(root: Path) -> None:
     assert [f"GPT-0{n}" in page for n in (1, 2, 3, 4)] == [True, True, False, False]
 
 
+def test_imported_runs_are_judged_by_the_question_of_the_command_line(root: Path) -> None:
+    rows = ["arm,seed,step,eval_loss"]
+    for arm, shift in (("A", 0.0), ("B", 0.01)):
+        rows += [f"{arm},{seed},{step},{3.0 + 0.01 * seed + shift}" for seed in (0, 1) for step in (1, 2)]
+    Path("t.csv").write_text("\n".join(rows))
+    subprocess.run(oelm_command("import", "t.csv", "--name", "theirs"), check=True, capture_output=True)
+    oelm("--until-done", "--metric", "eval_loss", "--baseline", "A", "--at-most", "1.05x")
+    page = Path("watch.html").read_text(encoding="utf-8")
+    assert "theirs: eval_loss against A, bound 1.05x." in page and "+1.0% [" in page and page.count("<svg") == 4
+    assert not (root / "looks.json").exists()
+
+
 def test_an_experiment_without_runs_yet_may_be_watched(root: Path) -> None:
     oelm("GPT-02", "--until-done")
     assert "No runs yet." in Path("watch.html").read_text(encoding="utf-8")
@@ -83,6 +95,9 @@ def test_an_experiment_without_runs_yet_may_be_watched(root: Path) -> None:
     ("arguments", "message"),
     [
         (("--port", "8000"), "only --serve has a port"),
+        (("--metric", "eval_loss"), "add --baseline ARM"),
+        (("--at-most", "1.05x"), "add --metric"),
+        (("--metric", "eval_loss", "--baseline", "A"), "nothing is imported"),
         (("--serve", "--socket", "x.sock"), "give one of them"),
         (("--lang", "de"), "--lang 'de': there are en, zh"),
         (("GPT-2",), "no experiment or group called 'GPT-2'"),

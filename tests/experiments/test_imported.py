@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from oelm.errors import ConfigError, DataError, MissingExtraError
 from oelm.experiments.formats import Columns, read_sources
-from oelm.experiments.imported import ImportedRun, Placing, SourceRun, imported_runs, load_imported, run_path, write_imported
+from oelm.experiments.imported import ImportedRun, Placing, imported_runs, load_imported, run_path, write_imported
+from oelm.train.track import SourceRun
 
 HEADER = ("arm", "seed", "step", "eval_loss")
 ROWS = [(arm, seed, step, 3.0 - step / 100 + seed / 10) for arm in ("A", "B") for seed in (0, 1) for step in (50, 100)]
@@ -168,11 +169,11 @@ def test_what_is_absent_unknown_or_of_two_formats_is_refused(tmp_path: Path) -> 
     ],
 )
 def test_arm_and_seed_are_read_from_usual_names(name: str, found: tuple[str, int]) -> None:
-    assert Placing().place(SourceRun(name, Path("x"), "table", {}, [])) == found
+    assert Placing().place(SourceRun(name, Path("x"), "table", [])) == found
 
 
 def test_a_pattern_tells_arm_and_seed() -> None:
-    run = SourceRun("exp7/base-s3-final", Path("x"), "table", {}, [])
+    run = SourceRun("exp7/base-s3-final", Path("x"), "table", [])
     assert Placing("*/{arm}-s{seed}-*").place(run) == ("base", 3)
     with pytest.raises(DataError, match=r"the run 'exp7/base-s3-final' does not match --runs '\{arm\}\+\{seed\}'"):
         Placing("{arm}+{seed}").place(run)
@@ -183,7 +184,7 @@ def test_a_pattern_tells_arm_and_seed() -> None:
 @settings(deadline=None)
 @given(st.text(alphabet="abcxyz0123456789-_./", min_size=1, max_size=20), st.integers(0, 10**6))
 def test_a_name_made_by_a_pattern_is_read_by_it(arm: str, seed: int) -> None:
-    run = SourceRun(f"{arm}+{seed}", Path("x"), "table", {}, [])
+    run = SourceRun(f"{arm}+{seed}", Path("x"), "table", [])
     assert Placing("{arm}+{seed}").place(run) == (arm, seed)
 
 
@@ -421,3 +422,110 @@ assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)
     assert len(load_imported(tmp_path)) == 5 and run_path(tmp_path, load_imported(tmp_path)[0]).is_file()
+
+
+# --- The earlier study's folders
+
+# As reported for GPT-01; the figures of steps and validation are invented.
+TIMING: dict[str, Any] = {
+    "model_type": "baseline",
+    "dataset": "tinystories",
+    "total_wall_time": 16287.0,
+    "num_steps_measured": 99_900,
+    "warmup_steps": 100,
+    "mean_step_time": 0.0837,
+    "median_step_time": 0.083,
+    "total_validation_time": 500.0,
+    "num_validations": 100,
+    "epoch_times": [8000.0, 8287.0],
+    "final_perplexity": 4.27,
+    "best_val_loss": 1.4516,
+}
+BAR = "Training:  20%|##        | 20000/100000 [27:55<1:51:40, 11.94it/s]"
+LOG = (
+    f"{BAR}\r{BAR}[Step 20000] Validation - Loss: 1.7316, PPL: 5.65\n"
+    f"[Step 61000] Validation - Loss: 1.5063, PPL: 4.51\r\n{BAR}\n"
+    f"\r{BAR}\r[Step 100000] Validation - Loss: 1.4516, PPL: 4.27"
+)
+LOSSES = ((20000, 1.7316), (61000, 1.5063), (100000, 1.4516))
+
+
+def write_study(root: Path, name: str = "GPT-01_baseline", *, log: bytes = LOG.encode(), **changes: Any) -> Path:
+    folder = root / name
+    folder.mkdir(parents=True)
+    (folder / "timing_stats.json").write_text(json.dumps(TIMING | changes))
+    (folder / "training.log").write_bytes(log)
+    return folder
+
+
+def test_the_earlier_studys_folder_is_a_run_with_figures_and_the_curve_among_progress_bars(tmp_path: Path) -> None:
+    (run,) = read(write_study(tmp_path))
+    assert (run.arm, run.seed, run.name, run.format) == ("GPT-01", 0, "GPT-01_baseline", "study")
+    assert run.curves["val_loss"] == LOSSES and run.curves["val_ppl"][0] == (20000, 5.65)
+    figures = {metric: points[0] for metric, points in run.curves.items() if len(points) == 1}
+    values = {"wall_s": 16287.0, "measured_steps": 99_900, "warmup_steps": 100, "step_s": 0.0837, "step_s_median": 0.083}
+    values |= {"validation_s": 500.0, "validations": 100, "best_ppl": 4.27, "best_val_loss": 1.4516}
+    assert figures == {name: (100_000, value) for name, value in values.items()}
+    assert set(run.source) == {"timing_stats.json", "training.log"}
+
+
+def test_a_folder_of_the_studys_folders_gives_a_run_each(tmp_path: Path) -> None:
+    for name in ("GPT-04_openwebtext_baseline", "GPT-01_baseline", "SST-2-01"):
+        write_study(tmp_path, name)
+    (tmp_path / "notes").mkdir()
+    assert [run.arm for run in read(tmp_path)] == ["GPT-01", "GPT-04", "SST-2-01"]
+    write_study(tmp_path, "GPT-01_again")
+    with pytest.raises(DataError, match="GPT-01, seed 0: the run 'GPT-01_again' has this arm and seed, too"):
+        read(tmp_path)
+
+
+def test_figures_that_are_null_and_lines_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    told = [
+        "Loss: nan, PPL: nan",
+        "Loss: 800.0, PPL: inf",
+        "Loss: 1e999, PPL: 1e999",
+        "Loss: 1e1, PPL: 2.2e+4",
+        "Loss: 1-2, PPL: 3",
+    ]
+    log = "\n".join(f"[Step {number}] Validation - {line}" for number, line in enumerate(told)).encode()
+    (run,) = read(write_study(tmp_path, log=b"\xff\xfe\x00\x1b[A" + log, final_perplexity=None))
+    assert "best_ppl" not in run.curves and run.curves["val_ppl"] == ((3, 22000.0),)
+
+
+def test_a_line_in_two_logs_counts_once_and_two_runs_in_one_log_are_refused(tmp_path: Path) -> None:
+    folder = write_study(tmp_path)
+    (folder / "a.txt").write_text("\n".join(reversed(LOG.split("\n"))))
+    os.mkfifo(folder / "pipe.log")
+    assert read(folder)[0].curves["val_loss"] == LOSSES
+    (folder / "a.txt").write_text("[Step 20000] Validation - Loss: 1.9, PPL: 6.69")
+    with pytest.raises(DataError, match="GPT-01, seed 0: val_loss has two values at step 20000, 1.9 and 1.7316"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "cannot be read as JSON"),
+        ('{"model_type": "base', "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ("[1, 2]", "has no total_wall_time"),
+        ('{"model_type": "baseline"}', "has no total_wall_time"),
+        (json.dumps(TIMING | {"best_val_loss": math.nan}), "best_val_loss is nan"),
+        (json.dumps(TIMING).replace("16287.0", "1e999"), "total_wall_time is inf"),
+        (json.dumps(TIMING | {"best_val_loss": -1.0}), "best_val_loss is -1.0, not a number from 0 on"),
+        (json.dumps(TIMING | {"best_val_loss": "1.45"}), "best_val_loss is '1.45'"),
+        (json.dumps(TIMING | {"num_validations": True}), "num_validations is True"),
+        (json.dumps(TIMING | {"num_validations": 10**400}), "num_validations is 1000"),
+    ],
+)
+def test_a_damaged_timing_file_is_refused_with_file_and_reason(tmp_path: Path, text: str, reason: str) -> None:
+    (write_study(tmp_path) / "timing_stats.json").write_text(text)
+    with pytest.raises(DataError, match=rf"timing_stats\.json: .*{reason}"):
+        read(tmp_path)
+
+
+def test_a_log_too_large_is_refused_unread(tmp_path: Path) -> None:
+    with (write_study(tmp_path) / "huge.log").open("ab") as file:
+        file.truncate(2**30 + 1)
+    with pytest.raises(DataError, match=r"huge\.log: 1,073,741,825 bytes"):
+        read(tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import hashlib
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +235,7 @@ def _write_sweeps(root: Path) -> None:
 
 
 def _write_beside_runs(root: Path) -> None:
-    """Write a timing in turns, and rows of the earlier study in which everything is wrong that can be."""
+    """Write a timing in turns, and two experiments of the earlier study."""
     timing = TimingRecord(
         first="baseline",
         second="oelm_freeze",
@@ -252,20 +251,10 @@ def _write_beside_runs(root: Path) -> None:
         second_peak_bytes=900,
     )
     write_timing(root, timing)
-    figures = {"best_ppl": 9.0, "best_val_loss": 1.45, "measured_steps": 100.0}
-    figures |= {"step_s": 0.5, "step_s_min": 0.2, "step_s_median": 0.1, "step_s_max": 0.4}
-    figures |= {"validations": 10.0, "validation_s_mean": 2.0, "validation_s": 50.0}
-    lines = ((10, 2.0, 9.0), (20, 1.9, 9.0), (20, 1.8, 6.05))
-    rows = [
-        reported("GPT-01", figures | {"wall_s": 1000.0}, lines),
-        reported("GPT-02", figures | {"wall_s": 10.0}, lines[:1]),
-        reported("GPT-03", {"best_val_loss": 2.0}, ((9, 1.9, 6.69),)),
-    ]
-    write_imported(rows, root)
+    write_imported([reported("GPT-01", 9.0, ((10, 2.0), (20, 1.9))), reported("GPT-02", 9.5, ((10, 2.1), (20, 2.0)))], root)
 
 
-def reported(arm: str, figures: dict[str, float], lines: Sequence[tuple[int, float, float]] = ()) -> ImportedRun:
-    """Return an experiment of the earlier study as it is kept: its figures, and steps with their loss and PPL."""
-    losses, ppls = (tuple((line[0], line[column]) for line in lines) for column in (1, 2))
-    curves = {"val_loss": losses, "val_ppl": ppls} if lines else {}
-    return ImportedRun(study="old", arm=arm, seed=0, name=f"{arm}_x", format="study", curves=curves, figures=figures, source={})
+def reported(arm: str, best_ppl: float, losses: tuple[tuple[int, float], ...]) -> ImportedRun:
+    """Return an experiment of the earlier study as it is kept."""
+    curves = {"best_ppl": ((20, best_ppl),), "val_loss": losses}
+    return ImportedRun(study="old", arm=arm, seed=0, name=f"{arm}_x", format="study", curves=curves, source={})

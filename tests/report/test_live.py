@@ -7,17 +7,19 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from oelm.experiments.imported import ImportedRun, write_imported
 from oelm.experiments.plan import parse_seeds
 from oelm.experiments.registry import load_catalog
 from oelm.report.build import build_report
 from oelm.report.document import Chart, Document, Table, Text
 from oelm.report.html import Live, render_html, render_live
+from oelm.report.imported import parse_question
 from oelm.report.live import LiveRuns, Moment, continue_command, live_document, machine_load, news, queue_eta_s
 from oelm.report.words import Words
 from tests.experiments.recorded import record
@@ -284,6 +286,88 @@ def test_what_happens_between_two_looks_is_told_once(tmp_path: Path) -> None:
     assert "preliminary verdict PASS, gap +2." in found[1][2] and "`oelm report GPT-02` gives and records" in found[1][2]
     assert found[2][2] == "no run is left: 2 failed, 10 done"
     assert not (tmp_path / "looks.json").exists()
+
+
+def import_arms(root: Path, arms: Mapping[str, tuple[float, ...]], *, steps: int = 2, study: str = "theirs") -> None:
+    """Import runs of another tool, whose losses fall to these values over so many evaluations."""
+    runs = []
+    for arm, finals in arms.items():
+        for seed, final in enumerate(finals):
+            points = tuple((100 * n, final + 0.1 * (steps - n)) for n in range(1, steps + 1))
+            facts: dict[str, Any] = {"study": study, "arm": arm, "seed": seed, "name": f"{arm}-{seed}", "format": "table"}
+            runs.append(ImportedRun(**facts, curves={"eval_loss": points}, source={}))
+    write_imported(runs, root, replace=True)
+
+
+THEIRS = {"base": (3.0, 3.02, 2.99, 3.01, 3.005), "good": (3.011, 3.028, 3.002, 3.02, 3.014)}
+QUESTION = parse_question("eval_loss", baseline="base", at_most="1.05x")
+
+
+def test_imported_runs_have_their_state_curves_and_preliminary_verdicts(tmp_path: Path) -> None:
+    import_arms(tmp_path, THEIRS)
+    document = live_document(runs_of(tmp_path, question=QUESTION).look(), Words("en"))
+    assert [section.name for section in document.sections] == ["imported", "machine"], "none of ours, so nothing of ours"
+    assert any(text.startswith("10 runs, all imported: they are shown as they were") for text in texts(document))
+    assert [[cell.text for cell in row][:4] for row in table(document, "imported").rows] == [
+        ["theirs", "base", "0, 1, 2, 3, 4", "200"],
+        ["theirs", "good", "0, 1, 2, 3, 4", "200"],
+    ]
+    forest, learning = charts(document)
+    assert (forest.name, learning.name) == ("forest-theirs", "curves-theirs")
+    assert {(row["arm"], row["step"]) for row in learning.spec["data"]["values"]} == {
+        (arm, step) for arm in THEIRS for step in (100, 200)
+    }
+    assert "preliminary verdict" in table(document, "imported-theirs").columns
+    assert not (tmp_path / "looks.json").exists(), "a look at this page is none that counts"
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_imported_runs_are_judged_on_the_page_as_in_the_report_with_its_words(tmp_path: Path, lang: str) -> None:
+    import_arms(tmp_path, THEIRS)
+    write_arm(tmp_path, "GPT-01", BASE)
+    live = live_document(runs_of(tmp_path, question=QUESTION).look(), Words(lang))
+    report = build_report([tmp_path], load_catalog(), question=QUESTION).document(lang)
+    sections = [next(section for section in found.sections if section.name == "imported") for found in (live, report)]
+    assert sections[0].title == sections[1].title
+    assert table(live, "imported-theirs").rows == table(report, "imported-theirs").rows
+    assert table(live, "imported") == table(report, "imported")
+    kinds = [[block for block in section.blocks if isinstance(block, Chart)] for section in sections]
+    assert kinds[0] == kinds[1] and len(kinds[0]) == 2
+    warning = next(block for block in sections[0].blocks if isinstance(block, Text) and block.kind == "warning")
+    assert warning.text == Words(lang)("live.preliminary") and warning not in sections[1].blocks
+    assert [section.name for section in live.sections][:3] == ["queue", "verdicts", "imported"]
+
+
+def test_imported_runs_are_read_again_when_they_are_imported_again_and_a_verdict_is_news(tmp_path: Path) -> None:
+    import_arms(tmp_path, {arm: finals[:4] for arm, finals in THEIRS.items()})
+    runs = runs_of(tmp_path, question=QUESTION)
+    first = runs.look()
+    assert runs.look().report is first.report and first.decided() == {}
+    import_arms(tmp_path, THEIRS)
+    ((event, name, text),) = news(first, runs.look())
+    assert (event, name) == ("verdict", "imported/theirs/good") and "preliminary verdict PASS, gap +1.0% [" in text
+
+
+def test_who_names_experiments_sees_no_imported_runs(tmp_path: Path) -> None:
+    import_arms(tmp_path, THEIRS)
+    document = live_document(runs_of(tmp_path, only={"GPT-01"}).look(), Words("en"))
+    assert "imported" not in [section.name for section in document.sections]
+
+
+def test_a_thousand_imported_runs_make_a_page_under_200_kb(tmp_path: Path) -> None:
+    arms = {f"arm-{n}": tuple(3.0 + 0.001 * n + 0.002 * ((seed * 7 + n) % 5) for seed in range(5)) for n in range(200)}
+    import_arms(tmp_path, arms, steps=30)
+    question = parse_question("eval_loss", baseline="arm-0", at_most="1.05x")
+    document = live_document(runs_of(tmp_path, question=question).look(), Words("en"))
+    assert len(table(document, "imported").rows) == len(table(document, "imported-theirs").rows) == 70
+    assert sum("more rows are left out" in text for text in texts(document)) == 2
+    assert len(render_live(document, LIVE).html.encode()) < 200_000
+
+
+def test_hostile_names_of_imported_arms_are_escaped(tmp_path: Path) -> None:
+    import_arms(tmp_path, {"base": THEIRS["base"], ATTACK: THEIRS["good"]})
+    page = render_live(live_document(runs_of(tmp_path, question=QUESTION).look(), Words("en")), LIVE).html
+    assert "<img" not in page and page.count("<script") == 1 and "\x1b" not in page
 
 
 @pytest.fixture(scope="module")

@@ -328,13 +328,10 @@ def test_reported_gaps_follow_from_the_reported_figures(tmp_path: Path, experime
     assert len(found) == 14
 
 
-def test_what_was_imported_of_the_earlier_study_is_shown_with_what_does_not_fit(tmp_path: Path) -> None:
-    figures = {"best_ppl": 4.27, "best_val_loss": 1.6, "wall_s": 16287.0}
-    write_imported([reported("GPT-01", figures)], tmp_path)
-    document = english(tmp_path)
-    assert any("best_ppl 4.27" in text and "wall_s 16287" in text for text in texts(document, "reported", "note"))
-    (warning,) = texts(document, "reported", "warning")
-    assert warning == f"GPT-01: PPL 4.27 is not exp(best validation loss 1.6) = {math.exp(1.6):.4g}"
+def test_what_was_imported_of_the_earlier_study_is_among_others_runs(tmp_path: Path) -> None:
+    write_imported([reported("GPT-01", 4.27, ((10, 1.5), (20, 1.45)))], tmp_path)
+    (row,) = rows(english(tmp_path), "imported")
+    assert (row["study"], row["arm"], row["last step"], row["metrics"]) == ("old", "GPT-01", "20", "best_ppl, val_loss")
 
 
 def test_a_users_own_reported_figures_of_another_kind_are_shown_as_they_are(tmp_path: Path) -> None:

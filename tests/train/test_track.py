@@ -315,8 +315,7 @@ def test_a_wandb_run_has_the_seed_and_the_group_of_its_arm(text_file: Path, tmp_
     run = tmp_path / "GPT-02" / "smoke" / "default" / "seed-3"
     sit(run, text_file, to="wandb", steps=2, seed=3)
     (found,) = read_wandb(run)
-    assert (found.name, found.group) == ("GPT-02/smoke/default/seed-3", "GPT-02/smoke/default")
-    assert found.config["seed"] == 3 and found.config["steps"] == 2
+    assert (found.name, found.arm, found.seed) == ("GPT-02/smoke/default/seed-3", "GPT-02/smoke/default", 3)
 
 
 @needs("wandb")
@@ -357,7 +356,7 @@ def test_another_run_in_a_folder_of_the_same_name_is_another_run_of_trackio(text
     os.rename(tmp_path / "run", tmp_path / "aside")
     sit(tmp_path / "run", text_file, to="trackio", steps=2, seed=1)
     found = read_trackio(tmp_path / "trackio" / "oelm.db")
-    assert [run.config["seed"] for run in found] == [0, 1] and len({run.name for run in found}) == 2
+    assert [run.seed for run in found] == [0, 1] and len({run.name for run in found}) == 2
 
 
 def test_a_file_that_is_no_trackio_database_is_refused(tmp_path: Path) -> None:

@@ -225,7 +225,6 @@ def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path, *, cos
     if experiment.reported is not None:
         figures = ", ".join(f"{name} {value:g}" for name, value in experiment.reported.figures.items())
         facts["reported"] = f"{figures} ({experiment.reported.source}; not a result of ours)"
-    facts |= _imported(experiment.id, root)
     if experiment.note:
         facts["note"] = experiment.note
     if baseline and (apart := confounds(run.config, baseline[0].config)):
@@ -261,14 +260,3 @@ def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:
         return {"5-gram": f"not counted yet ({how}); a baseline must beat it to be a real one"}
     told = ", ".join(f"{split} PPL {values[-1]:.2f}" for split, values in figures.up_to(ORDERS).items())
     return {"5-gram": f"{told}; a baseline must beat it to be a real one"}
-
-
-def _imported(name: str, root: Path) -> dict[str, str]:
-    """Return what was imported from the earlier study's own files, beside what the catalog says."""
-    from oelm.experiments.earlier import reported_runs
-
-    row = reported_runs(root).get(name)
-    if row is None:
-        return {}
-    figures = ", ".join(f"{key} {value:g}" for key, value in row.figures.items())
-    return {"imported": f"{figures} (reported by the earlier study, one seed)"}

@@ -11,7 +11,8 @@ from oelm.cli.shell import counted, out, printable, reported
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from oelm.experiments.imported import FormatName, ImportedRun
+    from oelm.experiments.imported import ImportedRun
+    from oelm.train.track import FormatName
 
 
 @reported
@@ -50,7 +51,6 @@ def import_runs(
     read = imported_runs(found, study=name, placing=Placing(runs, arm, seed), metrics=metric or ())
     written, already = write_imported(read, root, replace=replace)
     _print_arms(read)
-    _print_inconsistencies(read)
     out.print(
         f"{counted(len(written), 'run')} written to {root / 'imported' / name}, {len(already)} were there already",
         soft_wrap=True,
@@ -63,15 +63,5 @@ def _print_arms(runs: list[ImportedRun]) -> None:
         arms.setdefault(run.arm, []).append(run)
     for arm, own in arms.items():
         seeds = ", ".join(str(run.seed) for run in sorted(own, key=lambda run: run.seed))
-        metrics = ", ".join(sorted({*(metric for run in own for metric in run.curves), *own[0].figures}))
+        metrics = ", ".join(sorted({metric for run in own for metric in run.curves}))
         out.print(printable(f"{arm}: {own[0].format}, seeds {seeds}; {metrics}"), soft_wrap=True)
-
-
-def _print_inconsistencies(runs: list[ImportedRun]) -> None:
-    from oelm.experiments.earlier import inconsistencies
-    from oelm.report.words import Words
-
-    words = Words("en")
-    for run in runs:
-        for problem in inconsistencies(run) if run.format == "study" else ():
-            out.print(f"{run.arm} does not add up: {words(f'inconsistency.{problem.code}', **problem.values)}", soft_wrap=True)

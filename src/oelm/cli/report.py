@@ -62,9 +62,7 @@ def report(
     from oelm.report.build import build_report
 
     _check_language(lang)
-    question = _question(metric, baseline, at_most, scale, take, planned)
-    if question is not None and baseline is None:
-        raise ConfigError("--metric judges imported runs against one of them: add --baseline ARM")
+    question = question_of(metric, baseline, at_most, scale, take, planned)
     files = {"--html": html, "--markdown": markdown, "--csv": csv, "--latex": latex}
     if (table or picture) and (given := next((name for name, path in files.items() if path is not None), None)):
         raise ConfigError(f"{given}: --table and --picture print one thing and write no file; leave one of the two out")
@@ -96,7 +94,7 @@ def _check_language(lang: str) -> None:
         raise ConfigError(f"--lang {lang!r}: there are {', '.join(LANGUAGES)}")
 
 
-def _question(
+def question_of(
     metric: str | None, baseline: str | None, at_most: str | None, scale: str | None, take: str, planned: int
 ) -> Question | None:
     """Return what is asked of imported runs; None where nothing is."""
@@ -236,7 +234,7 @@ def compare(
 
     named = named_study(runs)
     if named is None:
-        if _question(metric, baseline, at_most, scale, take, planned) is not None:
+        if question_of(metric, baseline, at_most, scale, take, planned) is not None:
             raise ConfigError(
                 "--metric and --at-most are for imported runs; our own are judged by `oelm report`, by the catalog"
             )
@@ -247,12 +245,11 @@ def compare(
             found = "" if metric is None else f", and {metric!r} is none of them{suggest(metric, study.metrics)}"
             raise ConfigError(f"imported runs are compared by --metric, one of {', '.join(study.metrics)}{found}")
         baseline = baseline or (arms[0] if len(runs) > 1 else None)
-        question = _question(metric, baseline, at_most, scale, take, planned)
+        question = question_of(metric, baseline, at_most, scale, take, planned)
         assert question is not None
         judged, table, remarks = compare_imported(study, question, Words("en"), only=arms)
         out.print(table.caption, soft_wrap=True)
         record_imported_looks([judged])
-    # An imported study's metric is in its caption.
-    _print_table(table, without=frozenset() if named is None else frozenset({1}))
+    _print_table(table)
     for remark in remarks:
         out.print(printable(remark), style="yellow", soft_wrap=True)

@@ -126,15 +126,15 @@ def run_all(
 
 def _decisions(study: Study, runs: Sequence[PlannedRun], catalog: Path | None) -> Callable[[], list[tuple[str, str]]]:
     """Return a function that returns the verdicts decided since it was last called; none of them is recorded as a look."""
-    from oelm.report.live import LiveRuns, decision_text
+    from oelm.report.live import LiveRuns
 
     live = LiveRuns(study.root, load(catalog), only={run.experiment.id for run in runs}, budget=study.budget)
     known = set(live.look().decided())
 
     def decided() -> list[tuple[str, str]]:
-        new = {name: row for name, row in live.look().decided().items() if name not in known}
+        new = {name: text for name, text in live.look().decided().items() if name not in known}
         known.update(new)
-        return [(name, decision_text(row)) for name, row in new.items()]
+        return list(new.items())
 
     return decided
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.options import Notify
+from oelm.cli.options import CatalogFile, Notify
+from oelm.cli.report import As, AtMost, Baseline, Metric, Planned, Take, question_of
 from oelm.cli.shell import err, out, printable, reported, shown_warnings, stoppable
 from oelm.errors import ConfigError, OelmError
 
 if TYPE_CHECKING:
     from oelm.experiments.notify import Notifier
+    from oelm.report.imported import Question
     from oelm.report.live import LiveRuns, Moment
     from oelm.report.serve import PageServer
     from oelm.report.words import Words
@@ -40,9 +42,18 @@ def watch(
     until_done: Annotated[bool, typer.Option("--until-done", help="End once nothing runs or waits.")] = False,
     lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
     notify: Notify = None,
-    catalog: Annotated[Path | None, typer.Option(help="Your own experiments; default: experiments.yaml here.")] = None,
+    catalog: CatalogFile = None,
+    metric: Metric = None,
+    baseline: Baseline = None,
+    at_most: AtMost = None,
+    scale: As = None,
+    take: Take = "best",
+    planned: Planned = 5,
 ) -> None:
-    """Keep one page about runs up to date: queue, learning curves, preliminary verdicts, failures, machine load."""
+    """Keep one page about runs up to date: queue, learning curves, preliminary verdicts, failures, machine load.
+
+    Imported runs are on it as well; --metric, --baseline and --at-most give them preliminary verdicts.
+    """
     if port and not serve:
         raise ConfigError(f"--port {port}: only --serve has a port; add --serve, or leave --port out")
     if serve and socket is not None:
@@ -53,7 +64,8 @@ def watch(
         from oelm.report.words import Words
 
         words = Words(lang)
-        runs = _runs(ids or [], root, budget, catalog)
+        question = question_of(metric, baseline, at_most, scale, take, planned)
+        runs = _runs(ids or [], root, budget, catalog, question)
         if hasattr(os, "nice"):
             # Runs come first: on a busy machine the page waits for them.
             os.nice(10)
@@ -69,7 +81,7 @@ def watch(
         page.close(stop.requested)
 
 
-def _runs(ids: list[str], root: Path, budget: str | None, catalog: Path | None) -> LiveRuns:
+def _runs(ids: list[str], root: Path, budget: str | None, catalog: Path | None, question: Question | None) -> LiveRuns:
     from oelm.experiments.registry import load_catalog
     from oelm.report.live import LiveRuns
     from oelm.runs.find import choose
@@ -85,7 +97,8 @@ def _runs(ids: list[str], root: Path, budget: str | None, catalog: Path | None) 
             # Before its first run an experiment has no folder yet, and may be watched all the same.
             only |= {experiment.id for experiment in known.select([name])}
     only |= {baseline for name, baseline in known.baselines().items() if name in only}
-    return LiveRuns(root, known, only=only, budget=budget, options=() if catalog is None else ("--catalog", str(catalog)))
+    options = () if catalog is None else ("--catalog", str(catalog))
+    return LiveRuns(root, known, only=only, budget=budget, options=options, question=question)
 
 
 def _announce(file: Path | None, server: PageServer | None, path: Path | None) -> None:

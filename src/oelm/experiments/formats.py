@@ -6,21 +6,18 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from oelm.errors import ConfigError, DataError, suggest
-from oelm.experiments.earlier import read_earlier
-from oelm.experiments.imported import FormatName, SourceRun
-from oelm.runs.layout import TIMING
-from oelm.train.track import Tracked, read_events, read_trackio, read_wandb
+from oelm.train.track import FormatName, SourceRun, read_events, read_trackio, read_wandb
 
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)
 _MAX_BYTES = 2**30
 _TABLES = (".csv", ".tsv", ".json", ".jsonl")
-_STATE = "trainer_state.json"
+_STATE, _TIMING = "trainer_state.json", "timing_stats.json"
 _KEYS = ("arm", "run", "seed", "step", "metric", "value")
 # What tools call a column of ours, in the order they are looked for.
 _USUAL: dict[str, tuple[str, ...]] = {
@@ -33,6 +30,22 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "infinity": math.inf, "-inf": -
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 # A chart that is exported from W&B's page has a column for each run and metric, with its least and most.
 _CHART = re.compile(r"(?P<run>.+) - (?P<metric>.+?)(?P<end>__MIN|__MAX)?")
+# The earlier study's folders are named by its experiments; what it called the figures of timing_stats.json, and what we do.
+_EXPERIMENT = re.compile(r"([A-Z0-9][A-Z0-9-]{0,59}-[0-9]{2})(_.*)?")
+_FIGURES = {
+    "total_wall_time": "wall_s",
+    # They computed it from the best validation loss, whatever the word says.
+    "final_perplexity": "best_ppl",
+    "best_val_loss": "best_val_loss",
+    "num_steps_measured": "measured_steps",
+    "warmup_steps": "warmup_steps",
+    "mean_step_time": "step_s",
+    "median_step_time": "step_s_median",
+    "total_validation_time": "validation_s",
+    "num_validations": "validations",
+}
+# Progress bars are before and behind it on the same line.
+_EVALUATION = re.compile(rb"\[Step ([0-9]{1,15})\] Validation - Loss: ([0-9.e+-]{1,320}), PPL: ([0-9.e+-]{1,320}[0-9])")
 Row = Mapping[str, Any]
 
 
@@ -92,7 +105,7 @@ def _recognised(source: Path) -> FormatName:
         "wandb": lambda path: path.suffix == ".wandb",
         "trackio": lambda path: path.suffix == ".db",
         "trainer": lambda path: path.name == _STATE,
-        "study": lambda path: path.name == TIMING,
+        "study": lambda path: path.name == _TIMING,
     }
     files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
     found = [name for name, is_one in tells.items() if any(map(is_one, files))]
@@ -104,49 +117,73 @@ def _recognised(source: Path) -> FormatName:
     return found[0]
 
 
-def _of_tracker(format: FormatName, source: Path, found: Iterable[Tracked]) -> list[SourceRun]:
-    runs = []
-    for run in found:
-        seed = run.config.get("seed")
-        own = seed if isinstance(seed, int) and not isinstance(seed, bool) else None
-        runs.append(SourceRun(run.name, source, format, run.curves, run.files, arm=run.group, seed=own))
-    return runs
-
-
 def _events(source: Path) -> list[SourceRun]:
-    runs = read_events(source.parent if source.is_file() else source)
-    for run in runs:
-        run.name = _joined(source.parent if source.is_file() else source, run.name)
-    return _of_tracker("tensorboard", source, runs)
-
-
-def _joined(folder: Path, inner: str) -> str:
-    """Return the name of a run by its place: the folder as it was given, and what lies below."""
-    return (folder / inner).as_posix() if folder != Path() else inner
+    return read_events(source.parent if source.is_file() else source)
 
 
 def _trackio(source: Path) -> list[SourceRun]:
-    files = [source] if source.is_file() else sorted(source.rglob("*.db"))
-    return [run for path in files for run in _of_tracker("trackio", path, read_trackio(path))]
+    return [run for path in _files(source, "*.db") for run in read_trackio(path)]
+
+
+def _files(source: Path, pattern: str) -> list[Path]:
+    return [source] if source.is_file() else sorted(source.rglob(pattern))
 
 
 def _trainer(source: Path) -> list[SourceRun]:
     """Return the runs of `transformers.Trainer`: of a run's checkpoints the last, whose history holds the others'."""
     newest: dict[Path, tuple[int, SourceRun]] = {}
-    for path in [source] if source.is_file() else sorted(source.rglob(_STATE)):
+    for path in _files(source, _STATE):
         folder = path.parent.parent if path.parent.name.startswith("checkpoint-") else path.parent
         state = _json(path)
         if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
             raise DataError(f"{path}: has no log_history; give a trainer_state.json of transformers.Trainer")
-        run = Tracked(folder.as_posix())
+        run = SourceRun(folder.as_posix(), path, "trainer", [path])
         for row in state["log_history"]:
             if not isinstance(row, dict) or not isinstance(row.get("step"), int):
                 raise DataError(f"{path}: log_history has a row without a step; it is damaged")
             run.add(row["step"], {name: value for name, value in row.items() if name != "step"})
         last = state.get("global_step", 0)
         if folder not in newest or last > newest[folder][0]:
-            newest[folder] = last, SourceRun(run.name, path, "trainer", run.curves, [path])
+            newest[folder] = last, run
     return [run for _, run in newest.values()]
+
+
+def _study(source: Path) -> list[SourceRun]:
+    """Return the earlier study's experiments, one seed each: the figures of timing_stats.json, and evaluations in the logs."""
+    runs = []
+    for path in _files(source, _TIMING):
+        folder = path.parent
+        logs = sorted(log for log in folder.iterdir() if log.suffix in (".log", ".txt") and log.is_file())
+        found = _EXPERIMENT.fullmatch(folder.resolve().name)
+        # It does not name its seed.
+        run = SourceRun(folder.resolve().name, folder, "study", [path, *logs], arm=found[1] if found else "", seed=0)
+        for log in logs:
+            for step, *numbers in _EVALUATION.findall(_bytes(log)):
+                loss, ppl = map(_number, (number.decode() for number in numbers))
+                if loss is not None and ppl is not None and math.isfinite(loss) and math.isfinite(ppl):
+                    run.add(int(step), {"val_loss": loss, "val_ppl": ppl})
+        figures = _timing(path)
+        steps = int(figures.get("measured_steps", 0) + figures.get("warmup_steps", 0))
+        run.add(max([steps, *(step for points in run.curves.values() for step, _ in points)]), figures)
+        runs.append(run)
+    return runs
+
+
+def _timing(path: Path) -> dict[str, float]:
+    """Return the figures of the earlier study's timing_stats.json under our names; null is a figure that is not there."""
+    timing = _json(path)
+    if not isinstance(timing, dict) or "total_wall_time" not in timing:
+        raise DataError(f"{path}: has no total_wall_time; give a folder of the earlier study")
+    figures = {}
+    for theirs, ours in _FIGURES.items():
+        value = timing.get(theirs)
+        if value is None:
+            continue
+        number = None if isinstance(value, str) else _number(value)
+        if number is None or not math.isfinite(number) or number < 0:
+            raise DataError(f"{path}: {theirs} is {value!r:.40}, not a number from 0 on; correct it, or write null")
+        figures[ours] = number
+    return figures
 
 
 def _json(path: Path) -> Any:
@@ -157,12 +194,19 @@ def _json(path: Path) -> Any:
         raise DataError(f"{path}: cannot be read as JSON ({problem})") from None
 
 
-def _text(path: Path) -> str:
+def _bytes(path: Path) -> bytes:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise DataError(f"{path}: {path.stat().st_size:,} bytes, over the limit of {_MAX_BYTES:,}; export fewer metrics")
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as problem:
+        return path.read_bytes()
+    except OSError as problem:
+        raise DataError(f"{path}: cannot be read ({problem})") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return _bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
         raise DataError(f"{path}: cannot be read as text ({problem})") from None
 
 
@@ -186,7 +230,7 @@ def _table(path: Path, columns: Columns) -> list[SourceRun]:
         name = _cell(row, keys, "run", where) or arm or path.with_suffix("").as_posix()
         seed = _whole(row, keys, "seed", where)
         step = _whole(row, keys, "step", where) or 0
-        run = runs.setdefault((name, arm, seed), SourceRun(name, path, "table", {}, [path], arm=arm, seed=seed))
+        run = runs.setdefault((name, arm, seed), SourceRun(name, path, "table", [path], arm, seed))
         for metric, value in _measured(row, keys, where).items():
             run.curves.setdefault(metric, []).append((step, value))
     texts = {name for _, row in rows for name, value in row.items() if _is_text(value)} if "metric" not in keys else set()
@@ -230,7 +274,7 @@ def _charts(path: Path, header: Sequence[str], rows: Sequence[tuple[int, Row]]) 
         for name, found in parts.items():
             value = _number(row.get(name))
             if found["end"] is None and value is not None:
-                run = runs.setdefault(found["run"], SourceRun(found["run"], path, "wandb", {}, [path]))
+                run = runs.setdefault(found["run"], SourceRun(found["run"], path, "wandb", [path]))
                 run.curves.setdefault(found["metric"], []).append((step, value))
     return list(runs.values())
 
@@ -267,7 +311,10 @@ def _measured(row: Row, keys: Mapping[str, str], where: str) -> dict[str, float]
 def _number(value: Any) -> float | None:
     """Return a cell's number, not finite ones too; None where it is empty, text, or true or false."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
     text = value.strip() if isinstance(value, str) else ""
     return float(text) if _NUMBER.fullmatch(text) else _NOT_FINITE.get(text.lower())
 
@@ -278,8 +325,8 @@ def _is_text(value: Any) -> bool:
 
 _READERS: dict[FormatName, Callable[[Path], list[SourceRun]]] = {
     "tensorboard": _events,
-    "wandb": lambda source: _of_tracker("wandb", source, read_wandb(source)),
+    "wandb": read_wandb,
     "trackio": _trackio,
     "trainer": _trainer,
-    "study": read_earlier,
+    "study": _study,
 }

@@ -1,4 +1,4 @@
-"""Runs that other tools made: as records of a labelled kind, each run a file under `<outputs>/imported/<study>/<arm>/`."""
+"""Records of runs that other tools made: each run a file under `<outputs>/imported/<study>/<arm>/`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,10 +16,9 @@ from oelm.errors import ConfigError, DataError
 from oelm.files import MAX_JSON_BYTES, dump_json, sha256_file, write_text
 from oelm.names import is_safe
 from oelm.strict import Strict
-from oelm.train.track import Curves
+from oelm.train.track import FormatName, SourceRun
 
 IMPORTED = "imported"
-FormatName = Literal["table", "tensorboard", "wandb", "trackio", "trainer", "study"]
 # So many values that agree to the last digit are no chance: one run is a copy of the other.
 _COPIED = 10
 _MAX_SEED = 2**63 - 1
@@ -37,29 +36,12 @@ class ImportedRun(Strict):
     seed: int = Field(ge=0, le=_MAX_SEED)
     name: Text
     format: FormatName
-    curves: dict[Text, tuple[Point, ...]]
-    figures: dict[Text, float] = {}
-    about: dict[Text, str] = {}
+    curves: dict[Text, Annotated[tuple[Point, ...], Field(min_length=1)]] = Field(min_length=1)
     source: dict[Text, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
 
     def last(self, metric: str) -> float:
         """Return the value of a metric at the last step that has one."""
         return self.curves[metric][-1][1]
-
-
-@dataclass
-class SourceRun:
-    """One run as its source tells it, before it is known whether it can be used; `arm` and `seed` where the source has them."""
-
-    name: str
-    where: Path
-    format: FormatName
-    curves: Curves
-    files: Sequence[Path]
-    arm: str = ""
-    seed: int | None = None
-    figures: dict[str, float] = field(default_factory=dict)
-    about: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -121,18 +103,16 @@ def imported_runs(
         what = f"{source.where}: {arm}, seed {seed}"
         if (arm, seed) in runs:
             raise DataError(f"{what}: the run {runs[arm, seed].name!r} has this arm and seed, too; tell them apart with --runs")
-        curves = {metric: _checked(what, metric, points, source.format) for metric, points in _chosen(what, source, metrics)}
-        files = {path.name: sha256_file(path) for path in source.files}
-        record: dict[str, Any] = {
-            "study": study,
-            "arm": arm,
-            "seed": seed,
-            "name": source.name,
-            "format": source.format,
-            "curves": curves,
-        }
         try:
-            runs[arm, seed] = ImportedRun(**record, figures=source.figures, about=source.about, source=files)
+            runs[arm, seed] = ImportedRun(
+                study=study,
+                arm=arm,
+                seed=seed,
+                name=source.name,
+                format=source.format,
+                curves={metric: _checked(what, metric, source) for metric in _chosen(what, source, metrics)},
+                source={path.name: sha256_file(path) for path in source.files},
+            )
         except ValidationError as problem:
             error = problem.errors()[0]
             raise DataError(f"{what}: {'.'.join(map(str, error['loc']))}: {error['msg']}") from None
@@ -140,32 +120,32 @@ def imported_runs(
     return list(runs.values())
 
 
-def _chosen(what: str, run: SourceRun, metrics: Collection[str]) -> list[tuple[str, list[tuple[int, float]]]]:
-    if not run.curves and not run.figures:
+def _chosen(what: str, run: SourceRun, metrics: Collection[str]) -> Collection[str]:
+    if not run.curves:
         raise DataError(f"{what}: holds no number at all")
     for metric in metrics:
         if metric not in run.curves:
             raise DataError(f"{what}: has no metric {metric!r}; it has {', '.join(sorted(run.curves))}")
-    return [(metric, run.curves[metric]) for metric in metrics or sorted(run.curves)]
+    return metrics or sorted(run.curves)
 
 
-def _checked(what: str, metric: str, points: Sequence[tuple[int, float]], source: FormatName) -> tuple[tuple[int, float], ...]:
+def _checked(what: str, metric: str, run: SourceRun) -> tuple[tuple[int, float], ...]:
     """Return a curve in the order of its steps; DataError where a value is not finite or a step has two."""
     known: dict[int, float] = {}
-    for step, value in points:
+    for step, value in run.curves[metric]:
         if not math.isfinite(value):
             raise DataError(
                 f"{what}: {metric} is {value} at step {step}. A run that diverged has no figure to compare: correct the file, "
                 "or import only other metrics with --metric"
             )
         # Trackers write a step again when a run resumes or is evaluated twice; in a table a second row is a second run.
-        if step in known and (source == "table" or known[step] != value) and source != "study":
+        if step in known and (run.format == "table" or known[step] != value):
             raise DataError(
                 f"{what}: {metric} has two values at step {step}, {known[step]} and {value}; keep one row for each "
                 "arm, seed and step"
             )
         known[step] = value
-    return tuple(sorted(points)) if source == "study" else tuple(sorted(known.items()))
+    return tuple(sorted(known.items()))
 
 
 def _refuse_copies(runs: Sequence[ImportedRun]) -> None:

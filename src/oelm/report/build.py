@@ -96,7 +96,12 @@ def build_report(
     together = wanted | {name for name, baseline in catalog.baselines().items() if baseline in wanted}
     report = report_on(collect(roots, only=together, budgets=budgets), roots, catalog, only=only)
     # Who names experiments asks for those.
-    imported = collect_imported(roots) if question is not None or not (only or budgets) else []
+    return with_imported(report, roots, question) if question is not None or not (only or budgets) else report
+
+
+def with_imported(report: Report, roots: Sequence[Path], question: Question | None) -> Report:
+    """Return a report that has others' runs as well, judged where a question is asked."""
+    imported = collect_imported(roots)
     return replace(report, imported=imported, judged_imported=judge_studies(imported, question))
 
 

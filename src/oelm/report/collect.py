@@ -359,11 +359,6 @@ class ImportedStudy:
         """What its runs measured, all of them together."""
         return sorted({metric for runs in self.arms.values() for run in runs.values() for metric in run.curves})
 
-    @property
-    def is_reported(self) -> bool:
-        """Whether it holds the earlier study's own files alone, which stand beside what was measured here."""
-        return all(run.format == "study" for runs in self.arms.values() for run in runs.values())
-
 
 def collect_imported(roots: Sequence[Path]) -> list[ImportedStudy]:
     """Return every imported study under the roots, in the order of their names; DataError where a record is damaged."""

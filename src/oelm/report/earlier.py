@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from oelm.decimals import fixed
-from oelm.experiments.earlier import inconsistencies, reported_runs
 from oelm.report.collect import Arm
 from oelm.report.document import Block, Cell, Section, Table, Text
 from oelm.report.findings import Findings, Pair, unswept
@@ -40,7 +39,6 @@ def reported_section(findings: Findings, words: Words) -> Section:
     columns = tuple(words(f"reported.{name}") for name in ("id", "reported", "reported_gap", "measured", "gap", "source"))
     blocks: list[Block] = [Text(words("reported.text"))]
     blocks.append(Table("reported", words("reported.caption"), columns, tuple(rows), frozenset()))
-    blocks += _imported(findings, words)
     return Section("reported", words("reported.title"), tuple(blocks))
 
 
@@ -85,15 +83,3 @@ def _measured(arm: Arm) -> str:
 def _gap(pair: Pair, words: Words) -> str:
     mark = f", {words('verdict.CONFOUNDED')}" if pair.confounded else ""
     return f"{compared(pair.arm, pair.baseline, 'val')[1]} ({pair.arm.budget}, n={len(pair.seeds)}{mark})"
-
-
-def _imported(findings: Findings, words: Words) -> list[Block]:
-    """Return what was read from the earlier study's own folders, and what in them does not fit together."""
-    blocks: list[Block] = []
-    for root in findings.roots:
-        for name, row in reported_runs(root).items():
-            figures = words.listed(f"{key} {value:g}" for key, value in row.figures.items())
-            blocks.append(Text(words("reported.imported", name=name, figures=figures), "note"))
-            problems = [words(f"inconsistency.{problem.code}", **problem.values) for problem in inconsistencies(row)]
-            blocks += [Text(words("reported.inconsistent", name=name, problem=problem), "warning") for problem in problems]
-    return blocks

@@ -19,10 +19,12 @@ from oelm.errors import ConfigError, DataError, suggest
 from oelm.experiments.imported import IMPORTED, ImportedRun, run_path
 from oelm.experiments.registry import Criterion
 from oelm.report.collect import ImportedStudy, collect_imported, mean_figure
-from oelm.report.document import Block, Cell, Mark, Section, Table, Text
-from oelm.report.ladder import level_text, points_text, ratio_text
+from oelm.report.document import Block, Cell, Chart, Section, Table, Text
+from oelm.report.ladder import level_text
+from oelm.report.learning import small_chart
 from oelm.report.stats import LEVEL
 from oelm.report.verdict import Judgement, Looks, Reason, Verdict, comparison_key, judge, judge_together
+from oelm.report.verdicts import MARKS, forest_chart, interval_text, levelled, reason_text
 from oelm.report.words import Words
 from oelm.runs.layout import CONFIG
 
@@ -30,7 +32,6 @@ Scale = Literal["loss", "perplexity", "accuracy", "percent"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 Take = Literal["best", "last"]
 TAKES: tuple[Take, ...] = get_args(Take)
-MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "CONFOUNDED": "warn"}
 _BOUND = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(x|pt|pts|points?)\s*", re.IGNORECASE)
 # What a metric's name says of its scale: the last word of it that does.
 _SCALE_OF: tuple[tuple[str, Scale], ...] = (
@@ -40,7 +41,9 @@ _SCALE_OF: tuple[tuple[str, Scale], ...] = (
 )
 # exp of a larger loss is no float.
 _MAX_LOSS = 700.0
-_COMMAND = "oelm report --metric eval_loss --baseline ARM --at-most 1.05x"
+# A page of more is read by nobody, and a live one is sent again and again.
+MOST_ROWS, _MOST_CHARTS, _MOST_EXPLAINED = 70, 2, 30
+_COMMAND, _AGAIN = "oelm report --metric eval_loss --baseline ARM --at-most 1.05x", "oelm import SOURCE --name NAME --replace"
 Figures = Mapping[str, Mapping[int, float]]
 
 
@@ -58,6 +61,19 @@ class Question:
     @property
     def is_ratio(self) -> bool:
         return self.scale in ("loss", "perplexity")
+
+    @property
+    def bound(self) -> float | None:
+        """Where a gap must stay under, as a ratio, or above, as a difference of shares; None without a criterion."""
+        if self.criterion is None:
+            return None
+        loss = self.criterion.accuracy_loss_at_most
+        return self.criterion.ppl_ratio_at_most if loss is None else -loss
+
+    @property
+    def bound_text(self) -> str:
+        """The bound as it is typed."""
+        return "-" if self.bound is None else f"{self.bound:g}x" if self.is_ratio else f"{-100 * self.bound:g}pt"
 
 
 def parse_question(
@@ -248,8 +264,10 @@ def record_imported_looks(judged: Sequence[JudgedStudy]) -> None:
 
 def judge_studies(studies: Sequence[ImportedStudy], question: Question | None) -> list[JudgedStudy]:
     """Judge the studies that the question fits: those with its baseline and its metric; ConfigError where it fits none."""
-    if question is None or question.baseline is None:
+    if question is None:
         return []
+    if question.baseline is None:
+        raise ConfigError("--metric judges imported runs against one of them: add --baseline ARM")
     fitting = [study for study in studies if question.baseline in study.arms and question.metric in study.metrics]
     if not fitting:
         known = "; ".join(f"{study.name} has {', '.join(study.arms)} with {', '.join(study.metrics)}" for study in studies)
@@ -260,115 +278,140 @@ def judge_studies(studies: Sequence[ImportedStudy], question: Question | None) -
     return [judge_study(study, question) for study in fitting]
 
 
-def imported_section(studies: Sequence[ImportedStudy], judged: Sequence[JudgedStudy], words: Words) -> Section | None:
-    """Return what was imported: the arms of every study, and verdicts where a question was asked."""
-    shown = [study for study in studies if not study.is_reported]
-    if not shown and not judged:
+def imported_section(
+    studies: Sequence[ImportedStudy], judged: Sequence[JudgedStudy], words: Words, *, is_live: bool = False
+) -> Section | None:
+    """Return what was imported: verdicts where a question was asked, curves, and the arms of every study.
+
+    On a live page verdicts are preliminary, and the section says how old its runs are.
+    """
+    if not studies:
         return None
-    blocks: list[Block] = [Text(words("imported.text"))]
+    runs = sum(len(own) for study in studies for own in study.arms.values())
+    blocks: list[Block] = [Text(words("imported.state", runs=runs, command=_AGAIN) if is_live else words("imported.text"))]
+    if is_live and judged:
+        blocks.append(Text(words("live.preliminary"), "warning"))
     for row in judged:
-        blocks.append(_verdicts(row, words))
-        blocks += [Text(text, "note") for text in reasons_of(row, words)]
-    columns = tuple(words(f"imported.{name}") for name in ("study", "arm", "seeds", "format", "metrics"))
-    rows = tuple(
-        (
-            Cell(study.name),
-            Cell(arm),
-            Cell(words.listed(runs), len(runs)),
-            Cell(words.listed(sorted({run.format for run in runs.values()}))),
-            Cell(words.listed(sorted({metric for run in runs.values() for metric in run.curves}))),
-        )
-        for study in shown
-        for arm, runs in study.arms.items()
-    )
-    blocks.append(Table("imported", words("imported.caption"), columns, rows))
+        is_long = is_live and len(row.judgements) > _MOST_EXPLAINED
+        blocks += shortened(_verdicts(row, words, is_live=is_live), words) if is_live else [_verdicts(row, words)]
+        blocks += [] if is_long else _forest(row, words)
+        blocks += [Text(text, "note") for text in reasons_of(row, words)[-1 if is_long else 0 :]]
+    asked = {row.study.name: row.question for row in judged}
+    charts = [_curves(study, asked.get(study.name), words) for study in studies[:_MOST_CHARTS]]
+    blocks += [chart for chart in charts if chart is not None]
+    if left_out := len(studies[_MOST_CHARTS:]):
+        blocks.append(Text(words("pictures.left_out", count=left_out), "note"))
+    arms = _arms(studies, words)
+    blocks += shortened(arms, words) if is_live else [arms]
     if not judged:
         blocks.append(Text(words("imported.ask", command=_COMMAND), "note"))
     return Section("imported", words("imported.title"), tuple(blocks))
 
 
-def _verdicts(row: JudgedStudy, words: Words) -> Table:
-    question = row.question
-    names = ("arm", "metric", "seeds", "mean", "gap", "level", "verdict")
-    columns = tuple(words(f"imported.{name}") for name in names)
-    rows = [_baseline_row(row, words)]
+def shortened(table: Table, words: Words, *, command: str = "oelm report", total: int = 0) -> list[Block]:
+    """Return a table of at most as many rows as a live page has room for, and what shows those that are left out.
+
+    `total` is how many there are where the table has not been given them all.
+    """
+    left_out = max(total, len(table.rows)) - MOST_ROWS
+    note = Text(words("live.rows_left_out", count=left_out, command=command), "note")
+    return [replace(table, rows=table.rows[:MOST_ROWS]), *([note] if left_out > 0 else [])]
+
+
+def _arms(studies: Sequence[ImportedStudy], words: Words) -> Table:
+    """Return what each arm of each study holds: seeds, the last step, metrics."""
+    rows = []
+    for study in studies:
+        for arm, runs in study.arms.items():
+            metrics = sorted({metric for run in runs.values() for metric in run.curves})
+            last = max(points[-1][0] for run in runs.values() for points in run.curves.values())
+            seeds = Cell(words.listed(runs), len(runs))
+            formats = Cell(words.listed(sorted({run.format for run in runs.values()})))
+            rows.append((Cell(study.name), Cell(arm), seeds, Cell(str(last), last), formats, Cell(words.listed(metrics))))
+    columns = tuple(words(f"imported.{name}") for name in ("study", "arm", "seeds", "step", "format", "metrics"))
+    return Table("imported", words("imported.caption"), columns, tuple(rows), frozenset({3}))
+
+
+def _curves(study: ImportedStudy, question: Question | None, words: Words) -> Chart | None:
+    """Return the curves of the metric that is asked about, or of the first that a model is judged by; none of single values."""
+    judging = [metric for metric in study.metrics if re.search("eval|val|test", metric.lower()) and _scale_of(metric)]
+    metric = question.metric if question is not None else (judging or study.metrics)[0]
+    arms = {arm: [dict(run.curves.get(metric, ())) for run in runs.values()] for arm, runs in study.arms.items()}
+    drawn = {arm: own for arm, own in arms.items() if any(len(curve) > 1 for curve in own)}
+    if question is not None and question.baseline in drawn:
+        # Its colour is the palette's first.
+        drawn = {question.baseline: drawn[question.baseline]} | drawn
+    caption = words("imported.curves", study=study.name, metric=metric)
+    return small_chart(f"curves-{study.name}", drawn, words, caption=caption, y=metric)
+
+
+def _forest(row: JudgedStudy, words: Words) -> list[Block]:
+    """Return the intervals against the bound, where one was given."""
+    bound, points = row.question.bound, []
     for arm, judgement in row.judgements.items():
-        interval = judgement.interval
+        if (gap := judgement.interval) is not None:
+            text = levelled(gap, interval_text(gap, is_ratio=row.question.is_ratio), words)
+            told = {"text": text, "verdict": words(f"verdict.{judgement.verdict}")}
+            points.append({"name": arm, "value": gap.value, "low": gap.low, "high": gap.high, **told})
+    if bound is None or not points:
+        return []
+    return [forest_chart(f"forest-{row.study.name}", points, "ppl" if row.question.is_ratio else "accuracy", bound, words)]
+
+
+def _verdicts(row: JudgedStudy, words: Words, *, is_live: bool = False) -> Table:
+    question = row.question
+    assert question.baseline is not None
+    columns = [words(f"imported.{name}") for name in ("arm", "seeds", "mean", "gap", "level")]
+    columns.append(words("live.verdict") if is_live else words("imported.verdict"))
+    own = row.figures[question.baseline]
+    seeds = Cell(f"{len(own)}/{question.planned}", len(own))
+    nothing = Cell("")
+    rows: list[tuple[Cell, ...]] = [
+        (Cell(words("imported.baseline", arm=question.baseline)), seeds, _mean(own, question), nothing, nothing, nothing)
+    ]
+    for arm, judgement in row.judgements.items():
+        gap = judgement.interval
         rows.append(
             (
                 Cell(arm),
-                Cell(question.metric),
                 Cell(f"{judgement.num_seeds}/{judgement.planned}", judgement.num_seeds),
-                Cell(_mean_text(row.figures[arm], question)),
-                Cell(gap_text(judgement, question), None if interval is None else interval.value),
-                Cell("" if interval is None else level_text(interval.level)),
+                _mean(row.figures[arm], question),
+                Cell(interval_text(gap, is_ratio=question.is_ratio), gap.value) if gap is not None else nothing,
+                Cell(level_text(gap.level), gap.level) if gap is not None else nothing,
                 Cell(words(f"verdict.{judgement.verdict}"), judgement.verdict, MARKS.get(judgement.verdict, "")),
             )
         )
-    bound = "-" if question.criterion is None else bound_text(question.criterion)
-    given = {"study": row.study.name, "baseline": question.baseline, "metric": question.metric, "bound": bound}
+    given = {"study": row.study.name, "baseline": question.baseline, "metric": question.metric, "bound": question.bound_text}
     scale, take = words(f"imported.as.{question.scale}"), words(f"imported.take.{question.take}")
     caption = words("sentence.separator").join([words("imported.verdicts", **given), take, scale])
-    return Table(f"imported-{row.study.name}", caption, columns, tuple(rows), frozenset({2, 3, 4, 5}))
+    return Table(f"imported-{row.study.name}", caption, tuple(columns), tuple(rows), frozenset({1, 2, 3, 4}))
 
 
-def _baseline_row(row: JudgedStudy, words: Words) -> tuple[Cell, ...]:
-    assert row.question.baseline is not None
-    figures = row.figures[row.question.baseline]
-    seeds, mean = Cell(f"{len(figures)}/{row.question.planned}", len(figures)), Cell(_mean_text(figures, row.question))
-    name = words("imported.baseline", arm=row.question.baseline)
-    return Cell(name), Cell(row.question.metric), seeds, mean, Cell(""), Cell(""), Cell("")
-
-
-def _mean_text(figures: Mapping[int, float], question: Question) -> str:
+def _mean(figures: Mapping[int, float], question: Question) -> Cell:
     mean = mean_figure(figures.values(), "ppl" if question.is_ratio else "accuracy")
-    return fixed(mean, 3) if question.is_ratio else f"{100 * mean:.2f}%"
-
-
-def gap_text(judgement: Judgement, question: Question) -> str:
-    """Return the gap with the interval that decides; nothing where there is none."""
-    if judgement.interval is None:
-        return ""
-    return ratio_text(judgement.interval) if question.is_ratio else points_text(judgement.interval)
-
-
-def bound_text(criterion: Criterion) -> str:
-    """Return a bound as it is typed."""
-    if criterion.ppl_ratio_at_most is not None:
-        return f"{criterion.ppl_ratio_at_most:g}x"
-    assert criterion.accuracy_loss_at_most is not None
-    return f"{100 * criterion.accuracy_loss_at_most:g}pt"
+    return Cell(fixed(mean, 3) if question.is_ratio else f"{100 * mean:.2f}%", mean)
 
 
 def reasons_of(row: JudgedStudy, words: Words) -> list[str]:
     """Return each arm's reasons in words, and once what no imported record proves."""
     lines = []
     for arm, judgement in row.judgements.items():
-        told = words("sentence.separator").join(reason_texts(judgement, words, is_ratio=row.question.is_ratio))
+        told = words("sentence.separator").join(_reasons(judgement, words, is_ratio=row.question.is_ratio))
         lines.append(words("imported.note", arm=arm, reasons=told))
     return [*lines, words("reason.unproven")] if lines else lines
 
 
-def reason_texts(judgement: Judgement, words: Words, *, is_ratio: bool) -> list[str]:
+def _reasons(judgement: Judgement, words: Words, *, is_ratio: bool) -> list[str]:
     """Return a judgement's own reasons in words, without what is true of every imported run."""
     texts = []
     for reason in judgement.reasons:
-        if reason.code == "unproven":
-            continue
-        values: dict[str, Any] = {}
-        for name, value in reason.values.items():
-            if isinstance(value, tuple):
-                values[name] = words.listed(value) or words("list.none")
-            elif name in ("bound", "low", "high", "value"):
-                values[name] = f"{fixed(value, 3)}x" if is_ratio else f"{100 * value:+.2f}"
-            else:
-                values[name] = level_text(value) if name == "level" else value
         if reason.code == "many_comparisons":
-            texts.append(words("imported.together", **values))
+            level = level_text(judgement.level)
+            texts.append(words("imported.together", comparisons=judgement.comparisons, level=level))
         elif reason.code == "no_criterion":
             texts.append(words("imported.no_bound"))
-        else:
-            texts.append(words(f"reason.{reason.code}", **values))
+        elif reason.code != "unproven":
+            texts.append(reason_text(reason, words, is_ratio=is_ratio))
     return texts
 
 
@@ -430,7 +473,7 @@ def verdict(
 def _arm_verdict(arm: str, judgement: Judgement, words: Words, *, is_ratio: bool) -> ArmVerdict:
     interval = judgement.interval
     value, low, high = (None, None, None) if interval is None else (interval.value, interval.low, interval.high)
-    reasons = (*reason_texts(judgement, words, is_ratio=is_ratio), words("reason.unproven"))
+    reasons = (*_reasons(judgement, words, is_ratio=is_ratio), words("reason.unproven"))
     return ArmVerdict(
         arm, judgement.verdict, value, low, high, judgement.level, judgement.num_seeds, judgement.planned, reasons
     )

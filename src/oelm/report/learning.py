@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from oelm.report.collect import Arm, Run
 from oelm.report.document import Block, Cell, Chart, Section, Table, Text
@@ -14,6 +14,8 @@ from oelm.report.words import Words
 
 # As many as the catalog has at a budget. Of hundreds of pictures nobody looks at one, and each takes a tenth of a second.
 _MOST_FAMILIES = 8
+# What keeps a page that is sent again and again small, and readable.
+_MOST_CURVES, _MOST_POINTS = 8, 20
 # With fewer, an arm that needs a third less text to the same quality would look like one that needs as much.
 _LEAST_EVALUATIONS = 4
 
@@ -57,6 +59,26 @@ def band(name: str, curves: Iterable[Mapping[int, float]], *, least: int) -> lis
         for step, values in sorted(losses.items())
         if len(values) >= least
     ]
+
+
+def small_chart(
+    name: str, arms: Mapping[str, Sequence[Mapping[int, float]]], words: Words, *, caption: str, y: str
+) -> Chart | None:
+    """Return the curves of arms by seed as a chart of few points; its caption counts the arms that are not drawn."""
+    drawn = dict(list(arms.items())[:_MOST_CURVES])
+    rows = [row for arm, own in drawn.items() for row in _thinned(band(arm, own, least=1))]
+    if not rows:
+        return None
+    if left_out := len(arms) - len(drawn):
+        caption = words("sentence.separator").join([caption, words("live.curves_left_out", count=left_out)])
+    spec = curves(rows, list(drawn), x=words("step"), y=y, points=len(rows) <= 4 * len(drawn))
+    return Chart(name, caption, spec, words("learning.alt_of", metric=y, arms=words.listed(drawn)))
+
+
+def _thinned(rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """Return at most so many rows, evenly spread, the last among them."""
+    every = -(-len(rows) // _MOST_POINTS)
+    return list(rows[::-1][::every][::-1]) if every > 1 else list(rows)
 
 
 def reach_section(findings: Findings, words: Words) -> Section | None:

@@ -17,19 +17,20 @@ from oelm.decimals import duration, fixed
 from oelm.errors import DataError, MissingExtraError
 from oelm.experiments.gaps import Gap, gaps, is_number
 from oelm.experiments.gpus import read_gpus
+from oelm.experiments.imported import IMPORTED
 from oelm.experiments.notify import Event
 from oelm.experiments.portable import this_machine
 from oelm.experiments.registry import Catalog
 from oelm.experiments.slots import queue_seconds
 from oelm.files import read_json
-from oelm.report.build import Report, report_on
+from oelm.report.build import Report, report_on, with_imported
 from oelm.report.collect import Run, arms_of, read_run
 from oelm.report.document import Block, Cell, Chart, Document, Mark, Section, Table, Text
-from oelm.report.learning import band
+from oelm.report.imported import MOST_ROWS, Question, imported_section, shortened
+from oelm.report.learning import small_chart
 from oelm.report.plain import one_line
-from oelm.report.plots import curves
 from oelm.report.verdict import LOOKS
-from oelm.report.verdicts import Judged, decided_by, forests, verdict_table
+from oelm.report.verdicts import decided_by, forests, interval_text, verdict_table
 from oelm.report.words import Words
 from oelm.runs.find import ALIVE, STATES, RunView, scan
 from oelm.runs.layout import CONFIG, SWEEP
@@ -40,9 +41,10 @@ from oelm.runs.status import now_text
 _TROUBLED = ("failed", "dead", "stale", "damaged", "stopped")
 _MARKS: dict[str, Mark] = {"failed": "bad", "dead": "bad", "damaged": "bad", "stale": "warn", "stopped": "warn"}
 # Over so many runs, only those under way and in trouble have a row each; the others one for each arm.
-_MOST_RUNS, _MOST_ROWS = 60, 70
+_MOST_RUNS = 60
 # What keeps a page of a thousand runs under 200 KB, and readable.
-_MOST_FAMILIES, _FAMILIES_OF_MANY, _MOST_CURVES, _MOST_POINTS, _MOST_IN_FOREST = 6, 2, 8, 20, 30
+_MOST_FAMILIES, _FAMILIES_OF_MANY, _MOST_IN_FOREST = 6, 2, 30
+_ALL_RUNS = "oelm status --all"
 _LONGEST_MESSAGE = 300
 # Of the report's table of verdicts: arm, gap, level, verdict, seeds, best, split, budget.
 _VERDICT_COLUMNS = (0, 4, 10, 5, 2, 3, 9, 1)
@@ -66,10 +68,22 @@ class Moment:
         """Whether nothing runs and nothing waits."""
         return not any(view.state in (*ALIVE, "queued") for view in self.views)
 
-    def decided(self) -> dict[str, Judged]:
-        """Return the comparisons with a PASS or a FAIL at their planned seeds, by name."""
-        found = {"/".join(row.pair.arm.key): row for row in self.report.judged}
-        return {name: row for name, row in found.items() if row.judgement.verdict in ("PASS", "FAIL")}
+    def decided(self) -> dict[str, str]:
+        """Return the comparisons with a PASS or a FAIL at their planned seeds, by name, each as one sentence."""
+        found = {}
+        for row in self.report.judged:
+            _, gap = decided_by(row, Words("en"))
+            found["/".join(row.pair.arm.key)] = row.judgement.verdict, gap, f"oelm report {row.pair.arm.experiment}"
+        for study in self.report.judged_imported:
+            for arm, judgement in study.judgements.items():
+                interval = judgement.interval
+                gap = "" if interval is None else interval_text(interval, is_ratio=study.question.is_ratio)
+                found[f"{IMPORTED}/{study.study.name}/{arm}"] = judgement.verdict, gap, "oelm report --metric"
+        return {
+            name: f"{name}: preliminary verdict {verdict}, gap {gap}; `{command}` gives and records the verdict"
+            for name, (verdict, gap, command) in found.items()
+            if verdict in ("PASS", "FAIL")
+        }
 
 
 def news(before: Moment, now: Moment) -> list[tuple[Event, str, str]]:
@@ -82,19 +96,11 @@ def news(before: Moment, now: Moment) -> list[tuple[Event, str, str]]:
         word = "failed" if view.state == "failed" else "was killed"
         found.append(("failed", view.name, f"{view.name} {word}{f': {said}' if said else ''}"))
     earlier = before.decided()
-    found += [("verdict", name, decision_text(row)) for name, row in now.decided().items() if name not in earlier]
+    found += [("verdict", name, text) for name, text in now.decided().items() if name not in earlier]
     if now.is_over and not before.is_over:
         counts = Counter(view.state for view in now.views)
         found.append(("ended", "queue", f"no run is left: {', '.join(f'{counts[s]} {s}' for s in STATES if counts[s])}"))
     return found
-
-
-def decision_text(row: Judged) -> str:
-    """Return a preliminary verdict as one sentence for a notification."""
-    name, experiment = "/".join(row.pair.arm.key), row.pair.arm.experiment
-    _, gap = decided_by(row, Words("en"))
-    told = f"{name}: preliminary verdict {row.judgement.verdict}, gap {gap}"
-    return f"{told}; `oelm report {experiment}` gives and records the verdict"
 
 
 class LiveRuns:
@@ -111,8 +117,12 @@ class LiveRuns:
         only: Collection[str] = (),
         budget: str | None = None,
         options: tuple[str, ...] = (),
+        question: Question | None = None,
     ) -> None:
         self._root, self._catalog, self._only, self._budget, self._options = root, catalog, only, budget, options
+        self._question = question
+        # As in a report: who names experiments asks for those.
+        self._has_imported = question is not None or not (only or budget)
         self._finished: dict[str, tuple[str, Run]] = {}
         self._known: object = None
         self._report: Report | None = None
@@ -128,13 +138,18 @@ class LiveRuns:
         known = (
             [(view.folder, view.status.heartbeat) for view in views if view.state == "done" and view.status is not None],
             [_changed(path) for path in (self._root / LOOKS, *_sweeps(self._root, views))],
+            [(str(path), _changed(path)) for path in self._imported()],
         )
         if self._report is None or known != self._known:
             # Of all experiments, named or not: those of one baseline are judged together.
             arms = arms_of(self._read(view) for view in views)
-            self._report = report_on(arms, [self._root], self._catalog, only=self._only)
+            report = report_on(arms, [self._root], self._catalog, only=self._only)
+            self._report = with_imported(report, [self._root], self._question) if self._has_imported else report
             self._known = known
         return self._report
+
+    def _imported(self) -> list[Path]:
+        return sorted((self._root / IMPORTED).glob("*/*/*.json")) if self._has_imported else []
 
     def _read(self, view: RunView) -> Run:
         if view.state != "done" or view.status is None:
@@ -159,10 +174,14 @@ def _changed(path: Path) -> int:
 
 def live_document(moment: Moment, words: Words) -> Document:
     """Return the live page in one language; sections without anything to show are left out."""
+    report = moment.report
+    others = imported_section(report.imported, report.judged_imported, words, is_live=True)
     sections = (
-        _queue_section(moment, words),
+        # Where only others' runs are, that none of ours is would be the first thing to read.
+        _queue_section(moment, words) if moment.views or others is None else None,
         _trouble_section(moment, words),
-        _verdict_section(moment, words),
+        _verdict_section(moment, words) if moment.views or others is None else None,
+        others,
         _learning_section(moment, words),
         _machine_section(moment, words),
     )
@@ -189,16 +208,11 @@ def _queue_section(moment: Moment, words: Words) -> Section:
     shown += [] if is_long else sorted((view for view in views if view not in shown), key=lambda view: view.state != "queued")
     blocks: list[Block] = [Text(_counts(moment, words))]
     if shown:
-        blocks.append(_run_table(shown[:_MOST_ROWS], moment.baselines, words))
-    if left_out := len(shown[_MOST_ROWS:]):
-        blocks.append(_left_out(left_out, words))
+        table = _run_table(shown[:MOST_ROWS], moment.baselines, words)
+        blocks += shortened(table, words, command=_ALL_RUNS, total=len(shown))
     if is_long:
-        blocks += _arm_table(views, words)
+        blocks += shortened(_arm_table(views, words), words, command=_ALL_RUNS)
     return Section("queue", words("live.queue"), tuple(blocks))
-
-
-def _left_out(count: int, words: Words) -> Text:
-    return Text(words("live.rows_left_out", count=count, command="oelm status --all"), "note")
 
 
 def _counts(moment: Moment, words: Words) -> str:
@@ -291,7 +305,7 @@ def _arm_name(view: RunView) -> str:
     return view.experiment if view.variant == "default" else f"{view.experiment} ({view.variant})"
 
 
-def _arm_table(views: Sequence[RunView], words: Words) -> list[Block]:
+def _arm_table(views: Sequence[RunView], words: Words) -> Table:
     """Return one row for each arm: how many of its runs are in which state."""
     arms: dict[tuple[str, str], list[RunView]] = {}
     for view in views:
@@ -303,9 +317,7 @@ def _arm_table(views: Sequence[RunView], words: Words) -> list[Block]:
         done = counts["done"]
         rows.append((Cell(name), Cell(budget), Cell(f"{done}/{len(runs)}", done / len(runs)), Cell(told)))
     columns = tuple(words(f"live.{name}") for name in ("arm", "budget", "done", "states"))
-    table = Table("arms", words("live.arms_caption"), columns, tuple(rows[:_MOST_ROWS]), frozenset({2}))
-    left_out = len(rows[_MOST_ROWS:])
-    return [table, *([_left_out(left_out, words)] if left_out else [])]
+    return Table("arms", words("live.arms_caption"), columns, tuple(rows), frozenset({2}))
 
 
 def _trouble_section(moment: Moment, words: Words) -> Section | None:
@@ -315,7 +327,7 @@ def _trouble_section(moment: Moment, words: Words) -> Section | None:
         return None
     machine = this_machine()
     rows = []
-    for view in troubled[:_MOST_ROWS]:
+    for view in troubled[:MOST_ROWS]:
         message = one_line(view.status.message)[:_LONGEST_MESSAGE] if view.status is not None else ""
         at = "" if view.status is None else words("live.steps_short", step=view.status.step, steps=view.status.steps)
         rows.append(
@@ -329,9 +341,8 @@ def _trouble_section(moment: Moment, words: Words) -> Section | None:
         )
     columns = tuple(words(f"live.{name}") for name in ("run", "state", "step", "message", "command"))
     table = Table("trouble", words("live.trouble_caption"), columns, tuple(rows))
-    left_out = len(troubled[_MOST_ROWS:])
-    notes = (_left_out(left_out, words),) if left_out else ()
-    return Section("trouble", words("live.trouble"), (Text(words("live.trouble_text")), table, *notes))
+    blocks = (Text(words("live.trouble_text")), *shortened(table, words, command=_ALL_RUNS, total=len(troubled)))
+    return Section("trouble", words("live.trouble"), blocks)
 
 
 def continue_command(view: RunView, moment: Moment) -> str:
@@ -366,11 +377,9 @@ def _verdict_section(moment: Moment, words: Words) -> Section:
     columns = [whole.columns[number] for number in _VERDICT_COLUMNS]
     columns[_VERDICT_COLUMNS.index(5)] = words("live.verdict")
     numeric = frozenset(place for place, number in enumerate(_VERDICT_COLUMNS) if number in whole.numeric)
-    table = Table("verdicts", words("live.verdict_caption"), tuple(columns), rows[:_MOST_ROWS], numeric)
+    table = Table("verdicts", words("live.verdict_caption"), tuple(columns), rows, numeric)
     pictures = forests(report.judged, words) if len(rows) <= _MOST_IN_FOREST else []
-    left_out = len(rows[_MOST_ROWS:])
-    notes = [Text(words("live.verdicts_left_out", count=left_out), "note")] if left_out else []
-    return Section("verdicts", title, (Text(words("live.preliminary"), "warning"), table, *notes, *pictures))
+    return Section("verdicts", title, (Text(words("live.preliminary"), "warning"), *shortened(table, words), *pictures))
 
 
 def _learning_section(moment: Moment, words: Words) -> Section | None:
@@ -400,22 +409,8 @@ def _curves(name: str, views: Sequence[RunView], caption: str, words: Words, bas
         losses = {step: row["val_loss"] for step, row in evaluations(view.folder).items() if is_number(row.get("val_loss"))}
         if losses:
             arms.setdefault(_arm_name(view), []).append(losses)
-    drawn = dict(list(arms.items())[:_MOST_CURVES])
-    rows = [row for arm, losses in drawn.items() for row in _thinned(band(arm, losses, least=1))]
-    if not rows:
-        return None
-    if left_out := len(arms) - len(drawn):
-        caption = words("sentence.separator").join([caption, words("live.curves_left_out", count=left_out)])
     is_accuracy = any(view.status is not None and view.status.metric == "accuracy" for view in views)
-    loss = words("loss.example") if is_accuracy else words("loss.nats")
-    spec = curves(rows, list(drawn), x=words("step"), y=loss, points=len(rows) <= 4 * len(drawn))
-    return Chart(name, caption, spec, words("learning.alt", arms=words.listed(drawn)))
-
-
-def _thinned(rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
-    """Return at most so many rows, evenly spread, the last among them."""
-    every = -(-len(rows) // _MOST_POINTS)
-    return list(rows[::-1][::every][::-1]) if every > 1 else list(rows)
+    return small_chart(name, arms, words, caption=caption, y=words("loss.example") if is_accuracy else words("loss.nats"))
 
 
 def machine_load(root: Path) -> dict[str, str]:

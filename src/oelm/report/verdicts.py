@@ -24,7 +24,7 @@ from oelm.report.verdict import Judgement, Look, Looks, Reason, ReasonCode, comp
 from oelm.report.words import Words
 from oelm.runs.layout import Split
 
-_MARKS: dict[str, Mark] = {
+MARKS: dict[str, Mark] = {
     "PASS": "good",
     "FAIL": "bad",
     "INCONCLUSIVE": "warn",
@@ -53,13 +53,21 @@ def decided_by(row: Judged, words: Words) -> tuple[Interval | None, str]:
     interval = row.judgement.interval
     if interval is None:
         return compared(row.pair.arm, row.pair.baseline, row.pair.split)
-    text = _interval_text(interval, row.pair)
-    is_usual = interval.level == LEVEL
-    return interval, text if is_usual else words("verdict.at", gap=text, level=level_text(interval.level))
+    return interval, levelled(interval, _interval_text(interval, row.pair), words)
+
+
+def levelled(interval: Interval, text: str, words: Words) -> str:
+    """Return a gap with the level of its interval where that is not the usual one."""
+    return text if interval.level == LEVEL else words("verdict.at", gap=text, level=level_text(interval.level))
 
 
 def _interval_text(interval: Interval, pair: Pair) -> str:
-    return ratio_text(interval) if pair.arm.metric == "ppl" else points_text(interval)
+    return interval_text(interval, is_ratio=pair.arm.metric == "ppl")
+
+
+def interval_text(interval: Interval, *, is_ratio: bool) -> str:
+    """Return a gap with its interval: in percent of perplexity, or in points of accuracy."""
+    return ratio_text(interval) if is_ratio else points_text(interval)
 
 
 def judge_all(findings: Findings) -> list[Judged]:
@@ -285,7 +293,7 @@ def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
         Cell(f"{judgement.num_seeds}/{judgement.planned}", judgement.num_seeds),
         Cell(best_text(pair.arm, pair.split), pair.arm.mean(pair.split)),
         Cell(text, plain.value if plain is not None else None),
-        Cell(verdict, judgement.verdict, "muted" if is_smoke else _MARKS.get(judgement.verdict, "")),
+        Cell(verdict, judgement.verdict, "muted" if is_smoke else MARKS.get(judgement.verdict, "")),
         Cell(words(f"classes.{kind}"), CLASSES.index(kind)),
         Cell(other_text, other.value if other is not None else None),
         Cell(pair_text(pair, findings.catalog, words)),
@@ -302,20 +310,23 @@ def best_text(arm: Arm, split: Split) -> str:
 def forests(judged: list[Judged], words: Words) -> list[Block]:
     """Return a forest plot for each target that arms are held against."""
     charts: list[Block] = []
-    verdicts = {code: words(f"verdict.{code}") for code in SHAPES}
     for metric in ("ppl", "accuracy"):
         rows = [row for row in judged if row.pair.arm.metric == metric]
         for bound in sorted({_bound(row.pair) for row in rows}):
             points = [point for row in rows if _bound(row.pair) == bound and (point := _point(row, words)) is not None]
-            if not points:
-                continue
-            told = _told(metric, bound)
-            spec = forest(points, verdicts, target=target_of(metric, bound, words), title=words(f"forest.{metric}"))
-            names = words.listed(point["name"] for point in points)
-            name = f"forest-{metric}" if bound in BOUNDS.values() else f"forest-{metric}-{told:g}"
-            caption = words(f"forest.caption.{metric}", bound=told)
-            charts.append(Chart(name, caption, spec, words("forest.alt", arms=names)))
+            if points:
+                name = f"forest-{metric}" if bound in BOUNDS.values() else f"forest-{metric}-{_told(metric, bound):g}"
+                charts.append(forest_chart(name, points, metric, bound, words))
     return charts
+
+
+def forest_chart(name: str, points: list[dict[str, Any]], metric: str, bound: float, words: Words) -> Chart:
+    """Return the intervals of arms against a target; points have name, value, low, high, text and verdict."""
+    verdicts = {code: words(f"verdict.{code}") for code in SHAPES}
+    spec = forest(points, verdicts, target=target_of(metric, bound, words), title=words(f"forest.{metric}"))
+    names = words.listed(point["name"] for point in points)
+    caption = words(f"forest.caption.{metric}", bound=_told(metric, bound))
+    return Chart(name, caption, spec, words("forest.alt", arms=names))
 
 
 def target_of(metric: str, bound: float, words: Words) -> Target:
@@ -435,7 +446,9 @@ def _reasons(judged: list[Judged], words: Words) -> list[str]:
     lines = []
     for row in rows:
         reasons = [words("reason.on_test")] if row.pair.split == "test" else []
-        reasons += [reason_text(reason, row, words) for reason in row.judgement.reasons if reason.code != _TOGETHER]
+        is_ratio = row.pair.arm.metric == "ppl"
+        own = [reason for reason in row.judgement.reasons if reason.code != _TOGETHER]
+        reasons += [reason_text(reason, words, is_ratio=is_ratio) for reason in own]
         reasons += _power(row, words)
         told = words("sentence.separator").join(reasons)
         lines.append(words("verdict.note", arm=label(row.pair.arm), budget=row.pair.arm.budget, reasons=told))
@@ -469,16 +482,14 @@ def _together(judged: list[Judged], words: Words) -> list[str]:
     return lines
 
 
-def reason_text(reason: Reason, row: Judged, words: Words) -> str:
+def reason_text(reason: Reason, words: Words, *, is_ratio: bool) -> str:
     """Put a reason that is an arm's own into words; bounds and ends of intervals as people read them."""
     values: dict[str, Any] = {}
     for name, value in reason.values.items():
         if isinstance(value, tuple):
             values[name] = _listed(value, words) or words("list.none")
-        elif name in ("bound", "low", "high", "value") and row.pair.arm.metric == "ppl":
-            values[name] = f"{fixed(value, 3)}x"
         elif name in ("bound", "low", "high", "value"):
-            values[name] = f"{100 * value:+.2f}"
+            values[name] = f"{fixed(value, 3)}x" if is_ratio else f"{100 * value:+.2f}"
         elif name == "ratio":
             values[name] = fixed(value, 3)
         elif name == "level":

@@ -1,4 +1,4 @@
-"""Trackers: mirror a run's numbers to TensorBoard, W&B or trackio as they are written, and read back what these hold."""
+"""Trackers: mirror a run's numbers to TensorBoard, W&B or trackio as they are written, and read what these hold."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+FormatName = Literal["table", "tensorboard", "wandb", "trackio", "trainer", "study"]
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 TRACKERS: tuple[TrackerName, ...] = get_args(TrackerName)
 PROJECT = "oelm"
@@ -42,14 +43,16 @@ Curves = dict[str, list[tuple[int, float]]]
 
 
 @dataclass
-class Tracked:
-    """One run as a tracker holds it: its curves by metric, in the order they were written, NaN and all."""
+class SourceRun:
+    """One run as another tool's files hold it: curves by metric, NaN and all; `arm` and `seed` where the files name them."""
 
     name: str
-    group: str = ""
-    config: dict[str, Any] = field(default_factory=dict)
+    where: Path
+    format: FormatName
+    files: list[Path]
+    arm: str = ""
+    seed: int | None = None
     curves: Curves = field(default_factory=dict)
-    files: list[Path] = field(default_factory=list)
 
     def add(self, step: int, numbers: Mapping[str, Any]) -> None:
         """Add what is a number of a row; trackers write NaN and infinity as text."""
@@ -58,11 +61,16 @@ class Tracked:
             if isinstance(number, int | float) and not isinstance(number, bool):
                 self.curves.setdefault(metric, []).append((step, number))
 
+    def configured(self, config: Mapping[str, Any]) -> None:
+        """Take the seed from the config that a tracker keeps."""
+        seed = config.get("seed")
+        self.seed = seed if isinstance(seed, int) and not isinstance(seed, bool) else self.seed
+
 
 class Tracker(Protocol):
-    """What one tracker has to offer: the steps it holds of this run by metric, and a place for more."""
+    """An open tracker: `held` is what it held of this run before."""
 
-    def held(self) -> Curves: ...
+    held: Curves
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None: ...
 
@@ -132,7 +140,7 @@ class TrackWatch:
         with room_checked(self._run / self._to):
             if self._tracker is None:
                 self._tracker = _OPENED[self._to](self._run)
-                self._held = {tag: {step for step, _ in points} for tag, points in self._tracker.held().items()}
+                self._held = {tag: {step for step, _ in points} for tag, points in self._tracker.held.items()}
                 for earlier in read_metrics(self._run / METRICS):
                     self._mirror(self._tracker, earlier["step"], earlier)
             self._mirror(self._tracker, step, row)
@@ -160,11 +168,8 @@ class _TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._folder = run / "tensorboard"
-        self._held = next((found.curves for found in read_events(self._folder)), {})
+        self.held = next((found.curves for found in read_events(self._folder)), {})
         self._writer = SummaryWriter(str(self._folder))
-
-    def held(self) -> Curves:
-        return self._held
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         for tag, number in numbers.items():
@@ -189,15 +194,12 @@ class _Wandb:
         import wandb
 
         number, name, group, config = _identity(run)
-        self._held = next((found.curves for found in read_wandb(run / "wandb")), {})
+        self.held = next((found.curves for found in read_wandb(run / "wandb")), {})
         settings = wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True, symlink=False)
         mode = os.environ.get("WANDB_MODE") or "offline"
         project = os.environ.get("WANDB_PROJECT") or PROJECT
         where: dict[str, Any] = {"dir": str(run), "project": project, "id": number, "name": name, "group": group}
         self._run = wandb.init(**where, config=config, mode=mode, resume="allow", settings=settings)
-
-    def held(self) -> Curves:
-        return self._held
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step)
@@ -226,13 +228,10 @@ class _Trackio:
         name = f"{name} {number[:8]}"
         stored = Path(TRACKIO_DIR) / f"{PROJECT}.db"
         found = read_trackio(stored, only=name) if stored.is_file() else []
-        self._held = next((run.curves for run in found), {})
+        self.held = next((run.curves for run in found), {})
         # It prints to standard output, which is for our results.
         with contextlib.redirect_stdout(io.StringIO()):
             self._run = trackio.init(project=PROJECT, name=name, group=group, config=config, resume="allow", embed=False)
-
-    def held(self) -> Curves:
-        return self._held
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step)
@@ -247,8 +246,8 @@ class _Trackio:
 _OPENED: Mapping[TrackerName, Callable[[Path], Tracker]] = {"tensorboard": _TensorBoard, "wandb": _Wandb, "trackio": _Trackio}
 
 
-def read_events(folder: Path) -> list[Tracked]:
-    """Return the run of each folder at or below this one that holds TensorBoard's event files, named by its path from there."""
+def read_events(folder: Path) -> list[SourceRun]:
+    """Return the run of each folder at or below this one that holds TensorBoard's event files, named by its path."""
     files: dict[Path, list[Path]] = {}
     for path in sorted(folder.rglob("events.out.tfevents.*")):
         files.setdefault(path.parent, []).append(path)
@@ -265,7 +264,7 @@ def read_events(folder: Path) -> list[Tracked]:
     for place, own in files.items():
         # No sampling: every point counts.
         events = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0}).Reload()
-        run = Tracked(place.relative_to(folder).as_posix(), files=own)
+        run = SourceRun(place.as_posix(), place, "tensorboard", own)
         for tag in events.Tags()["scalars"]:
             run.curves[tag] = [(point.step, point.value) for point in events.Scalars(tag)]
         # Newer writers keep scalars as tensors, marked as the scalars plugin's.
@@ -279,9 +278,9 @@ def _plugins(events: Any) -> set[str]:
     return {events.SummaryMetadata(tag).plugin_data.plugin_name for tag in events.Tags()["tensors"]}
 
 
-def read_trackio(path: Path, *, only: str | None = None) -> list[Tracked]:
+def read_trackio(path: Path, *, only: str | None = None) -> list[SourceRun]:
     """Return the runs in a trackio project's database, or the one of a name; nothing is written to it."""
-    runs: dict[str, Tracked] = {}
+    runs: dict[str, SourceRun] = {}
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             columns = {row[1] for row in database.execute("PRAGMA table_info(metrics)")}
@@ -290,20 +289,21 @@ def read_trackio(path: Path, *, only: str | None = None) -> list[Tracked]:
             rows = database.execute(f"SELECT {key}, run_name, step, metrics FROM metrics ORDER BY id")
             for number, name, step, numbers in rows:
                 if only in (None, name):
-                    runs.setdefault(number, Tracked(name, files=[path])).add(step, json.loads(numbers))
+                    runs.setdefault(number, SourceRun(name, path, "trackio", [path])).add(step, json.loads(numbers))
             if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'configs'").fetchone():
-                for number, config in database.execute(f"SELECT {key}, config FROM configs"):
+                for number, text in database.execute(f"SELECT {key}, config FROM configs"):
                     if number in runs:
-                        runs[number].config = json.loads(config)
-                        runs[number].group = runs[number].config.get("_Group") or ""
+                        config = json.loads(text)
+                        runs[number].configured(config)
+                        runs[number].arm = config.get("_Group") or ""
     except (sqlite3.Error, ValueError, AttributeError) as problem:
         raise DataError(f"{path}: cannot be read as trackio's database ({problem}); give the project's .db file") from None
     return list(runs.values())
 
 
-def read_wandb(folder: Path) -> list[Tracked]:
+def read_wandb(folder: Path) -> list[SourceRun]:
     """Return the runs whose .wandb files lie at or below a folder; the files of one run that was resumed are one run."""
-    runs: dict[str, Tracked] = {}
+    runs: dict[str, SourceRun] = {}
     for path in [folder] if folder.is_file() else sorted(folder.rglob("*.wandb")):
         _add_wandb(path, runs)
     return list(runs.values())
@@ -318,7 +318,7 @@ def _is_ended(folder: Path) -> bool:
     return record.WhichOneof("record_type") == "exit"
 
 
-def _add_wandb(path: Path, runs: dict[str, Tracked]) -> None:
+def _add_wandb(path: Path, runs: dict[str, SourceRun]) -> None:
     try:
         from wandb.proto import wandb_internal_pb2 as proto
     except ImportError:
@@ -326,7 +326,7 @@ def _add_wandb(path: Path, runs: dict[str, Tracked]) -> None:
     from google.protobuf.message import DecodeError
 
     # Its first record says whose they are.
-    run = Tracked(path.parent.name, files=[path])
+    run = SourceRun(path.parent.name, path, "wandb", [path])
     for content in _wandb_records(path):
         record = proto.Record()
         try:
@@ -336,8 +336,8 @@ def _add_wandb(path: Path, runs: dict[str, Tracked]) -> None:
         if record.WhichOneof("record_type") == "run":
             known = runs.setdefault(record.run.run_id, run)
             known.files += [] if known is run else [path]
-            run, run.name, run.group = known, record.run.display_name or record.run.run_id, record.run.run_group
-            run.config |= {item.key: json.loads(item.value_json) for item in record.run.config.update if item.key}
+            run, run.name, run.arm = known, record.run.display_name or record.run.run_id, record.run.run_group
+            run.configured({item.key: json.loads(item.value_json) for item in record.run.config.update if item.key})
         elif record.WhichOneof("record_type") == "history":
             values = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
             run.add(record.history.step.num, {metric: value for metric, value in values.items() if metric[:1] != "_"})

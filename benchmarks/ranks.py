@@ -22,7 +22,8 @@ from oelm.experiments.budget import budget_settings
 from oelm.intervals import Ratio, mean_ratio
 from oelm.train.config import RunConfig, parse_config, with_overrides
 from oelm.train.dist import joined
-from oelm.train.preflight import parameter_counts
+from oelm.train.preflight import trained_at_most
+from oelm.train.task import count_gpt
 
 # Of either contender, all of its processes together.
 THREADS = 2
@@ -116,7 +117,7 @@ def main() -> None:
     ratio = mean_ratio(seconds[names[0]], seconds[names[1]])
     print(f"  two processes have {ratio} the throughput of one")
     config = config_of(arguments.method, small=arguments.small)
-    total, trainable = parameter_counts(config)
+    total, trainable = trained_at_most(config, count_gpt(config))
     frozen = 4 * (total - trainable)
     print(
         f"  bytes of gradients summed a step: {whole_bytes:,} with nothing frozen, {frozen_bytes:,} with {arguments.method}: "

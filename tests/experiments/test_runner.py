@@ -15,7 +15,7 @@ import pytest
 from oelm.data.encode import num_cores
 from oelm.experiments.monitor import launch_lock_path, read_locks
 from oelm.experiments.registry import load_catalog
-from oelm.experiments.runner import Job, Runner, Slot
+from oelm.experiments.runner import Job, Runner, RunSlot
 from oelm.experiments.study import Study
 from oelm.files import write_json
 from oelm.train.status import read_status
@@ -346,7 +346,7 @@ class NoSlots:
 
     count = 8
 
-    def take(self, *, adopted: int) -> Slot | None:
+    def take(self, *, adopted: int) -> RunSlot | None:
         return None
 
 

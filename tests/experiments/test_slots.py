@@ -120,7 +120,7 @@ def test_what_shows_no_card_of_this_machine_is_refused_with_those_that_are(shown
 
 @pytest.mark.parametrize("shown", ["0,0", "1,GPU-1", f"{MIG[0]},{MIG[0]}", f"0,{MIG[0]}"])
 def test_a_card_that_is_shown_twice_or_beside_slices_is_refused(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=f"^CUDA_VISIBLE_DEVICES={shown}: name each GPU once, and no slices"):
+    with pytest.raises(ConfigError, match=f"^CUDA_VISIBLE_DEVICES={shown}: name each GPU once, and do not mix slices"):
         chosen(monkeypatch, shown)
 
 

@@ -110,7 +110,7 @@ def test_members_continue_the_runs_of_the_command_that_submitted_them(place: Pat
 
 def test_without_slurm_the_command_says_so(place: Path, no_slurm: None) -> None:
     said = oelm(*SMOKE, code=3)
-    assert "SLURM is not here: there is no sinfo on the PATH" in said and "--dry-run" in said
+    assert "SLURM was not found: no sinfo on the PATH" in said and "--dry-run" in said
     assert not (place / "outputs").exists()
 
 
@@ -159,7 +159,7 @@ def test_times_are_read_as_sbatch_reads_them(text: str, seconds: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "8h", "1:2:3:4", "-5", "1.5", "8:00:00; rm -rf /", "$(id)"])
 def test_other_times_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="a time is written as"):
+    with pytest.raises(ValueError, match="write a time as"):
         parse_time(text)
 
 
@@ -181,7 +181,7 @@ def test_users_file_and_the_command_add_up(place: Path, tmp_path: Path) -> None:
         ('modules: ["x; touch pwned"]\n', "modules: 'x; touch pwned': letters, digits"),
         ('partition: "gpu\\n#SBATCH --uid=0"\n', "letters, digits"),
         ("cpus_per_task: many\n", "slurm.yaml:1: cpus_per_task"),
-        ("time: soon\n", "slurm.yaml:1: time: 'soon': a time is written as"),
+        ("time: soon\n", "slurm.yaml:1: time: 'soon': write a time as"),
     ],
 )
 def test_mistakes_in_the_users_file_are_told_with_their_line(text: str, words: str, place: Path) -> None:
@@ -213,7 +213,7 @@ def test_states_come_from_squeue_then_sacct_then_the_controller(tmp_path: Path, 
 
 def test_where_nothing_was_submitted_slurm_is_not_asked(tmp_path: Path, no_slurm: None) -> None:
     assert job_states(tmp_path, [tmp_path / "x"]) == {}
-    with pytest.raises(ClusterError, match="SLURM is not here"):
+    with pytest.raises(ClusterError, match="SLURM was not found"):
         ask("squeue")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oelm.experiments.plan import confounds as planned_confounds
+from oelm.experiments.plan import config_confounds as planned_confounds
 from oelm.experiments.plan import make_config
 from oelm.experiments.registry import Catalog
 from oelm.files import read_json

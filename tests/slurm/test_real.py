@@ -149,7 +149,7 @@ def test_mistakes_are_told_before_anything_is_submitted(place: Path) -> None:
     smoke = ("run", "mine-01", "--budget", "smoke", "--slurm")
     assert "no such partition (did you mean 'main'?)" in oelm(place, *smoke, "--partition", "mian", code=2)
     said = oelm(place, *smoke, "--set", "steps=2000000", "--set", "save_every=2000000", "--time", "1", code=2)
-    assert "--time 1 is 60 s; from one checkpoint to the next" in said
+    assert "--time 1 is 60 s; a run takes about" in said
     refused = oelm(place, *smoke, "--gres", "gpu:7", code=3)
     assert "sbatch refused" in refused and "nothing of this submission is left in the queue" in refused
     too_long = oelm(place, *smoke, "--partition", "short", "--time", "99-0", "--no-preflight", code=0)

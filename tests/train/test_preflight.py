@@ -19,7 +19,8 @@ from oelm.method.method import PRESETS
 from oelm.models.gpt import build_gpt
 from oelm.models.hub import Architecture, ClassifierShape, fresh_classifier
 from oelm.train.config import FinetuneConfig
-from oelm.train.preflight import classifier_estimate, parameter_counts
+from oelm.train.preflight import classifier_estimate, trained_at_most
+from oelm.train.task import count_gpt
 from tests.conftest import tiny_config
 from tests.models.test_hub import write_tokenizer
 from tests.train.finetuning import tiny_finetune
@@ -151,7 +152,7 @@ def test_a_language_model_s_counts_are_those_of_the_model_that_learns_most(prese
     total = parameters(model)
     # What is frozen for a while only needs its gradient and its state all the same.
     frozen = 0 if PRESETS[preset].thaw else sum(p.numel() for p in model.parameters() if not p.requires_grad)
-    assert parameter_counts(config) == (total, total - frozen)
+    assert trained_at_most(config, count_gpt(config)) == (total, total - frozen)
 
 
 @pytest.mark.parametrize("is_thawed", [False, True])
@@ -162,6 +163,6 @@ def test_slices_are_counted_as_what_they_are_at_their_largest(is_thawed: bool, t
     config, plain = (
         each.model_copy(update={"model": each.model.model_copy(update={"vocab_size": 300})}) for each in (config, plain)
     )
-    (dense, _), per_layer = parameter_counts(plain), 2 * plain.model.model_dim**2
+    (dense, _), per_layer = trained_at_most(plain, count_gpt(plain)), 2 * plain.model.model_dim**2
     expected = dense if is_thawed else dense - plain.model.num_layers * per_layer
-    assert parameter_counts(config) == (expected, expected)
+    assert trained_at_most(config, count_gpt(config)) == (expected, expected)

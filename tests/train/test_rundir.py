@@ -15,9 +15,10 @@ from oelm.method.audit import audit
 from oelm.method.method import PRESETS
 from oelm.models.gpt import build_gpt
 from oelm.train.config import RunConfig
-from oelm.train.preflight import Estimate, check_fits, estimate, is_out_of_memory, parameter_counts, what_to_lower
+from oelm.train.preflight import Estimate, check_fits, estimate, is_out_of_memory, trained_at_most, what_to_lower
 from oelm.train.rundir import RunDir
 from oelm.train.status import HEARTBEAT_S, Progress, read_status
+from oelm.train.task import count_gpt
 from tests.conftest import tiny_config
 
 
@@ -194,12 +195,12 @@ def test_parameters_are_counted_as_the_audit_counts_them(method: str, layers: st
     model = build_gpt(config.model, seed=0)
     freeze(model, config.method)
     report = audit(model)
-    assert parameter_counts(config) == (report.total, report.trainable)
+    assert trained_at_most(config, count_gpt(config)) == (report.total, report.trainable)
 
 
 def test_frozen_weights_are_estimated_to_need_less(text_file: Path) -> None:
     configs = [tiny_config(text_file, model__vocab_size=300, method=method) for method in ("baseline", "oelm_freeze")]
-    baseline, frozen = (estimate(config, device="cpu") for config in configs)
+    baseline, frozen = (estimate(config, count_gpt(config), device="cpu") for config in configs)
     weights = 2 * 2 * 32 * 32  # Q and K of two layers
     # No gradient and no two moments in memory; no two moments in a checkpoint.
     assert baseline.memory - frozen.memory == 12 * weights

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from oelm.files import cache_root
-from oelm.train.device import choose_compute, look, synchronize
+from oelm.train.device import choose_compute, synchronize
 from oelm.train.preflight import available_memory, gibibytes
 
 _EXTRAS = {
@@ -30,7 +30,7 @@ _SIZE = 1024
 
 def examine() -> dict[str, str]:
     """Return what a run would use here, by name."""
-    compute = choose_compute("auto", "auto", look())
+    compute = choose_compute("auto", "auto")
     memory = available_memory(compute.device)
     disk = shutil.disk_usage(Path.cwd()).free
     return {
@@ -54,7 +54,7 @@ def _extra_state(modules: tuple[str, ...]) -> str:
 
 def matmul_speeds(seconds: float) -> dict[str, str]:
     """Return each precision's speed on the chosen device, sharing `seconds` among them."""
-    device = choose_compute("auto", "auto", look()).device
+    device = choose_compute("auto", "auto").device
     return {name: _matmul_speed(dtype, device, seconds / len(_PRECISIONS)) for name, dtype in _PRECISIONS.items()}
 
 

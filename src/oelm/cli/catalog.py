@@ -13,6 +13,7 @@ from oelm.cli.run import Budget, CatalogFile, Overrides
 from oelm.cli.shell import echo, out, printable, reported, roughly
 
 if TYPE_CHECKING:
+    from oelm.dotted import flatten
     from oelm.experiments.plan import PlannedRun
     from oelm.experiments.registry import Catalog, Experiment
     from oelm.method.audit import Audit
@@ -79,7 +80,7 @@ def show(
 ) -> None:
     """Show one experiment: its whole recipe at a budget, parameters, what was reported, and what it will take here."""
     from oelm.experiments.plan import check_changes, plan_runs, variant_name
-    from oelm.experiments.registry import dotted, load_catalog
+    from oelm.experiments.registry import load_catalog
     from oelm.train.config import parse_overrides
 
     found = load_catalog(catalog)
@@ -98,7 +99,7 @@ def show(
     own = next(run for run in runs if run.experiment.id == experiment.id)
     _print_facts(own, [run for run in runs if run is not own], root)
     out.print("\nrecipe:", style="bold")
-    for key, value in dotted(own.config.as_dict()).items():
+    for key, value in flatten(own.config.as_dict()).items():
         out.print(f"  {key}: {printable(str(value))}", soft_wrap=True)
     command = ["oelm", "run", experiment.id, "--budget", budget]
     command += [part for text in overrides or [] for part in ("--set", text)]
@@ -118,7 +119,7 @@ def _counts(counted: Audit, method: Method) -> str:
 def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> None:
     from oelm.data.encode import num_cores
     from oelm.experiments.forecast import Forecaster, count_parameters
-    from oelm.experiments.plan import confounds
+    from oelm.experiments.plan import config_confounds
     from oelm.train.preflight import gibibytes
 
     experiment = run.experiment
@@ -143,7 +144,7 @@ def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> Non
     facts |= _imported(experiment.id, root)
     if experiment.note:
         facts["note"] = experiment.note
-    if baseline and (apart := confounds(run.config, baseline[0].config)):
+    if baseline and (apart := config_confounds(run.config, baseline[0].config)):
         facts["CONFOUNDED"] = f"differs from its baseline in {'; '.join(apart)}: a gap between them proves nothing"
     out.print(experiment.id, style="bold")
     width = max(map(len, facts))

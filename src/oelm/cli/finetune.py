@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oelm.cli.many import Track, quiet_unless_first, train_one
+from oelm.cli.many import Track, check_tracker, quiet_unless_first, train_one
 from oelm.cli.shell import Notify, out, reported, shown_warnings, stoppable
 from oelm.errors import ConfigError
-from oelm.ranks import own_rank
 
 if TYPE_CHECKING:
     from oelm.train.config import FinetuneConfig
@@ -48,11 +47,9 @@ def finetune(
     """Train a classifier, or continue or find finished the run that the same command started."""
     quiet_unless_first()
     with stoppable() as stop, shown_warnings():
-        from oelm.experiments.notify import notifying_of
+        check_tracker(track)
         from oelm.train.run import Options
-        from oelm.train.track import tracker_named
 
-        tracker = tracker_named(track)
         if config is not None and (budget is not None or model is not None):
             raise ConfigError("--config already says model and size; leave out --budget and --model")
         if epochs is not None and steps is not None:
@@ -74,9 +71,8 @@ def finetune(
         place = Path("outputs", "finetune", (budget or "laptop") if config is None else "custom", run_config.variant)
         path = out_dir or place / f"seed-{run_config.seed}"
         out.print(f"run directory: {path}", soft_wrap=True)
-        with notifying_of(path, notify if own_rank() == 0 else None):
-            options = Options(strict=strict, preflight=not no_preflight)
-            train_one(run_config, path, _accuracies, stop=stop, options=options, track=tracker)
+        options = Options(strict=strict, preflight=not no_preflight)
+        train_one(run_config, path, _accuracies, stop=stop, options=options, track=track, notify=notify)
 
 
 def _method(name: str | None) -> dict[str, Any] | None:

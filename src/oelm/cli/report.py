@@ -233,7 +233,7 @@ def compare(
 
     Imported runs: give outputs/imported/NAME, or arms in it, with --metric, and --at-most for a verdict.
     """
-    from oelm.experiments.registry import nearest
+    from oelm.names import nearest
     from oelm.report.compare import compare_runs
     from oelm.report.imported import compare_imported, named_study, record_imported_looks
     from oelm.report.words import Words

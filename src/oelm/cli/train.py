@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oelm.cli.many import Track, quiet_unless_first, train_one
+from oelm.cli.many import Track, check_tracker, quiet_unless_first, train_one
 from oelm.cli.shell import Notify, out, path_option, reported, shown_warnings, stoppable
 from oelm.decimals import fixed
 from oelm.errors import ConfigError
-from oelm.ranks import own_rank
 
 if TYPE_CHECKING:
     from oelm.train.config import RunConfig
@@ -57,11 +56,9 @@ def train(
     quiet_unless_first()
     # Before anything heavy is loaded: a signal during start-up shall end as well as one during training.
     with stoppable() as stop, shown_warnings():
-        from oelm.experiments.notify import notifying_of
+        check_tracker(track)
         from oelm.train.run import Options
-        from oelm.train.track import tracker_named
 
-        tracker = tracker_named(track)
         chosen: dict[str, Any] = {
             "method": _method_name(method, model_type),
             "data.source": _source(data, text),
@@ -78,8 +75,7 @@ def train(
         path = out_dir or Path("outputs") / "train" / size / run_config.variant / f"seed-{run_config.seed}"
         out.print(f"run directory: {path}", soft_wrap=True)
         options = Options(strict=strict, exact_step=exact_step, preflight=not no_preflight)
-        with notifying_of(path, notify if own_rank() == 0 else None):
-            train_one(run_config, path, _perplexities, stop=stop, options=options, track=tracker)
+        train_one(run_config, path, _perplexities, stop=stop, options=options, track=track, notify=notify)
 
 
 def _perplexities(figures: dict[str, Any]) -> str:

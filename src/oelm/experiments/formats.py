@@ -14,7 +14,7 @@ from typing import Any, get_args
 from oelm.errors import ConfigError, DataError
 from oelm.experiments.earlier import TIMING, read_earlier
 from oelm.experiments.imported import FormatName, SourceRun
-from oelm.experiments.registry import nearest
+from oelm.names import nearest
 from oelm.train.track import Tracked, read_events, read_trackio, read_wandb
 
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)

@@ -12,6 +12,7 @@ from oelm.experiments.plan import PlannedRun
 from oelm.train.config import FinetuneConfig, RunConfig
 from oelm.train.dist import World
 from oelm.train.preflight import estimate
+from oelm.train.task import count_gpt
 
 # Evaluations, checkpoints and starting up, as a share of the steps' time.
 _OVERHEAD = 1.15
@@ -112,7 +113,8 @@ def _memory(config: RunConfig | FinetuneConfig, total: int, trainable: int) -> i
     if isinstance(config, RunConfig):
         shape = config.model.model_copy(update={"vocab_size": run_vocabulary(config)})
         size = World(size=1).micro_batch_size(config.batch_size, config.micro_batch_size)
-        return estimate(config.model_copy(update={"model": shape, "micro_batch_size": size}), device="cuda").memory
+        config = config.model_copy(update={"model": shape, "micro_batch_size": size})
+        return estimate(config, count_gpt(config), device="cuda").memory
     # Weights, gradients and two moments, and about as much again for what the backward pass keeps.
     return _FLOAT * (total + 3 * trainable) * 2
 

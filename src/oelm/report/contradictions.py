@@ -8,8 +8,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from oelm.dotted import flatten
 from oelm.experiments.budget import budget_settings, classifier_settings
-from oelm.experiments.registry import Catalog, Experiment, dotted
+from oelm.experiments.registry import Catalog, Experiment
 from oelm.experiments.yamlfile import parse_yaml
 from oelm.models.flops import step_work
 
@@ -99,7 +100,7 @@ def paper_settings(experiment: Experiment) -> dict[str, Any]:
     """Return an experiment's settings at `paper` by dotted path."""
     is_gpt = experiment.kind == "language_model"
     base = budget_settings("paper") if is_gpt else classifier_settings("paper", model=None)
-    return dotted(base) | dotted(experiment.settings) | dotted(experiment.at.get("paper", {}))
+    return flatten(base) | flatten(experiment.settings) | flatten(experiment.at.get("paper", {}))
 
 
 def gpt_recipe(catalog: Catalog, name: str) -> Recipe:

@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from oelm.decimals import fixed
 from oelm.errors import ConfigError, DataError
 from oelm.experiments.imported import IMPORTED, ImportedRun, run_path
-from oelm.experiments.registry import Criterion, nearest
+from oelm.experiments.registry import Criterion
+from oelm.names import nearest
 from oelm.report.collect import ImportedStudy, collect_imported, mean_figure
 from oelm.report.document import Block, Cell, Mark, Section, Table, Text
 from oelm.report.ladder import level_text, points_text, ratio_text

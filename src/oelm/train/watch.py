@@ -1,16 +1,16 @@
-"""What a run tells whoever watches it."""
+"""What a run reports to its watch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from oelm.train.evaluate import Judged
+from oelm.train.evaluate import Evaluation
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step as seen from outside."""
+    """What is reported of one step."""
 
     step: int
     steps: int
@@ -21,7 +21,7 @@ class StepReport:
 
 
 class Watch(Protocol):
-    """Hears of a run's remarks, preparation, steps and evaluations."""
+    """Receives a run's remarks, progress, steps and evaluations."""
 
     def on_remark(self, text: str) -> None: ...
 
@@ -31,7 +31,7 @@ class Watch(Protocol):
 
     def on_validating(self, done: int, total: int) -> None: ...
 
-    def on_evaluation(self, step: int, evaluation: Judged, *, is_best: bool) -> None: ...
+    def on_evaluation(self, step: int, evaluation: Evaluation, *, is_best: bool) -> None: ...
 
 
 class Silence:
@@ -45,4 +45,4 @@ class Silence:
 
     def on_validating(self, done: int, total: int) -> None: ...
 
-    def on_evaluation(self, step: int, evaluation: Judged, *, is_best: bool) -> None: ...
+    def on_evaluation(self, step: int, evaluation: Evaluation, *, is_best: bool) -> None: ...

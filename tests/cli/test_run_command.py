@@ -135,7 +135,7 @@ def test_folder_that_cannot_be_written_to_starts_nothing(place: Path) -> None:
         (("--grid", "optim.lr=1e-3"), "a sweep needs two values at least"),
         (("--grid", "optim.lr=1e-3,1e-3"), "twice"),
         (("--grid", "optim.lrr=1e-3,1e-2"), "unknown key 'lrr'"),
-        (("--grid", "seed=1,2"), "seed is not tuned"),
+        (("--grid", "seed=1,2"), "seed cannot be tuned"),
         (("--grid", "optim.lr=0,1"), "--grid optim.lr (mine-01 at smoke): optim.lr: Input should be greater than 0"),
         (("--grid", "method.warmup=1,2"), "--grid method.warmup: method: unknown key 'warmup' (did you mean 'warmup_steps'?)"),
         (("--grid", "optim.betas=[0.9,0.95],[0.9,0.999]"), "a list cannot be tuned; give one with --set"),

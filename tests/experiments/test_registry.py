@@ -259,7 +259,7 @@ def test_what_holds_at_one_budget_beats_what_holds_at_all() -> None:
 
 def test_one_setting_in_two_spellings_is_refused() -> None:
     refused(entry(settings={"optim.lr": 1, "optim": {"lr": 2}}), r"^0\.yaml:3: mine: optim.lr is given twice in settings, in two")
-    refused(entry(at={"smoke": {"optim": {"lr": 2}, "optim.lr": 1}}), r"^0\.yaml:3: mine: optim.lr stands twice in at.smoke")
+    refused(entry(at={"smoke": {"optim": {"lr": 2}, "optim.lr": 1}}), r"^0\.yaml:3: mine: optim.lr is given twice in at.smoke")
 
 
 @pytest.mark.parametrize("place", ["settings", "at"])
@@ -267,7 +267,7 @@ def test_one_setting_in_two_spellings_is_refused() -> None:
 def test_method_and_seed_are_refused_where_they_would_be_ignored(setting: dict[str, Any], place: str) -> None:
     changes = {"settings": setting} if place == "settings" else {"at": {"smoke": setting}}
     key = next(iter(flatten(setting)))
-    refused(entry(**changes), rf"^0\.yaml:3: mine: {re.escape(key)} is not for (settings|at\.smoke); ")
+    refused(entry(**changes), rf"^0\.yaml:3: mine: {re.escape(key)} does not belong in (settings|at\.smoke); ")
 
 
 def test_other_weights_do_not_inherit_the_digest_of_the_old_ones() -> None:

@@ -132,7 +132,7 @@ def test_refusal_by_sbatch_is_told_and_leaves_nothing_in_the_queue(place: Path, 
     assert (tmp_path / "cancelled").read_text() == "41\n"
     assert read_submissions(place / "outputs") == []
     wrong = oelm(*SMOKE, "--partition", "mian", code=2)
-    assert "--partition mian: this cluster has no such partition (did you mean 'main'?); there are: main" in wrong
+    assert "--partition mian: this cluster has no such partition (did you mean 'main'?); it has: main" in wrong
 
 
 def test_time_below_one_checkpoint_interval_is_refused_before_submission(place: Path) -> None:
@@ -141,7 +141,7 @@ def test_time_below_one_checkpoint_interval_is_refused_before_submission(place: 
     )
     config = ClusterConfig(time="1:00:00", grace_s=180)
     check_time(config, 3000.0, basis="measured here")
-    with pytest.raises(ConfigError, match=r"--time 1:00:00 is 3600 s; .* about 3500 s \(measured here\) and 180 s are kept"):
+    with pytest.raises(ConfigError, match=r"--time 1:00:00 is 3600 s; .* about 3500 s .*\(measured here\), and 180 s are reserved"):
         check_time(config, 3500.0, basis="measured here")
 
 
@@ -177,8 +177,8 @@ def test_users_file_and_the_command_add_up(place: Path, tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("partitoin: gpu\n", "slurm.yaml:1: unknown key 'partitoin' (did you mean 'partition'?)"),
-        ("account: lab\npartition: a b\n", "slurm.yaml:2: partition: 'a b': letters, digits"),
-        ('modules: ["x; touch pwned"]\n', "modules: 'x; touch pwned': letters, digits"),
+        ("account: lab\npartition: a b\n", "slurm.yaml:2: partition: 'a b': use letters, digits"),
+        ('modules: ["x; touch pwned"]\n', "modules: 'x; touch pwned': use letters, digits"),
         ('partition: "gpu\\n#SBATCH --uid=0"\n', "letters, digits"),
         ("cpus_per_task: many\n", "slurm.yaml:1: cpus_per_task"),
         ("time: soon\n", "slurm.yaml:1: time: 'soon': write a time as"),

@@ -82,7 +82,7 @@ def test_a_model_s_folder_stands_for_the_pretrained_one_of_every_arm_and_keeps_i
 def test_one_folder_cannot_stand_for_two_models(tmp_path: Path) -> None:
     folder = plain_model(tmp_path / "model", model_type="bert")
     with pytest.raises(
-        ConfigError, match=r"would stand for org/one@a \(bert\) and org/two@b \(other\); run their experiments separately$"
+        ConfigError, match=r"would replace org/one@a \(bert\) and org/two@b \(other\); run their experiments separately$"
     ):
         Study(("two",), "laptop", tmp_path, model=folder).plan(CATALOG)
     with pytest.raises(ConfigError, match="run their experiments separately"):
@@ -92,7 +92,7 @@ def test_one_folder_cannot_stand_for_two_models(tmp_path: Path) -> None:
 
 
 def test_a_model_s_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such folder; give the one that holds config.json"):
+    with pytest.raises(ConfigError, match="no such folder; give the one with config.json"):
         Study(("bert",), "laptop", tmp_path, model=tmp_path / "nowhere").plan(CATALOG)
 
 

@@ -71,7 +71,7 @@ def test_a_grid_of_words_keeps_the_order_it_was_given() -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ([], "^say what to try: --grid optim.lr=3e-4,1e-3$"),
+        ([], "^name what to try: --grid optim.lr=3e-4,1e-3$"),
         (["optim.lr"], "write it as key=value,value"),
         (["optim.lr="], "write it as key=value,value"),
         (["optim.lr=1e-3"], "a sweep needs two values at least; or use `oelm run --set optim.lr=1e-3`$"),
@@ -83,9 +83,9 @@ def test_a_grid_of_words_keeps_the_order_it_was_given() -> None:
         (["optim.lr=1,1.0"], "is given twice"),
         (["optim.lr=1,2", "optim.lr=3,4"], "is given twice"),
         (["optim.lr=1,1e999"], "every number must be finite"),
-        (["seed=1,2"], "seed is not tuned"),
-        (["method=baseline,oelm_freeze"], "method is not tuned"),
-        (["method.init=orthogonal,gaussian"], "method.init is not tuned"),
+        (["seed=1,2"], "seed cannot be tuned"),
+        (["method=baseline,oelm_freeze"], "method cannot be tuned"),
+        (["method.init=orthogonal,gaussian"], "method.init cannot be tuned"),
     ],
 )
 def test_a_grid_that_means_nothing_is_refused_as_it_was_written(texts: list[str], message: str) -> None:

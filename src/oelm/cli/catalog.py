@@ -13,7 +13,6 @@ from oelm.cli.run import Budget, CatalogFile, Overrides
 from oelm.cli.shell import echo, out, printable, reported, roughly
 
 if TYPE_CHECKING:
-    from oelm.dotted import flatten
     from oelm.experiments.plan import PlannedRun
     from oelm.experiments.registry import Catalog, Experiment
     from oelm.method.audit import Audit
@@ -79,6 +78,7 @@ def show(
     root: Annotated[Path, typer.Option("--out", help="Where runs are, for measured times.")] = Path("outputs"),
 ) -> None:
     """Show one experiment: its whole recipe at a budget, parameters, what was reported, and what it will take here."""
+    from oelm.dotted import flatten
     from oelm.experiments.plan import check_changes, plan_runs, variant_name
     from oelm.experiments.registry import load_catalog
     from oelm.train.config import parse_overrides

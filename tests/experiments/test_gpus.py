@@ -84,12 +84,6 @@ def test_too_few_readings_prove_nothing() -> None:
     assert free_gpus([], min_readings=0) == []
 
 
-def test_room_for_the_run_is_needed_in_every_reading() -> None:
-    window = [[card(0), card(1, used=200)]] * 6 + [[card(0), card(1)]]
-    assert free_gpus(window, needed_bytes=TOTAL - 100 * MIB) == [0]
-    assert free_gpus(window, needed_bytes=TOTAL) == []
-
-
 readings = st.builds(
     card,
     st.integers(0, 3),
@@ -211,13 +205,6 @@ def test_readings_of_long_ago_prove_nothing_about_now(tmp_path: Path) -> None:
     server.now += 3600
     server.watched_by(pool)
     assert pool.take() is not None
-
-
-def test_a_run_is_given_only_a_card_that_holds_it(tmp_path: Path) -> None:
-    server = Server([card(0, used=300), card(1)])
-    pool = server.watched_by(server.pool(tmp_path))
-    taken = [pool.take(needed_bytes=TOTAL - 100 * MIB) for _ in range(2)]
-    assert [gpu.index if gpu else None for gpu in taken] == [1, None]
 
 
 def test_listed_gpus_are_taken_in_order_at_once_even_when_busy(tmp_path: Path) -> None:

@@ -258,7 +258,9 @@ def test_what_holds_at_one_budget_beats_what_holds_at_all() -> None:
 
 
 def test_one_setting_in_two_spellings_is_refused() -> None:
-    refused(entry(settings={"optim.lr": 1, "optim": {"lr": 2}}), r"^0\.yaml:3: mine: optim.lr is given twice in settings, in two")
+    refused(
+        entry(settings={"optim.lr": 1, "optim": {"lr": 2}}), r"^0\.yaml:3: mine: optim.lr is given twice in settings, in two"
+    )
     refused(entry(at={"smoke": {"optim": {"lr": 2}, "optim.lr": 1}}), r"^0\.yaml:3: mine: optim.lr is given twice in at.smoke")
 
 

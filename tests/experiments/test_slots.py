@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from oelm.errors import ConfigError
-from oelm.experiments.gpus import MIN_READINGS, READ_EVERY_S
+from oelm.experiments.gpus import MIN_READINGS, READ_EVERY_S, GpuPool
 from oelm.experiments.runner import Slots
-from oelm.experiments.slots import CpuSlots, GpuSlots, choose_slots
+from oelm.experiments.slots import CpuSlots, choose_slots
 from tests.experiments.test_gpus import Server, card, told
 
 
-def slots_of(server: Server, folder: Path, *listed: int) -> GpuSlots:
-    return GpuSlots(server.pool(folder, listed or "auto"), "cards", count=len(listed or server.cards))
+def slots_of(server: Server, folder: Path, *listed: int) -> GpuPool:
+    return server.pool(folder, listed or "auto")
 
 
-def names(server: Server, slots: GpuSlots, *, adopted: int, times: int = MIN_READINGS) -> list[str]:
+def names(server: Server, slots: GpuPool, *, adopted: int, times: int = MIN_READINGS) -> list[str]:
     """Return what is given in so many readings."""
     found = []
     for _ in range(times):

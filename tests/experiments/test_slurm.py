@@ -141,7 +141,7 @@ def test_time_below_one_checkpoint_interval_is_refused_before_submission(place: 
     )
     config = ClusterConfig(time="1:00:00", grace_s=180)
     check_time(config, 3000.0, basis="measured here")
-    with pytest.raises(ConfigError, match=r"--time 1:00:00 is 3600 s; .* about 3500 s .*\(measured here\), and 180 s are reserved"):
+    with pytest.raises(ConfigError, match=r"--time 1:00:00 is 3600 s; .* 3500 s .*\(measured here\), and 180 s are reserved"):
         check_time(config, 3500.0, basis="measured here")
 
 

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 GpuChoice = Literal["auto", "none"] | tuple[int, ...]
 
+# Prefix of the uuid of a part of a GPU (MIG); NVML lists whole ones.
+SLICE = "MIG-"
 READ_EVERY_S = 5.0
 # Seven readings span half a minute, about the pause of a script between two runs, when a card in use looks free.
 MIN_READINGS = 7
@@ -98,27 +100,26 @@ def _reported(nvml: Any, ask: Callable[[], Any], *, otherwise: Any) -> Any:
         return otherwise
 
 
-def free_gpus(window: Sequence[Sequence[GpuReading]], *, min_readings: int = MIN_READINGS, needed_bytes: int = 0) -> list[int]:
-    """Return the GPUs that were idle with `needed_bytes` free in every reading, most free memory first.
+def free_gpus(window: Sequence[Sequence[GpuReading]], *, min_readings: int = MIN_READINGS) -> list[int]:
+    """Return the GPUs that were idle in every reading, most free memory first.
 
     Empty with fewer than `min_readings`: one idle moment proves nothing.
     """
     if len(window) < max(min_readings, 1):
         return []
     # By index and uuid: a card may have been replaced by another.
-    always = set.intersection(*({(card.index, card.uuid) for card in now if _is_idle(card, needed_bytes)} for now in window))
+    always = set.intersection(*({(card.index, card.uuid) for card in now if _is_idle(card)} for now in window))
     free = [card for card in window[-1] if (card.index, card.uuid) in always]
     return [card.index for card in sorted(free, key=lambda card: (-card.free_bytes, card.index))]
 
 
-def _is_idle(card: GpuReading, needed_bytes: int) -> bool:
+def _is_idle(card: GpuReading) -> bool:
     # All of them: a sleeping job shows no utilization, and a job in another container no process.
     return (
         card.processes == 0
         and card.utilization < _BUSY_FROM_PERCENT
         and card.used_bytes < _HELD_FROM_BYTES
         and card.total_bytes > 0
-        and card.free_bytes >= needed_bytes
     )
 
 
@@ -149,12 +150,21 @@ def check_gpus(wanted: tuple[int, ...], there: Sequence[GpuReading]) -> None:
             raise ConfigError(f"--gpus: no GPU {index}; {here}; see nvidia-smi, or give auto or none")
 
 
-class Reservation:
+class GpuSlot:
     """One GPU, reserved until released or until this process ends."""
 
     def __init__(self, card: GpuReading, lock: FileLock) -> None:
         self.index, self.uuid = card.index, card.uuid
         self._lock = lock
+
+    @property
+    def name(self) -> str:
+        return f"cuda:{self.index}"
+
+    def environment(self) -> dict[str, str]:
+        # By nvidia-smi's number, not CUDA's order; a slice has no number.
+        shown = self.uuid if self.uuid.startswith(SLICE) else str(self.index)
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": shown}
 
     def release(self) -> None:
         """Release the GPU; may be called twice."""
@@ -172,15 +182,17 @@ class GpuPool:
         self,
         choice: Literal["auto"] | tuple[int, ...],
         *,
+        described: str = "",
+        count: int = 0,
         read: Callable[[], Sequence[GpuReading]] = read_gpus,
         folder: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._read, self._clock = read, clock
+        self.count, self._described, self._read, self._clock = count, described, read, clock
         self._folder = folder if folder is not None else cache_root() / "gpus"
         self._window: deque[Sequence[GpuReading]] = deque(maxlen=MIN_READINGS)
         self._last_read: float | None = None
-        self._held: list[Reservation] = []
+        self._held: list[GpuSlot] = []
         self._listed: list[GpuReading] | None = None
         if choice != "auto":
             there = read()
@@ -191,23 +203,27 @@ class GpuPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for reservation in self._held:
-            reservation.release()
+        for slot in self._held:
+            slot.release()
 
-    def take(self, *, needed_bytes: int = 0, only_idle: bool = False) -> Reservation | None:
-        """Reserve a free GPU, or return None at once. `only_idle`: listed ones must be idle too.
+    def __str__(self) -> str:
+        return self._described
 
-        For 'auto', call it at least once a minute: each call takes a reading.
+    def take(self, *, adopted: int = 0) -> GpuSlot | None:
+        """Reserve a free GPU, or return None at once. For 'auto', call it at least once a minute: it takes readings.
+
+        With `adopted` runs, whose launcher was killed, listed GPUs must be idle too: the lock of the GPU that such a run
+        uses ended with its launcher, and only readings show which it is.
         """
-        cards = self._listed if self._listed is not None and not only_idle else self._idle(needed_bytes)
+        cards = self._listed if self._listed is not None and not adopted else self._idle()
         listed = {card.index for card in self._listed or cards}
         for card in (card for card in cards if card.index in listed):
-            if (reservation := self._reserve(card)) is not None:
-                self._held.append(reservation)
-                return reservation
+            if (slot := self._reserve(card)) is not None:
+                self._held.append(slot)
+                return slot
         return None
 
-    def _idle(self, needed_bytes: int) -> list[GpuReading]:
+    def _idle(self) -> list[GpuReading]:
         now = self._clock()
         since = None if self._last_read is None else now - self._last_read
         if since is None or since >= READ_EVERY_S:
@@ -216,12 +232,12 @@ class GpuPool:
             self._window.append(self._read())
             self._last_read = now
         latest = {card.index: card for card in self._window[-1]}
-        return [latest[index] for index in free_gpus(self._window, needed_bytes=needed_bytes)]
+        return [latest[index] for index in free_gpus(self._window)]
 
-    def _reserve(self, card: GpuReading) -> Reservation | None:
+    def _reserve(self, card: GpuReading) -> GpuSlot | None:
         path = self._folder / (re.sub("[^A-Za-z0-9-]", "-", card.uuid) + ".lock")
         # A kernel lock ends with its process. Any thread may release it.
         lock = lock_at(path, thread_local=False)
         with room_checked(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            return Reservation(card, lock) if take(lock) else None
+            return GpuSlot(card, lock) if take(lock) else None

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 from oelm.data.encode import num_cores
 from oelm.errors import ConfigError, MissingExtraError
-from oelm.experiments.gpus import GpuPool, GpuReading, Reservation, check_gpus, parse_gpus, read_gpus
+from oelm.experiments.gpus import SLICE, GpuPool, GpuReading, check_gpus, parse_gpus, read_gpus
 from oelm.experiments.runner import Slots
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _VISIBLE, _HIDDEN = "CUDA_VISIBLE_DEVICES", ("", "-1", "NoDevFiles")
-# Prefix of the uuid of a part of a GPU (MIG); NVML lists whole ones.
-_SLICE = "MIG-"
 # With more, memory is short before cores are.
 _MOST_JOBS = 8
 
@@ -24,13 +22,16 @@ class CpuSlots:
 
     def __init__(self, count: int, *, threads: int) -> None:
         self.count, self.threads = count, threads
-        self._free = list(range(count))
+        self._taken = 0
 
     def take(self, *, adopted: int) -> CpuSlot | None:
-        return CpuSlot(self, self._free.pop(0)) if len(self._free) > adopted else None
+        if self._taken + adopted >= self.count:
+            return None
+        self._taken += 1
+        return CpuSlot(self)
 
-    def give_back(self, number: int) -> None:
-        self._free.append(number)
+    def give_back(self) -> None:
+        self._taken -= 1
 
     def __str__(self) -> str:
         return f"{self.count} at once on the CPU, {self.threads} thread{'s' if self.threads > 1 else ''} each"
@@ -41,52 +42,13 @@ class CpuSlot:
     """An equal share of the CPU."""
 
     owner: CpuSlots
-    number: int
-
-    @property
-    def name(self) -> str:
-        return "cpu"
+    name: str = "cpu"
 
     def environment(self) -> dict[str, str]:
         return {"CUDA_VISIBLE_DEVICES": "", **dict.fromkeys(_THREADS, str(self.owner.threads))}
 
     def release(self) -> None:
-        self.owner.give_back(self.number)
-
-
-class GpuSlots:
-    """A GPU for each run, reserved so that no other launch takes it."""
-
-    def __init__(self, pool: GpuPool, described: str, *, count: int) -> None:
-        self._pool, self._described, self.count = pool, described, count
-
-    def take(self, *, adopted: int) -> GpuSlot | None:
-        # An adopted run uses a card whose lock ended with its launcher: only readings show which.
-        reservation = self._pool.take(only_idle=adopted > 0)
-        return GpuSlot(reservation) if reservation is not None else None
-
-    def __str__(self) -> str:
-        return self._described
-
-
-@dataclass(frozen=True)
-class GpuSlot:
-    """One reserved GPU."""
-
-    reservation: Reservation
-
-    @property
-    def name(self) -> str:
-        return f"cuda:{self.reservation.index}"
-
-    def environment(self) -> dict[str, str]:
-        # By nvidia-smi's number, not CUDA's order; a slice has no number.
-        is_slice = self.reservation.uuid.startswith(_SLICE)
-        shown = self.reservation.uuid if is_slice else str(self.reservation.index)
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": shown}
-
-    def release(self) -> None:
-        self.reservation.release()
+        self.owner.give_back()
 
 
 def choose_slots(gpus: str | None, jobs: int | None, *, budget: str) -> Slots:
@@ -110,15 +72,15 @@ def choose_slots(gpus: str | None, jobs: int | None, *, budget: str) -> Slots:
     if isinstance(choice, tuple):
         check_gpus(choice, there)
         return _listed_slots([next(card for card in there if card.index == index) for index in choice])
-    return GpuSlots(GpuPool("auto"), f"one run a GPU on those of {len(there)} that are free", count=len(there))
+    return GpuPool("auto", described=f"one run a GPU on those of {len(there)} that are free", count=len(there))
 
 
-def _listed_slots(cards: Sequence[GpuReading]) -> GpuSlots:
+def _listed_slots(cards: Sequence[GpuReading]) -> GpuPool:
     indexes = tuple(card.index for card in cards)
-    if cards[0].uuid.startswith(_SLICE):
+    if cards[0].uuid.startswith(SLICE):
         described = f"one run a slice of a GPU on {len(cards)} of them"
-        return GpuSlots(GpuPool(indexes, read=lambda: cards), described, count=len(cards))
-    return GpuSlots(GpuPool(indexes), f"one run a GPU on {', '.join(map(str, indexes))}", count=len(cards))
+        return GpuPool(indexes, described=described, count=len(cards), read=lambda: cards)
+    return GpuPool(indexes, described=f"one run a GPU on {', '.join(map(str, indexes))}", count=len(cards))
 
 
 def _shown(there: Sequence[GpuReading]) -> list[GpuReading] | None:
@@ -129,14 +91,14 @@ def _shown(there: Sequence[GpuReading]) -> list[GpuReading] | None:
     # CUDA ignores what follows one of these.
     words = words[: next((number for number, word in enumerate(words) if word in _HIDDEN), len(words))]
     cards = [_card(word, number, there) for number, word in enumerate(words)]
-    are_slices = {card.uuid.startswith(_SLICE) for card in cards}
+    are_slices = {card.uuid.startswith(SLICE) for card in cards}
     if len({card.uuid for card in cards}) < len(cards) or len(are_slices) > 1:
         raise ConfigError(f"{_VISIBLE}={text}: name each GPU once, and do not mix slices and whole GPUs; or give --gpus none")
     return cards
 
 
 def _card(word: str, number: int, there: Sequence[GpuReading]) -> GpuReading:
-    if word.startswith(_SLICE):
+    if word.startswith(SLICE):
         # Readings are of the whole card, so a slice never counts as idle.
         return GpuReading(number, word, "slice of a GPU", 0, 0, utilization=100, processes=1)
     by_uuid = [card for card in there if word.startswith("GPU-") and card.uuid.startswith(word)]

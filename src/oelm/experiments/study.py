@@ -126,7 +126,7 @@ def prepare_study(
 
     Returns why some cannot be started; raises if none can.
     """
-    left = [run for run in unfinished(runs) if retry or not _has_failed(run)]
+    left = [run for run in unfinished(runs) if retry or (status := read_status(run.path)) is None or status.status != "failed"]
     ready = make_ready(left, folder=folder, stop=stop, watch=watch)
     if left and not ready.needs:
         raise next(iter(ready.problems.values()))
@@ -139,8 +139,3 @@ def prepare_study(
             "make room, give another --out, run fewer at a time and `oelm clean --weights` between, or --no-preflight"
         )
     return {path: str(problem) for path, problem in ready.problems.items()}
-
-
-def _has_failed(run: PlannedRun) -> bool:
-    status = read_status(run.path)
-    return status is not None and status.status == "failed"

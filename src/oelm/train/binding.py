@@ -62,15 +62,15 @@ def check_bound(checkpoint: Checkpoint, run: Path, config: TrainConfig) -> None:
     """
     saved, own = checkpoint.saved, run_id(run)
     changes = list(_changes(saved.config, bound_settings(config))) if saved.config else []
-    told = f": {'; '.join(changes[:6])}" if changes else ""
+    listed = f": {'; '.join(changes[:6])}" if changes else ""
     if saved.run and own and saved.run != own:
         raise CheckpointError(
-            f"{checkpoint.path}: was saved by another run (id {saved.run[:12]}, this run's id is {own[:12]}){told}. "
+            f"{checkpoint.path}: was saved by another run (id {saved.run[:12]}, this run's id is {own[:12]}){listed}. "
             f"Move that folder out of {run}, and repeat the command"
         )
     if changes:
         raise CheckpointError(
-            f"{run / 'config.json'}: is not the config that {checkpoint.path.name} was saved with{told}. Put the file back "
+            f"{run / 'config.json'}: is not the config that {checkpoint.path.name} was saved with{listed}. Put the file back "
             "as it was; to train with other settings, choose another --out"
         )
     if not saved.run:

@@ -293,9 +293,9 @@ def open_classifier_task(
             f"{source}: these weights (sha256 {digest[:12]}...) are not those of the config ({config.model.sha256[:12]}...)"
         )
     config = config.model_copy(update={"model": config.model.model_copy(update={"num_labels": labels, "sha256": digest})})
-    per_epoch = ClassifierTask(examples, config, compute, folder=folder).order.batches_per_epoch
-    config = _with_length(config, per_epoch)
-    return config, ClassifierTask(examples, config, compute, folder=folder)
+    task = ClassifierTask(examples, config, compute, folder=folder)
+    task.config = _with_length(config, task.order.batches_per_epoch)
+    return task.config, task
 
 
 def _start(source: str, run: Path) -> tuple[Path, str, Path]:

@@ -78,11 +78,7 @@ def judge_best_on_test(session: Session) -> dict[str, Any] | None:
 
 
 def _evaluated(session: Session, model: nn.Module, split: Judging) -> Evaluation | None:
-    def progress(done: int, total: int) -> None:
-        session.folder.heartbeat(session.progress)
-        session.watch.on_validating(done, total)
-
-    return session.task.evaluate(model, own_stop(session.stop), progress=progress, split=split)
+    return session.task.evaluate(model, own_stop(session.stop), progress=session.report_validation, split=split)
 
 
 def _write_rows(path: Path, evaluation: Evaluation, *, guard: Guard) -> None:

@@ -89,13 +89,8 @@ def report(run: Session, outcome: Outcome, *, lr: float, seconds: float, tokens:
 
 def evaluate(run: Session) -> None:
     """Evaluate on the whole validation split, unless a stop comes first."""
-
-    def progress(done: int, total: int) -> None:
-        run.folder.heartbeat(run.progress)
-        run.watch.on_validating(done, total)
-
     with run.clock.phase("validation"):
-        evaluation = run.task.evaluate(run.model, run.stop, progress=progress, world=run.world)
+        evaluation = run.task.evaluate(run.model, run.stop, progress=run.report_validation, world=run.world)
     if evaluation is None:
         return
     if not math.isfinite(evaluation.loss):

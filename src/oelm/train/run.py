@@ -82,53 +82,41 @@ def train(
 
     Every process of a world makes the same call and gets the same result.
     """
+    options = options or Options()
     with world.guarded(), contextlib.ExitStack() as held:
-        return _train(config, out, held, stop=stop, watch=watch, options=options or Options(), world=world)
-
-
-def _train(
-    config: RunConfig | FinetuneConfig,
-    out: Path,
-    held: contextlib.ExitStack,
-    *,
-    stop: StopFlag,
-    watch: Watch,
-    options: Options,
-    world: World,
-) -> Result:
-    compute = choose_compute(config.device, config.precision)
-    with world.writer_first():
-        resolved, task = open_task(config, compute, run=out, stop=stop, watch=watch)
-        task.join(world)
-        folder = held.enter_context(RunDir(out) if world.is_writer else GuestRunDir(out))
-        resolved = folder.claim(resolved)
-    if folder.is_done(resolved):
-        if options.exact_step is not None:
-            raise RunDirError(f"{out} is finished, so there is nothing to resume from step {options.exact_step}")
-        _check_data_unchanged(out, task)
-        _check_record(out, resolved)
-        return Result("found done", resolved.steps, out, read_json(out / TIMING))
-    folder.set_status("running", Progress(step=0, steps=resolved.steps), message="starting")
-    with _failure_noted(folder, resolved), world.guarded():
-        needs = task.estimate(compute.device)
-        if options.preflight:
-            check_fits(needs, resolved, run=out, device=compute.device)
-        session = build_session(resolved, folder, task, compute, stop=stop, watch=watch, world=world)
-        with contextlib.closing(session.metrics):
-            resume(session, strict=options.strict, exact_step=options.exact_step)
-            if world.is_writer:
-                _announce(session, needs)
-            run_loop(session)
-        # A stop may come during the last evaluations; the run is done only after them.
-        figures = _finished(session) if session.state.evaluated_step >= resolved.steps else None
-        if figures is None:
-            log.info("stopped by %s at step %d", session.stop.reason or stop.reason, session.state.step)
-            folder.set_status("stopped", session.progress(), message=session.stop.reason or stop.reason or "")
-            return Result("stopped", session.state.step, out, None)
-        log.info("done at step %d", resolved.steps)
-        # Last of all: nothing after it may fail on a full disk.
-        folder.set_status("done", session.progress())
-        return Result("done", resolved.steps, out, figures)
+        compute = choose_compute(config.device, config.precision)
+        with world.writer_first():
+            resolved, task = open_task(config, compute, run=out, stop=stop, watch=watch)
+            task.join(world)
+            folder = held.enter_context(RunDir(out) if world.is_writer else GuestRunDir(out))
+            resolved = folder.claim(resolved)
+        if folder.is_done(resolved):
+            if options.exact_step is not None:
+                raise RunDirError(f"{out} is finished, so there is nothing to resume from step {options.exact_step}")
+            _check_data_unchanged(out, task)
+            _check_record(out, resolved)
+            return Result("found done", resolved.steps, out, read_json(out / TIMING))
+        folder.set_status("running", Progress(step=0, steps=resolved.steps), message="starting")
+        with _failure_noted(folder, resolved), world.guarded():
+            needs = task.estimate(compute.device)
+            if options.preflight:
+                check_fits(needs, resolved, run=out, device=compute.device)
+            session = build_session(resolved, folder, task, compute, stop=stop, watch=watch, world=world)
+            with contextlib.closing(session.metrics):
+                resume(session, strict=options.strict, exact_step=options.exact_step)
+                if world.is_writer:
+                    _announce(session, needs)
+                run_loop(session)
+            # A stop may come during the last evaluations; the run is done only after them.
+            figures = _finished(session) if session.state.evaluated_step >= resolved.steps else None
+            if figures is None:
+                log.info("stopped by %s at step %d", session.stop.reason or stop.reason, session.state.step)
+                folder.set_status("stopped", session.progress(), message=session.stop.reason or stop.reason or "")
+                return Result("stopped", session.state.step, out, None)
+            log.info("done at step %d", resolved.steps)
+            # Last of all: nothing after it may fail on a full disk.
+            folder.set_status("done", session.progress())
+            return Result("done", resolved.steps, out, figures)
 
 
 def _finished(session: Session) -> dict[str, Any] | None:

@@ -110,6 +110,10 @@ class Session:
         log.info("%s", text)
         self.watch.on_remark(text)
 
+    def report_validation(self, done: int, total: int) -> None:
+        self.folder.heartbeat(self.progress)
+        self.watch.on_validating(done, total)
+
     def eta_s(self) -> float | None:
         """Return the seconds left at this session's pace, including everything between the steps."""
         since, first = self.started_at

@@ -21,7 +21,7 @@ from oelm.files import write_json
 from oelm.method.apply import hold
 from oelm.method.record import record_of
 from oelm.runs.rundir import RunDir
-from oelm.train.device import choose_compute, look
+from oelm.train.device import choose_compute
 from oelm.train.kinds import resolve
 from oelm.train.loop import run_loop
 from oelm.train.optim import build_optimizer
@@ -54,7 +54,7 @@ def main() -> None:
 def train_with_fixed_norms(config: RunConfig, out: Path) -> float:
     """Train from start to end in a new folder, and return the best validation perplexity."""
     tokens = prepare(config.data.source, tokenizer=config.data.tokenizer, max_tokens=config.data.max_tokens)
-    compute = choose_compute(config.device, config.precision, look())
+    compute = choose_compute(config.device, config.precision)
     with RunDir(out) as folder:
         config = folder.claim(resolve(config, tokens))
         task = LanguageModelTask(tokens, config, compute)

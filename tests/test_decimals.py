@@ -17,7 +17,7 @@ from oelm.report.html import render_html
 from oelm.report.latex import render_latex
 from oelm.report.markdown import render_markdown
 from oelm.report.tables import render_csv
-from oelm.train.evaluate import Evaluation
+from oelm.train.evaluate import TokenEvaluation
 from tests.report.synthetic import package_catalog, write_arm
 
 # Its earlier evaluations are worse, and still within what an exponential may be.
@@ -46,7 +46,7 @@ def test_a_ratio_whose_interval_is_beyond_a_float_is_told() -> None:
 
 def test_a_diverged_run_is_short_on_the_terminal_and_in_the_log() -> None:
     texts = [
-        Evaluation(loss=2000.0, perplexity=WORST, bits_per_byte=900.0, documents=[]).headline(),
+        TokenEvaluation(loss=2000.0, perplexity=WORST, bits_per_byte=900.0, documents=[]).headline(),
         _perplexities({"best_ppl": WORST, "best_step": 3}),
         figure_text("ppl", WORST),
     ]

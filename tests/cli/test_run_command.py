@@ -60,13 +60,13 @@ def oelm(*arguments: str, code: int = 0) -> str:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "say what to run"),
+        ((), "name what to run"),
         (("mien-02",), "no experiment or group called 'mien-02' (did you mean 'mine-02'?)"),
         (("mine-02", "--budget", "smok"), "unknown budget 'smok' (did you mean 'smoke'?)"),
         (("mine-02", "--seeds", "three"), "--seeds 'three'"),
         (("mine-02", "--seeds", "0"), "--seeds 0"),
         (("mine-02", "--seeds", "5-3"), "5-3 ends before it begins; write 3-5"),
-        (("mine-02", "--seeds", "1,2,1"), "the same seed stands there twice"),
+        (("mine-02", "--seeds", "1,2,1"), "a seed is given twice"),
         (("mine-02", "--set", "optim.lrr=1"), "unknown key 'lrr' (did you mean 'lr'?)"),
         (("mine-02", "--set", "stepz=1"), "unknown key 'stepz' (did you mean 'steps'?)"),
         (("mine-02", "--set", "steps"), "write it as key=value"),
@@ -74,7 +74,7 @@ def oelm(*arguments: str, code: int = 0) -> str:
         (("mine-02", "--set", "batch_size=3"), "batch_size 3 is not a multiple of micro_batch_size 2"),
         (("mine-02", "--jobs", "0"), "--jobs 0: at least one run at a time"),
         (("mine-02", "--jobs", "-2"), "--jobs -2: at least one run at a time"),
-        (("mine-02", "--gpus", "first"), "'first' is no GPU's number"),
+        (("mine-02", "--gpus", "first"), "'first' is not a GPU number"),
         (("mine-02", "--jobs", "2", "--gpus", "0"), "--jobs divides the CPU"),
         (("mine-02", "--model", "nowhere"), "--model nowhere: no such folder"),
         (("mine-02", "--from", "nowhere"), "--from nowhere: no such folder"),
@@ -91,7 +91,7 @@ def oelm(*arguments: str, code: int = 0) -> str:
         ),
         (("mine-02", "--set", "method.gain=head"), "only method.seed, method.layer_lr_decay, method.warmup_steps alike"),
         (("mine-02", "--set", "method.layer_lr_dacay=0.9"), "unknown key 'layer_lr_dacay' (did you mean 'layer_lr_decay'?)"),
-        (("mine-02", "--set", "method.layers=first 1"), "give an experiment of your own that extends one of these"),
+        (("mine-02", "--set", "method.layers=first 1"), "Define an experiment with the other method"),
         (("mine-02", "--set", "steps=9", "--set", "steps=8"), "--set steps: it is said twice; leave one of them out"),
         (("mine-02", "--prepare-only", "--dry-run"), "give it without --dry-run and --slurm"),
         (("mine-02", "--prepare-only", "--slurm"), "give it without --dry-run and --slurm"),
@@ -109,7 +109,7 @@ def test_mistake_starts_nothing_and_leaves_nothing(arguments: tuple[str, ...], w
 @pytest.mark.parametrize("gpus", ["9", "auto"])
 def test_gpu_that_is_not_there_starts_nothing(gpus: str, place: Path) -> None:
     before = everything_in(place)
-    assert f"--gpus {gpus}: there is no NVIDIA GPU on this machine" in oelm("run", "mine", *SMOKE, "--gpus", gpus, code=2)
+    assert f"--gpus {gpus}: this machine has no NVIDIA GPU" in oelm("run", "mine", *SMOKE, "--gpus", gpus, code=2)
     assert everything_in(place) == before
 
 
@@ -132,13 +132,13 @@ def test_folder_that_cannot_be_written_to_starts_nothing(place: Path) -> None:
     ("arguments", "words"),
     [
         ((), "--grid optim.lr="),
-        (("--grid", "optim.lr=1e-3"), "one value is no sweep"),
+        (("--grid", "optim.lr=1e-3"), "a sweep needs two values at least"),
         (("--grid", "optim.lr=1e-3,1e-3"), "twice"),
         (("--grid", "optim.lrr=1e-3,1e-2"), "unknown key 'lrr'"),
-        (("--grid", "seed=1,2"), "seed is not tuned"),
+        (("--grid", "seed=1,2"), "seed cannot be tuned"),
         (("--grid", "optim.lr=0,1"), "--grid optim.lr (mine-01 at smoke): optim.lr: Input should be greater than 0"),
         (("--grid", "method.warmup=1,2"), "--grid method.warmup: method: unknown key 'warmup' (did you mean 'warmup_steps'?)"),
-        (("--grid", "optim.betas=[0.9,0.95],[0.9,0.999]"), "settings that are lists are not tuned; give one with --set"),
+        (("--grid", "optim.betas=[0.9,0.95],[0.9,0.999]"), "a list cannot be tuned; give one with --set"),
         (("--grid", "optim.lr=1e-3,1e-2", "--set", "method.gain=head"), "it would change the method of every arm"),
         (("--grid", "optim.lr=1e-3,1e-2", "--out", "notes.txt"), "notes.txt is a file"),
         (("--like", "mine-01"), "mine-01 was not swept at smoke"),
@@ -292,7 +292,9 @@ def test_sweep_shows_values_as_they_are_given(queue: Queue) -> None:
 def test_sweep_of_another_is_taken_over_and_used(queue: Queue) -> None:
     queue.add("mine-03", "{extends: mine-02, title: elsewhere}")
     queue.finish(*SWEEP, "optim.lr=0.001,0.01,0.1")
-    assert "its method is not that of mine-01" in queue.finish("sweep", "mine-01", *SMOKE, "--like", "mine-02", code=2)
+    assert "neither the method nor the baseline of mine-01" in queue.finish(
+        "sweep", "mine-01", *SMOKE, "--like", "mine-02", code=2
+    )
     printed = queue.finish("sweep", "mine-03", *SMOKE, "--like", "mine-02", "--dry-run")
     assert "nothing was written" in printed and not (queue.outputs / "mine-03").exists()
     printed = queue.finish("sweep", "mine-03", *SMOKE, "--like", "mine-02")
@@ -306,7 +308,7 @@ def test_sweep_with_a_failure_that_can_be_mended_has_no_best_until_it_is(queue: 
     cause = queue.folder / "cause"
     cause.touch()
     queue.environment["STAND_IN_EARLY_CAUSE"] = str(cause)
-    why = "is not finished: optim.lr 0.001 failed (seed 100: DataError: the data is gone); mend that, and repeat its command"
+    why = "is not finished: optim.lr 0.001 failed (seed 100: DataError: the data is gone); fix that, and repeat its command"
     printed = queue.finish(*SWEEP, "optim.lr=0.001,0.01", code=3)
     assert f"the sweep of mine-01 {why} with --retry" in printed and "diverged" not in printed
     assert f"--tuned: the sweep of mine-01 {why} with --retry" in queue.finish(*TUNED, code=2)

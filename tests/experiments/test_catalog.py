@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from oelm.config import FinetuneConfig, RunConfig
+from oelm.dotted import flatten
 from oelm.experiments.budget import BUDGETS
 from oelm.experiments.forecast import count_parameters
-from oelm.experiments.plan import confounds, make_config
-from oelm.experiments.registry import Catalog, dotted, load_catalog
+from oelm.experiments.plan import config_confounds, make_config
+from oelm.experiments.registry import Catalog, load_catalog
 from oelm.method.method import PRESETS
 
 # id, data, method, lr, steps, then what was reported: best PPL, best loss, wall time as h, min, s, and seconds a step.
@@ -78,7 +79,7 @@ def made(catalog: Catalog, name: str, budget: str) -> RunConfig | FinetuneConfig
 
 
 def settings(catalog: Catalog, name: str, budget: str) -> dict[str, Any]:
-    return dotted(made(catalog, name, budget).as_dict())
+    return flatten(made(catalog, name, budget).as_dict())
 
 
 def trainable(catalog: Catalog, name: str, budget: str, **changes: Any) -> int:
@@ -208,12 +209,12 @@ def test_below_paper_an_arm_differs_from_its_baseline_in_its_method_or_a_control
         differing = {key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)}
         allowed = {SHAPE[name]} if name in SHAPE else {key for key in differing if key.startswith("method.")}
         assert differing and differing <= allowed, name
-        assert confounds(made(catalog, name, budget), made(catalog, baseline, budget)) == []
+        assert config_confounds(made(catalog, name, budget), made(catalog, baseline, budget)) == []
 
 
 def test_at_paper_the_study_s_arms_and_their_controls_are_confounded_and_by_the_lr_alone(catalog: Catalog) -> None:
     found = {
-        name: confounds(made(catalog, name, "paper"), made(catalog, baseline, "paper"))
+        name: config_confounds(made(catalog, name, "paper"), made(catalog, baseline, "paper"))
         for name, baseline in catalog.baselines().items()
     }
     confounded = {name for name, apart in found.items() if apart}

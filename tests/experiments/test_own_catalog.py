@@ -11,10 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from oelm.cli.app import app
+from oelm.dotted import flatten
 from oelm.errors import ConfigError
 from oelm.experiments.budget import BUDGETS
 from oelm.experiments.plan import make_config
-from oelm.experiments.registry import dotted, load_catalog
+from oelm.experiments.registry import load_catalog
 
 DOCS = Path(__file__).parents[2] / "docs" / "experiments.md"
 
@@ -88,7 +89,7 @@ def test_tables_and_models_of_a_user_s_file_are_seen_from_that_file(tmp_path: Pa
     )
     mine = load_catalog(tmp_path / "own.yaml").get("mine")
     assert mine.data == str(tmp_path / "train.csv")
-    assert dotted(mine.settings) == {
+    assert flatten(mine.settings) == {
         "examples.dev": str(tmp_path / "dev.csv"),
         "examples.columns": "text=a,label=b",
         "model.source": str(tmp_path / "bert"),

@@ -16,7 +16,7 @@ from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.plan import (
     PlannedRun,
     check_same_recipe,
-    confounds,
+    config_confounds,
     make_config,
     parse_seeds,
     plan_runs,
@@ -197,7 +197,7 @@ def made_of(catalog: Catalog, name: str, budget: str) -> RunConfig:
 def test_data_of_the_other_kind_is_refused_at_every_budget(kind: str, data: str) -> None:
     catalog = catalog_of(f"\nmine: {{kind: {kind}, data: {data}}}")
     for budget in ("paper", "laptop", "smoke"):
-        with pytest.raises(ConfigError, match=rf"^0\.yaml:2: mine: {data} is no data for a {kind}$"):
+        with pytest.raises(ConfigError, match=rf"^0\.yaml:2: mine: {data} is not data for a {kind}$"):
             make_config(catalog.get("mine"), budget, seed=0)
 
 
@@ -358,10 +358,10 @@ def test_a_folder_whose_config_is_damaged_is_refused_by_name(content: bytes, tmp
 )
 def test_arms_are_confounded_by_all_that_is_not_the_method(changes: dict[str, Any], apart: list[str]) -> None:
     arm = make_config(CATALOG.get("arm"), "smoke", seed=1, changes=changes)
-    assert confounds(arm, made("base")) == apart
+    assert config_confounds(arm, made("base")) == apart
     # From a sweep each may have its own rate; more text, another text or another model it may not.
     is_tunable = all(key.startswith(("optim.", "method.", "model.dropout")) for key in changes)
-    assert confounds(arm, made("base"), tuned=changes) == ([] if is_tunable else apart)
+    assert config_confounds(arm, made("base"), tuned=changes) == ([] if is_tunable else apart)
 
 
 # At smoke a model is 32 wide, with 2 layers of 2 heads.
@@ -380,21 +380,21 @@ def test_arms_are_confounded_by_all_that_is_not_the_method(changes: dict[str, An
 def test_a_control_may_have_another_shape_but_not_more_parameters(key: str, value: int, is_larger: bool) -> None:
     apart = [f"{key} {value} against {flatten(made('base').as_dict())[key]}"]
     control = make_config(CATALOG.get("late-base"), "smoke", seed=1, changes={key: value})
-    assert confounds(control, made("base")) == (apart if is_larger else [])
+    assert config_confounds(control, made("base")) == (apart if is_larger else [])
     arm = make_config(CATALOG.get("arm"), "smoke", seed=1, changes={key: value})
     # Tuned or not: a gain by the size is none of the method.
-    assert confounds(arm, made("base")) == confounds(arm, made("base"), tuned=[key]) == apart
+    assert config_confounds(arm, made("base")) == config_confounds(arm, made("base"), tuned=[key]) == apart
 
 
 def test_a_control_whose_parameters_nobody_can_count_here_is_confounded() -> None:
     # A pretrained model says its own shape, and is not on this machine.
-    apart = confounds(made("bert", "laptop", model__source=None, model__num_layers=1), made("bert", "laptop"))
+    apart = config_confounds(made("bert", "laptop", model__source=None, model__num_layers=1), made("bert", "laptop"))
     assert "model.num_layers" in [text.split(" ")[0] for text in apart]
 
 
 def test_arms_from_other_pretrained_weights_are_confounded() -> None:
     plan = made("bert", "laptop")
-    assert confounds(made("bert", "laptop", model__source="/my/bert"), plan) == [
+    assert config_confounds(made("bert", "laptop", model__source="/my/bert"), plan) == [
         "model.source /my/bert against org/small@abc",
         "model.sha256  against 1111",
     ]

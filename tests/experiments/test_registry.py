@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oelm.dotted import flatten
 from oelm.errors import ConfigError
 from oelm.experiments.plan import make_config
-from oelm.experiments.registry import Catalog, Criterion, check_name, dotted, load_catalog
+from oelm.experiments.registry import Catalog, Criterion, check_name, load_catalog
 from oelm.names import NAME
 from tests.experiments.planned import PAIR, catalog_of
 
@@ -94,12 +95,12 @@ def test_an_allowed_name_stays_inside_its_parent(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["train", "Finetune", "DEMO", "imported", "all", "All"])
 def test_names_of_oelm_s_own_folders_and_of_all_are_refused(name: str) -> None:
-    refused(f"\n{name}: {PLAIN}", rf"^0\.yaml:2: '{name}' is kept for oelm's own use; choose another name$")
+    refused(f"\n{name}: {PLAIN}", rf"^0\.yaml:2: '{name}' is reserved by oelm; choose another name$")
 
 
 @pytest.mark.parametrize("second", ["mine", "Mine", "MINE"])
 def test_an_id_of_another_file_cannot_be_taken_again_in_any_case(second: str) -> None:
-    refused(f"\n\n{second}: {PLAIN}", rf"^1\.yaml:3: '{second}' is taken \(by 'mine'\); give yours a name of its own$", entry())
+    refused(f"\n\n{second}: {PLAIN}", rf"^1\.yaml:3: '{second}' is taken \(by 'mine'\); choose another name$", entry())
 
 
 def test_ids_equal_but_for_case_are_refused_in_one_file() -> None:
@@ -257,16 +258,18 @@ def test_what_holds_at_one_budget_beats_what_holds_at_all() -> None:
 
 
 def test_one_setting_in_two_spellings_is_refused() -> None:
-    refused(entry(settings={"optim.lr": 1, "optim": {"lr": 2}}), r"^0\.yaml:3: mine: optim.lr stands twice in settings, in two")
-    refused(entry(at={"smoke": {"optim": {"lr": 2}, "optim.lr": 1}}), r"^0\.yaml:3: mine: optim.lr stands twice in at.smoke")
+    refused(
+        entry(settings={"optim.lr": 1, "optim": {"lr": 2}}), r"^0\.yaml:3: mine: optim.lr is given twice in settings, in two"
+    )
+    refused(entry(at={"smoke": {"optim": {"lr": 2}, "optim.lr": 1}}), r"^0\.yaml:3: mine: optim.lr is given twice in at.smoke")
 
 
 @pytest.mark.parametrize("place", ["settings", "at"])
 @pytest.mark.parametrize("setting", [{"method.layers": "last 1"}, {"method": "baseline"}, {"method": {"std": 1}}, {"seed": 3}])
 def test_method_and_seed_are_refused_where_they_would_be_ignored(setting: dict[str, Any], place: str) -> None:
     changes = {"settings": setting} if place == "settings" else {"at": {"smoke": setting}}
-    key = next(iter(dotted(setting)))
-    refused(entry(**changes), rf"^0\.yaml:3: mine: {re.escape(key)} is not for (settings|at\.smoke); ")
+    key = next(iter(flatten(setting)))
+    refused(entry(**changes), rf"^0\.yaml:3: mine: {re.escape(key)} does not belong in (settings|at\.smoke); ")
 
 
 def test_other_weights_do_not_inherit_the_digest_of_the_old_ones() -> None:
@@ -284,7 +287,7 @@ def test_other_weights_do_not_inherit_the_digest_of_the_old_ones() -> None:
 
 @pytest.mark.parametrize("parent", ["nowhere", "BASE", "../base", "", 5, ["base"]])
 def test_extending_what_is_not_there_is_refused_with_its_line(parent: Any) -> None:
-    refused("\nmine:\n  extends: " + json.dumps(parent), r"^1\.yaml:3: mine extends .*, which is not there", PAIR)
+    refused("\nmine:\n  extends: " + json.dumps(parent), r"^1\.yaml:3: mine extends .*, which does not exist", PAIR)
 
 
 def test_extending_nothing_is_the_same_as_not_extending() -> None:
@@ -300,14 +303,14 @@ def test_extending_nothing_is_the_same_as_not_extending() -> None:
     ],
 )
 def test_a_circle_of_extends_is_refused_and_shown(text: str, circle: str) -> None:
-    refused(text, rf"^0\.yaml:\d: extends goes in a circle: {circle}$")
+    refused(text, rf"^0\.yaml:\d: extends is circular: {circle}$")
 
 
 def test_a_chain_of_extends_has_twenty_links_at_most() -> None:
     chain = [f"a0: {PLAIN}"] + [f"a{n}: {{extends: a{n - 1}}}" for n in range(1, 1100)]
     assert len(catalog_of("\n".join(chain[:21])).experiments) == 21
     for length in (22, 1100):
-        refused("\n".join(chain[:length]), r": a21 extends more than 20 entries, one behind the other$")
+        refused("\n".join(chain[:length]), r": a21 extends a chain of more than 20 entries$")
 
 
 def test_a_parent_may_stand_below_its_child() -> None:

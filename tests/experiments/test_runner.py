@@ -14,7 +14,7 @@ import pytest
 
 from oelm.data.encode import num_cores
 from oelm.experiments.registry import load_catalog
-from oelm.experiments.runner import Job, Runner, Slot
+from oelm.experiments.runner import Job, Runner, RunSlot
 from oelm.experiments.study import Study
 from oelm.files import write_json
 from oelm.runs.find import read_locks
@@ -347,7 +347,7 @@ class NoSlots:
 
     count = 8
 
-    def take(self, *, adopted: int) -> Slot | None:
+    def take(self, *, adopted: int) -> RunSlot | None:
         return None
 
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from oelm.errors import ConfigError
-from oelm.experiments.gpus import MIN_READINGS, READ_EVERY_S
+from oelm.experiments.gpus import MIN_READINGS, READ_EVERY_S, GpuPool
 from oelm.experiments.runner import Slots
-from oelm.experiments.slots import CpuSlots, GpuSlots, choose_slots
+from oelm.experiments.slots import CpuSlots, choose_slots
 from tests.experiments.test_gpus import Server, card, told
 
 
-def slots_of(server: Server, folder: Path, *listed: int) -> GpuSlots:
-    return GpuSlots(server.pool(folder, listed or "auto"), "cards", count=len(listed or server.cards))
+def slots_of(server: Server, folder: Path, *listed: int) -> GpuPool:
+    return server.pool(folder, listed or "auto")
 
 
-def names(server: Server, slots: GpuSlots, *, adopted: int, times: int = MIN_READINGS) -> list[str]:
+def names(server: Server, slots: GpuPool, *, adopted: int, times: int = MIN_READINGS) -> list[str]:
     """Return what is given in so many readings."""
     found = []
     for _ in range(times):
@@ -120,7 +120,7 @@ def test_what_shows_no_card_of_this_machine_is_refused_with_those_that_are(shown
 
 @pytest.mark.parametrize("shown", ["0,0", "1,GPU-1", f"{MIG[0]},{MIG[0]}", f"0,{MIG[0]}"])
 def test_a_card_that_is_shown_twice_or_beside_slices_is_refused(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=f"^CUDA_VISIBLE_DEVICES={shown}: name each GPU once, and no slices"):
+    with pytest.raises(ConfigError, match=f"^CUDA_VISIBLE_DEVICES={shown}: name each GPU once, and do not mix slices"):
         chosen(monkeypatch, shown)
 
 

@@ -111,7 +111,7 @@ def test_members_continue_the_runs_of_the_command_that_submitted_them(place: Pat
 
 def test_without_slurm_the_command_says_so(place: Path, no_slurm: None) -> None:
     said = oelm(*SMOKE, code=3)
-    assert "SLURM is not here: there is no sinfo on the PATH" in said and "--dry-run" in said
+    assert "SLURM was not found: no sinfo on the PATH" in said and "--dry-run" in said
     assert not (place / "outputs").exists()
 
 
@@ -133,7 +133,7 @@ def test_refusal_by_sbatch_is_told_and_leaves_nothing_in_the_queue(place: Path, 
     assert (tmp_path / "cancelled").read_text() == "41\n"
     assert read_submissions(place / "outputs") == []
     wrong = oelm(*SMOKE, "--partition", "mian", code=2)
-    assert "--partition mian: this cluster has no such partition (did you mean 'main'?); there are: main" in wrong
+    assert "--partition mian: this cluster has no such partition (did you mean 'main'?); it has: main" in wrong
 
 
 def test_time_below_one_checkpoint_interval_is_refused_before_submission(place: Path) -> None:
@@ -142,7 +142,7 @@ def test_time_below_one_checkpoint_interval_is_refused_before_submission(place: 
     )
     config = ClusterConfig(time="1:00:00", grace_s=180)
     check_time(config, 3000.0, basis="measured here")
-    with pytest.raises(ConfigError, match=r"--time 1:00:00 is 3600 s; .* about 3500 s \(measured here\) and 180 s are kept"):
+    with pytest.raises(ConfigError, match=r"--time 1:00:00 is 3600 s; .* 3500 s .*\(measured here\), and 180 s are reserved"):
         check_time(config, 3500.0, basis="measured here")
 
 
@@ -160,7 +160,7 @@ def test_times_are_read_as_sbatch_reads_them(text: str, seconds: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "8h", "1:2:3:4", "-5", "1.5", "8:00:00; rm -rf /", "$(id)"])
 def test_other_times_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="a time is written as"):
+    with pytest.raises(ValueError, match="write a time as"):
         parse_time(text)
 
 
@@ -178,11 +178,11 @@ def test_users_file_and_the_command_add_up(place: Path, tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("partitoin: gpu\n", "slurm.yaml:1: unknown key 'partitoin' (did you mean 'partition'?)"),
-        ("account: lab\npartition: a b\n", "slurm.yaml:2: partition: 'a b': letters, digits"),
-        ('modules: ["x; touch pwned"]\n', "modules: 'x; touch pwned': letters, digits"),
+        ("account: lab\npartition: a b\n", "slurm.yaml:2: partition: 'a b': use letters, digits"),
+        ('modules: ["x; touch pwned"]\n', "modules: 'x; touch pwned': use letters, digits"),
         ('partition: "gpu\\n#SBATCH --uid=0"\n', "letters, digits"),
         ("cpus_per_task: many\n", "slurm.yaml:1: cpus_per_task"),
-        ("time: soon\n", "slurm.yaml:1: time: 'soon': a time is written as"),
+        ("time: soon\n", "slurm.yaml:1: time: 'soon': write a time as"),
     ],
 )
 def test_mistakes_in_the_users_file_are_told_with_their_line(text: str, words: str, place: Path) -> None:
@@ -214,7 +214,7 @@ def test_states_come_from_squeue_then_sacct_then_the_controller(tmp_path: Path, 
 
 def test_where_nothing_was_submitted_slurm_is_not_asked(tmp_path: Path, no_slurm: None) -> None:
     assert job_states(tmp_path, [tmp_path / "x"]) == {}
-    with pytest.raises(ClusterError, match="SLURM is not here"):
+    with pytest.raises(ClusterError, match="SLURM was not found"):
         ask("squeue")
 
 

@@ -44,7 +44,7 @@ def test_without_baselines_only_what_is_named_is_planned(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"names": ()}, "^say what to run: ids or groups"),
+        ({"names": ()}, "^name what to run: ids or groups"),
         ({"names": ("nothing",)}, "^no experiment or group called 'nothing'"),
         ({"budget": "lapto"}, r"^unknown budget 'lapto' \(did you mean 'laptop'\?\)"),
         ({"changes": {"optim.lrr": 1}}, "unknown key 'lrr'"),
@@ -82,17 +82,17 @@ def test_a_model_s_folder_stands_for_the_pretrained_one_of_every_arm_and_keeps_i
 def test_one_folder_cannot_stand_for_two_models(tmp_path: Path) -> None:
     folder = plain_model(tmp_path / "model", model_type="bert")
     with pytest.raises(
-        ConfigError, match=r"would stand for org/one@a \(bert\) and org/two@b \(other\); run their experiments apart$"
+        ConfigError, match=r"would replace org/one@a \(bert\) and org/two@b \(other\); run their experiments separately$"
     ):
         Study(("two",), "laptop", tmp_path, model=folder).plan(CATALOG)
-    with pytest.raises(ConfigError, match="run their experiments apart"):
+    with pytest.raises(ConfigError, match="run their experiments separately"):
         Study(("two",), "laptop", tmp_path, model=folder).plan_sweep(CATALOG, {"optim.lr": [1e-5, 1e-4]}, num_seeds=1)
     # Below, they are fresh ones, and a folder stands for none.
     assert Study(("two",), "smoke", tmp_path, model=folder).plan(CATALOG)
 
 
 def test_a_model_s_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such folder; give the one that holds config.json"):
+    with pytest.raises(ConfigError, match="no such folder; give the one with config.json"):
         Study(("bert",), "laptop", tmp_path, model=tmp_path / "nowhere").plan(CATALOG)
 
 

@@ -71,21 +71,21 @@ def test_a_grid_of_words_keeps_the_order_it_was_given() -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ([], "^say what to try: --grid optim.lr=3e-4,1e-3$"),
+        ([], "^name what to try: --grid optim.lr=3e-4,1e-3$"),
         (["optim.lr"], "write it as key=value,value"),
         (["optim.lr="], "write it as key=value,value"),
-        (["optim.lr=1e-3"], "one value is no sweep; give two at least, or `oelm run --set optim.lr=1e-3`$"),
-        (["optim.lr=1e-3,,"], "one value is no sweep"),
+        (["optim.lr=1e-3"], "a sweep needs two values at least; or use `oelm run --set optim.lr=1e-3`$"),
+        (["optim.lr=1e-3,,"], "a sweep needs two values at least"),
         (["=1,2"], "write it as key=value,value"),
         (["optim..lr=1,2"], "write it as key=value,value"),
         ([".=1,2"], "write it as key=value,value"),
-        (["optim.lr=1e-3,0.001"], "stands there twice"),
-        (["optim.lr=1,1.0"], "stands there twice"),
-        (["optim.lr=1,2", "optim.lr=3,4"], "stands there twice"),
+        (["optim.lr=1e-3,0.001"], "is given twice"),
+        (["optim.lr=1,1.0"], "is given twice"),
+        (["optim.lr=1,2", "optim.lr=3,4"], "is given twice"),
         (["optim.lr=1,1e999"], "every number must be finite"),
-        (["seed=1,2"], "seed is not tuned"),
-        (["method=baseline,oelm_freeze"], "method is not tuned"),
-        (["method.init=orthogonal,gaussian"], "method.init is not tuned"),
+        (["seed=1,2"], "seed cannot be tuned"),
+        (["method=baseline,oelm_freeze"], "method cannot be tuned"),
+        (["method.init=orthogonal,gaussian"], "method.init cannot be tuned"),
     ],
 )
 def test_a_grid_that_means_nothing_is_refused_as_it_was_written(texts: list[str], message: str) -> None:
@@ -410,12 +410,12 @@ def test_nothing_is_taken_over_where_it_would_lie(tmp_path: Path) -> None:
     swept(tmp_path, {"base": 2e-3, "arm": 1e-3})
     conclude_sweep(plan_sweep_of(CATALOG.get("fourth"), tmp_path))
     for experiments, message in (
-        ([other, CATALOG.get("fourth")], "^fourth has a sweep of its own at smoke"),
+        ([other, CATALOG.get("fourth")], "^fourth was swept itself at smoke"),
         (
             [other, ARMS[0]],
-            "^--like arm: its method is not that of base, nor have both one baseline, so its best is another arm's; name such",
+            "^--like arm: it has neither the method nor the baseline of base, so their best may differ; name an arm",
         ),
-        ([other, ARMS[1]], "^--like arm: it is among the experiments"),
+        ([other, ARMS[1]], "^--like arm: it is one of the experiments"),
         ([other, CATALOG.get("task")], "^--like arm: it is a language model, and task is not$"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -62,7 +62,7 @@ def test_which_point_failed_and_why_is_told_in_one_line_with_what_to_do(tmp_path
     conclude_sweep(made)
     why = (
         "is not finished: optim.lr 0.004 failed (seed 100: OutOfMemoryError: out of memory (another job had it)); "
-        "mend that, and repeat its command with --retry"
+        "fix that, and repeat its command with --retry"
     )
     with pytest.raises(ConfigError) as told:
         tuned_changes(ARMS, "smoke", tmp_path, changes={})
@@ -93,7 +93,7 @@ def test_a_point_that_diverged_for_one_seed_is_out_whatever_befell_the_others(tm
 
 @pytest.mark.parametrize(
     ("message", "words"),
-    [(DIVERGED, "has no best: the loss of every point is no number; sweep other values"), (NO_ROOM, "is not finished: ")],
+    [(DIVERGED, "has no best: the loss was not finite at any point; sweep other values"), (NO_ROOM, "is not finished: ")],
 )
 def test_a_sweep_of_failures_has_no_best_and_says_what_to_do(message: str, words: str, tmp_path: Path) -> None:
     made = plan(tmp_path)

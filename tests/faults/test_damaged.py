@@ -83,7 +83,7 @@ def check_refused(run: Path, newest: Path, older: Path, what: str) -> None:
     with pytest.raises(CheckpointError, match=rf"{newest.name}.*; leave --exact-step out"):
         Checkpoints(run, keep=2).newest(exact_step=20)
     # A link is refused before it is followed; everything else with the checkpoints that are left.
-    way_on = "give that checkpoint's own path" if newest.is_symlink() else "; try --checkpoint 16"
+    way_on = "give the path of its target" if newest.is_symlink() else "; try --checkpoint 16"
     with pytest.raises(CheckpointError, match=rf"{newest.name}.*{way_on}"):
         load_run(run, which="latest")
 

@@ -52,7 +52,7 @@ def put(source: Path, run: Path) -> None:
 
 
 def unbound(run: Path) -> None:
-    """Make a run's newest checkpoint one of a version that did not note whose it is."""
+    """Make a run's newest checkpoint one of a version that did not record whose it is."""
     state = json.loads((run / NEWEST / "state.json").read_text())
     for name in ("run", "config"):
         state.pop(name, None)
@@ -112,11 +112,11 @@ def test_a_checkpoint_from_before_they_were_bound_opens_with_a_warning(
     manifest.pop("run", None)
     (run / "manifest.json").write_text(json.dumps(manifest))
     assert load_any(run, which="8").step == 8
-    assert "did not note which run" in caplog.text
+    assert "did not record the run" in caplog.text
     assert run_here(config_of(text_file, 0, steps=12), run).status == "done"
     # From here on it is bound.
     caplog.clear()
-    assert load_any(run, which="12").step == 12 and "did not note" not in caplog.text
+    assert load_any(run, which="12").step == 12 and "did not record" not in caplog.text
 
 
 def test_frozen_bytes_that_the_run_did_not_begin_with_are_refused(copied: Copied, text_file: Path) -> None:

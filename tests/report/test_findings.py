@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oelm.config import with_overrides
-from oelm.experiments.plan import confounds as planned_confounds
+from oelm.experiments.plan import config_confounds as planned_confounds
 from oelm.experiments.plan import make_config
 from oelm.experiments.registry import Catalog
 from oelm.files import read_json

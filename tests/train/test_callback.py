@@ -328,7 +328,7 @@ def test_the_best_checkpoint_may_be_of_before_the_freeze(is_moved: bool, tmp_pat
 def test_two_times_of_thawing_are_refused(tmp_path: Path) -> None:
     model = tiny_bert()
     oelm.freeze(model, "thaw_together")
-    with pytest.raises(MethodError, match="thaw_at 0.5: the method that froze this model says itself"):
+    with pytest.raises(MethodError, match="thaw_at 0.5: the method that froze this model sets itself"):
         trainer(model, tmp_path, OelmCallback(thaw_at=0.5)).train()
 
 

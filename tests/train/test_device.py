@@ -10,7 +10,7 @@ import torch
 
 from oelm.config import Device, Precision
 from oelm.errors import ConfigError
-from oelm.train.device import Capabilities, Compute, choose_compute, look
+from oelm.train.device import Capabilities, Compute, capabilities, choose_compute
 
 REFUSED = None
 MACHINES = [Capabilities(cuda, mps, bf16) for cuda, mps, bf16 in itertools.product((False, True), repeat=3)]
@@ -98,10 +98,10 @@ def test_a_gpu_that_only_emulates_bfloat16_does_not_claim_it(
 
     monkeypatch.setattr(torch.cuda, "is_available", is_available)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
-    assert look().cuda_bf16 is claims
+    assert capabilities().cuda_bf16 is claims
 
 
 def test_without_a_gpu_none_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: True)
-    assert (look().cuda, look().cuda_bf16) == (False, False)
+    assert (capabilities().cuda, capabilities().cuda_bf16) == (False, False)

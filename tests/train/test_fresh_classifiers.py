@@ -194,7 +194,7 @@ def test_a_pretrained_t5_reads_texts_closed_with_its_own_mark_and_filled_up_with
 def test_an_end_mark_that_cannot_be_found_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     model = pretrained_t5(tmp_path / "model", **settings)
     task = ClassifierTask(made_examples(model, pairs=False), fresh_config("bert", model__num_labels=2), CPU, folder=model)
-    with pytest.raises(DataError, match="mend eos_token_id and pad_token_id"):
+    with pytest.raises(DataError, match="fix eos_token_id and pad_token_id"):
         task.build_model(tmp_path, is_new=True)
 
 

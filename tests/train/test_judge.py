@@ -91,7 +91,7 @@ def test_labels_in_another_order_are_matched_by_name(place: Path) -> None:
 @pytest.mark.parametrize("labels", [("bad", "good"), ("neg", "neutral", "pos")], ids=["other names", "one more"])
 def test_other_labels_are_refused_with_both_lists(labels: tuple[str, ...], place: Path, tmp_path: Path) -> None:
     rows = [(text, second, labels[n % len(labels)]) for n, (text, second, _) in enumerate(made_rows(60, seed=9))]
-    with pytest.raises(DataError, match=rf"has the labels {', '.join(labels)}, the run was trained to tell neg, pos"):
+    with pytest.raises(DataError, match=rf"has the labels {', '.join(labels)}, the run was trained on neg, pos"):
         judged(place / "run", table(write_table(tmp_path / "other.tsv", rows)))
 
 

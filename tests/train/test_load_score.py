@@ -114,7 +114,7 @@ def test_checkpoint_whose_frozen_digest_differs_is_refused(run: Path, tmp_path: 
 
 @pytest.mark.parametrize(
     ("which", "words"),
-    [("7", "no checkpoint of step 7; there are: 2, 4, 6, 8"), ("worst", "say 'best', 'latest' or the number")],
+    [("7", "no checkpoint of step 7; it has: 2, 4, 6, 8"), ("worst", "give 'best', 'latest' or the number")],
 )
 def test_checkpoint_that_is_not_there_is_refused_with_those_that_are(which: str, words: str, run: Path) -> None:
     with pytest.raises(CheckpointError, match=words):
@@ -193,5 +193,5 @@ def test_what_is_no_path_is_refused(given: Any) -> None:
 @pytest.mark.parametrize("which", [4, None, "9" * 5000, "\u0664\u0660"], ids=["number", "nothing", "long", "other digits"])
 def test_a_checkpoint_that_is_no_step_is_refused(which: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="say 'best', 'latest' or the number of a step"):
+    with pytest.raises(CheckpointError, match="give 'best', 'latest' or the number of a step"):
         load_run(tmp_path, which=which)

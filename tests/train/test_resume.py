@@ -237,5 +237,5 @@ def test_pointer_that_leads_out_of_the_run_is_refused(text_file: Path, tmp_path:
     run_here(tiny_config(text_file), tmp_path / "run")
     for target in ("../../etc", "/etc", 7, None):
         (tmp_path / "run" / "best.json").write_text(json.dumps({"checkpoint": target}))
-        with pytest.raises(CheckpointError, match="names no checkpoint of this run"):
+        with pytest.raises(CheckpointError, match="does not name a checkpoint of this run"):
             load_run(tmp_path / "run")

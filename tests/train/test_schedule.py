@@ -110,7 +110,7 @@ def test_an_arm_s_own_warm_up_goes_before_the_schedule_s(own: int) -> None:
 def test_a_warm_up_that_is_cut_is_told_with_the_setting_that_asked_for_it(key: str, own: int | None) -> None:
     method = {"freeze": ["q", "k"], "warmup_steps": own}
     arm = tiny_config(Path("text.txt"), steps=100, schedule__warmup_steps=60 if own is None else 5, method=method)
-    assert shortened_warmup(arm) == f"{key} 60 is cut to 50: a warm-up is half of a run's 100 steps at most"
+    assert shortened_warmup(arm) == f"{key} 60 is cut to 50: a warm-up is at most half of the run's 100 steps"
 
 
 def test_a_warm_up_of_half_the_run_is_not_cut_and_an_extended_run_s_is_cut_by_its_first_length() -> None:

@@ -19,7 +19,7 @@ from oelm.cli.app import app
 from oelm.errors import ConfigError, DataError, MissingExtraError, OelmError
 from oelm.runs.manage import _survey
 from oelm.runs.metrics import Metrics, read_metrics
-from oelm.train.evaluate import Evaluation, Judged
+from oelm.train.evaluate import Evaluation, TokenEvaluation
 from oelm.train.run import Result, train
 from oelm.train.stop import StopFlag
 from oelm.train.track import TRACKERS, TrackerName, TrackWatch, read_trackio, read_wandb, tracked, tracker_named
@@ -149,7 +149,7 @@ def report(step: int) -> StepReport:
     return StepReport(step=step, steps=9, loss=step / 4, lr=0.5, tokens_per_s=64.0, eta_s=None)
 
 
-EVALUATION = Evaluation(loss=1.5, perplexity=4.5, bits_per_byte=0.75, documents=[])
+EVALUATION = TokenEvaluation(loss=1.5, perplexity=4.5, bits_per_byte=0.75, documents=[])
 
 
 def test_evaluation_repeated_without_its_step_leaves_both_once(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_number_is_in_the_file_before_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_only_numbers_of_an_evaluation_are_written(tmp_path: Path) -> None:
-    class Talkative(Evaluation):
+    class Talkative(TokenEvaluation):
         def as_row(self) -> dict[str, Any]:
             return {"val_loss": self.loss, "examples": 7, "verdict": "good", "is_whole": True, "rest": None}
 
@@ -229,7 +229,7 @@ def test_everything_is_told_to_the_watch_inside(tmp_path: Path) -> None:
         def on_validating(self, done: int, total: int) -> None:
             heard.append(("validating", done, total))
 
-        def on_evaluation(self, step: int, evaluation: Judged, *, is_best: bool) -> None:
+        def on_evaluation(self, step: int, evaluation: Evaluation, *, is_best: bool) -> None:
             heard.append(("evaluation", step, evaluation, is_best))
 
     with tracked(Listener(), tmp_path, "tensorboard") as watch:

@@ -24,7 +24,7 @@ from oelm.method.apply import freeze
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.hub import ClassifierShape, fresh_classifier
 from oelm.models.shape import GPTConfig, MethodWork, method_work
-from oelm.train.device import Compute, choose_compute, look, synchronize
+from oelm.train.device import Compute, choose_compute, synchronize
 from oelm.train.dist import ALONE, World
 from oelm.train.loss import mean_cross_entropy
 from oelm.train.optim import build_optimizer, muon_parameters
@@ -160,7 +160,7 @@ def training_step(
     In a world of several processes it computes this one's share of the batch, and the sum of gradients. A classifier's
     examples have the config's length; with `lengths`, each step has the next batch of these, padded to its longest.
     """
-    compute = choose_compute(config.device, config.precision, look())
+    compute = choose_compute(config.device, config.precision)
     model = build_gpt(config.model, seed=config.seed) if isinstance(config, RunConfig) else _classifier(config)
     freeze(model, config.method, seed=config.seed)
     model.to(compute.device)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from oelm.files import cache_root
-from oelm.train.device import choose_compute, look, synchronize
+from oelm.train.device import choose_compute, synchronize
 from oelm.train.preflight import available_memory, gibibytes
 
 _EXTRAS = {
@@ -29,8 +29,8 @@ _SIZE = 1024
 
 
 def examine() -> dict[str, str]:
-    """Return the device, precision and resources that a run would use here."""
-    compute = choose_compute("auto", "auto", look())
+    """Return what a run would use here, by name."""
+    compute = choose_compute("auto", "auto")
     memory = available_memory(compute.device)
     disk = shutil.disk_usage(Path.cwd()).free
     return {
@@ -53,8 +53,8 @@ def _extra_state(modules: tuple[str, ...]) -> str:
 
 
 def matmul_speeds(seconds: float) -> dict[str, str]:
-    """Return each precision's speed on the chosen device, measured for `seconds` in all."""
-    device = choose_compute("auto", "auto", look()).device
+    """Return each precision's speed on the chosen device, sharing `seconds` among them."""
+    device = choose_compute("auto", "auto").device
     return {name: _matmul_speed(dtype, device, seconds / len(_PRECISIONS)) for name, dtype in _PRECISIONS.items()}
 
 

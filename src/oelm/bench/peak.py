@@ -44,10 +44,10 @@ def main() -> None:
     """Read a config from standard input, take two steps, print the growth as JSON."""
     from oelm.bench.compare import training_step
     from oelm.config import parse_any
-    from oelm.train.device import choose_compute, look
+    from oelm.train.device import choose_compute
 
     config = parse_any(json.load(sys.stdin), where="standard input")
-    meter = PeakMeter(choose_compute(config.device, config.precision, look()).device)
+    meter = PeakMeter(choose_compute(config.device, config.precision).device)
     step = training_step(config)
     step()
     step()

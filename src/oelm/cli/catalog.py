@@ -95,8 +95,9 @@ def show(
 
 def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, root: Path, *, cost: bool) -> None:
     from oelm.config import parse_overrides
+    from oelm.dotted import flatten
     from oelm.experiments.plan import check_changes, plan_runs, variant_name
-    from oelm.experiments.registry import dotted, load_catalog
+    from oelm.experiments.registry import load_catalog
 
     found = load_catalog(catalog)
     experiment = found.get(name)
@@ -114,7 +115,7 @@ def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, ro
     own = next(run for run in runs if run.experiment.id == experiment.id)
     _print_facts(own, [run for run in runs if run is not own], root, costs=_costs(own, root) if cost else {})
     out.print("\nrecipe:", style="bold")
-    for key, value in dotted(own.config.as_dict()).items():
+    for key, value in flatten(own.config.as_dict()).items():
         say(f"  {key}: {value}")
     command = ["oelm", "run", experiment.id, "--budget", budget]
     command += [part for text in overrides for part in ("--set", text)]
@@ -210,7 +211,8 @@ def _calculated(config: RunConfig | FinetuneConfig) -> str:
 
 
 def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path, *, costs: dict[str, str]) -> None:
-    from oelm.experiments.plan import confounds
+
+    from oelm.experiments.plan import config_confounds
 
     experiment = run.experiment
     facts = {
@@ -227,7 +229,7 @@ def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path, *, cos
         facts["reported"] = f"{figures} ({experiment.reported.source}; not a result of ours)"
     if experiment.note:
         facts["note"] = experiment.note
-    if baseline and (apart := confounds(run.config, baseline[0].config)):
+    if baseline and (apart := config_confounds(run.config, baseline[0].config)):
         facts["CONFOUNDED"] = f"differs from its baseline in {'; '.join(apart)}: a gap between them proves nothing"
     out.print(experiment.id, style="bold")
     width = max(map(len, facts))

@@ -14,7 +14,7 @@ from oelm.errors import ConfigError, StoppedError
 
 if TYPE_CHECKING:
     from oelm.train.classify import ClassifierEvaluation
-    from oelm.train.evaluate import Evaluation
+    from oelm.train.evaluate import TokenEvaluation
 
 
 @reported
@@ -49,7 +49,7 @@ def evaluate(
             raise ConfigError(f"{option} has no meaning for {kind} run; leave it out")
     if task is None and (folder is not None or language is not None):
         raise ConfigError("--from and --language say more about --task; give that too")
-    evaluation: Evaluation | ClassifierEvaluation | None
+    evaluation: TokenEvaluation | ClassifierEvaluation | None
     with StopFlag() as stop, TerminalWatch() as watch:
         if isinstance(loaded, LoadedRun):
             name, evaluation = score_run(
@@ -79,10 +79,10 @@ def evaluate(
     _print(name, loaded.step, evaluation, documents)
 
 
-def _print(name: str, step: int, evaluation: Evaluation | ClassifierEvaluation, documents: Path | None) -> None:
-    from oelm.train.evaluate import Evaluation
+def _print(name: str, step: int, evaluation: TokenEvaluation | ClassifierEvaluation, documents: Path | None) -> None:
+    from oelm.train.evaluate import TokenEvaluation
 
-    if not isinstance(evaluation, Evaluation):
+    if not isinstance(evaluation, TokenEvaluation):
         say(f"{name}, model of step {step:,}: {evaluation.headline()}")
         if documents is not None:
             say(f"predictions by example: {documents}")

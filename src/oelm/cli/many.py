@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from oelm.train.dist import World
     from oelm.train.stop import StopFlag
     from oelm.train.track import TrackerName
+    from oelm.train.watch import Watch
 
 _OF_TORCHRUN = ("nproc", "nnodes", "rdzv_endpoint", "rdzv_id", "max_restarts")
 
@@ -60,7 +61,7 @@ def quiet_unless_first() -> None:
 @contextlib.contextmanager
 def world_of(config: TrainConfig) -> Iterator[World]:
     """Join the processes that torchrun started, and leave the command with them; alone without torchrun."""
-    from oelm.train.device import choose_compute, look
+    from oelm.train.device import choose_compute
     from oelm.train.dist import joined
 
     quiet_unless_first()
@@ -70,7 +71,7 @@ def world_of(config: TrainConfig) -> Iterator[World]:
         return
     code, is_lost = DONE, False
     try:
-        with joined(choose_compute(config.device, config.precision, look()).device) as world, world.guarded():
+        with joined(choose_compute(config.device, config.precision).device) as world, world.guarded():
             yield world
     except OelmError as problem:
         print_problem(problem)
@@ -107,6 +108,30 @@ def train_one(
         with TerminalWatch() as terminal, tracked(terminal, path, tracker if world.is_writer else None) as watch:
             result = train(config, path, stop=stop, watch=watch, options=options, world=world)
         print_result(result, headline)
+
+
+def check_tracker(name: str | None) -> None:
+    """Raise ConfigError or MissingExtraError for a tracker that cannot be used, before anything is trained."""
+    if name is not None:
+        from oelm.train.track import tracker_named
+
+        tracker_named(name)
+
+
+def _notified(run: Path, file: Path | None) -> contextlib.AbstractContextManager[None]:
+    if file is None or own_rank() > 0:
+        return contextlib.nullcontext()
+    from oelm.experiments.notify import notifying_of
+
+    return notifying_of(run, file)
+
+
+def _tracked(watch: TerminalWatch, run: Path, tracker: str | None) -> contextlib.AbstractContextManager[Watch]:
+    if tracker is None:
+        return contextlib.nullcontext(watch)
+    from oelm.train.track import tracked, tracker_named
+
+    return tracked(watch, run, tracker_named(tracker))
 
 
 def same_command(context: typer.Context, *, without: Sequence[str] = ()) -> list[str]:

@@ -22,7 +22,7 @@ from oelm.errors import STOPPED, OelmError
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from oelm.train.evaluate import Judged
+    from oelm.train.evaluate import Evaluation
     from oelm.train.run import Result
     from oelm.train.stop import StopFlag
     from oelm.train.watch import StepReport
@@ -260,7 +260,7 @@ class TerminalWatch:
             if done == total:
                 self.close()
 
-    def on_evaluation(self, step: int, evaluation: Judged, *, is_best: bool) -> None:
+    def on_evaluation(self, step: int, evaluation: Evaluation, *, is_best: bool) -> None:
         mark = "  (best so far)" if is_best else ""
         self.on_remark(f"step {step}: {evaluation.headline()}{mark}")
 

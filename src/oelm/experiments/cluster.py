@@ -1,4 +1,4 @@
-"""What a user's cluster wants to be told: partition, account, GPUs, time and modules, from a small file and the command."""
+"""The settings of the user's cluster: partition, account, GPUs, time and modules, from slurm.yaml and the command."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationError
 
 from oelm.errors import ConfigError, suggest
-from oelm.experiments.yamlfile import read_yaml
+from oelm.experiments.yamlfile import YamlFile, read_yaml
 from oelm.strict import Strict
 
 FILE = "slurm.yaml"
-# All of it goes into a script: one word each, nothing that a shell or sbatch could take for more.
+# Values go into a script: each must be one harmless word to the shell and to sbatch.
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:,=/+@%-]{0,199}")
 _TIME = re.compile(r"(?:(\d{1,3})-)?(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,2}))?")
 
 
 def _word(text: str) -> str:
     if not _WORD.fullmatch(text):
-        raise ValueError(f"{text!r}: letters, digits and ._:,=/+@%- only, beginning with a letter or digit")
+        raise ValueError(f"{text!r}: use letters, digits and ._:,=/+@%-, beginning with a letter or digit")
     return text
 
 
@@ -34,10 +34,10 @@ Word = Annotated[str, AfterValidator(_word)]
 
 
 class ClusterConfig(Strict):
-    """`slurm.yaml`: what every job of a user's says to sbatch. Fields are described in docs/cluster.md."""
+    """`slurm.yaml`: options of sbatch for every job. Fields are described in docs/cluster.md."""
 
     partition: Word | None = None
-    # For jobs that need no GPU (preparing data, the report), where the other takes none without.
+    # For jobs without a GPU (preparing data, the report), if `partition` requires one.
     cpu_partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
@@ -48,7 +48,7 @@ class ClusterConfig(Strict):
     mem: Word | None = None
     array_limit: int | None = Field(default=None, gt=0)
     modules: tuple[Word, ...] = ()
-    # How long before the time limit a run is asked to save; SLURM may ask a minute earlier than that.
+    # A run is asked to save this long before the time limit; SLURM may be a minute early.
     grace_s: int = Field(default=180, ge=10)
 
     @property
@@ -61,10 +61,10 @@ class ClusterConfig(Strict):
 
 
 def parse_time(text: str) -> int:
-    """Return the seconds of a time as sbatch takes it: minutes, minutes:seconds, h:mm:ss, d-h, d-h:mm or d-h:mm:ss."""
+    """Return the seconds of a time of sbatch: minutes, minutes:seconds, h:mm:ss, d-h, d-h:mm or d-h:mm:ss."""
     found = _TIME.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r}: a time is written as 8:00:00 (h:mm:ss), 90 (minutes) or 1-12 (days-hours)")
+        raise ValueError(f"{text!r}: write a time as 8:00:00 (h:mm:ss), 90 (minutes) or 1-12 (days-hours)")
     days, *rest = found.groups()
     numbers = [int(part) for part in rest if part is not None]
     if days is not None:
@@ -76,23 +76,22 @@ def parse_time(text: str) -> int:
 
 
 def config_path() -> Path | None:
-    """Return the user's file: slurm.yaml here, else the one in the user's configuration folder, else none."""
+    """Return slurm.yaml of this folder, else of the user's configuration folder, else None."""
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "oelm"
     return next((path for path in (Path(FILE), home / FILE) if path.is_file()), None)
 
 
 def cluster_config(changes: dict[str, Any]) -> ClusterConfig:
-    """Return the user's file with what the command says instead; ConfigError names file, line and the nearest known key."""
+    """Return slurm.yaml with the changes of the command; ConfigError names file, line and the nearest known key."""
     path = config_path()
-    file = read_yaml(path) if path is not None else None
+    file = read_yaml(path) if path is not None else YamlFile("", {}, {})
     known = list(ClusterConfig.model_fields)
-    for key in file.data if file is not None else ():
+    for key in file.data:
         if key not in known:
-            hint = suggest(str(key), known) or f"; known keys: {', '.join(known)}"
-            assert file is not None
-            raise ConfigError(f"{file.where(str(key))}: unknown key '{key}'{hint}")
-    said = {key: value for key, value in changes.items() if value is not None}
-    data: dict[str, Any] = {**(file.data if file is not None else {}), **said}
+            hint = suggest(key, known) or f"; known keys: {', '.join(known)}"
+            raise ConfigError(f"{file.where(key)}: unknown key '{key}'{hint}")
+    given = {key: value for key, value in changes.items() if value is not None}
+    data: dict[str, Any] = {**file.data, **given}
     if isinstance(data.get("modules"), list):
         data["modules"] = tuple(data["modules"])
     try:
@@ -100,5 +99,5 @@ def cluster_config(changes: dict[str, Any]) -> ClusterConfig:
     except ValidationError as problem:
         error = problem.errors()[0]
         key = str(error["loc"][0])
-        where = f"--{key.replace('_', '-')}" if key in said or file is None else file.where(key)
+        where = f"--{key.replace('_', '-')}" if key in given or path is None else file.where(key)
         raise ConfigError(f"{where}: {key}: {str(error['msg']).removeprefix('Value error, ')}") from None

@@ -1,31 +1,31 @@
-"""What the arms of a fair comparison may differ in; known without loading torch."""
+"""What the arms of a fair comparison may differ in. Does not load torch."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
 
-# How the variant of runs begins that have the best of their sweep.
+# Prefix of the variant of runs with the best settings of their sweep.
 TUNED = "tuned-"
 _TUNED_ALONE = re.compile(rf"{TUNED}[0-9a-f]{{8}}")
-# What the lean and thin controls have less of. Other weights to start from, another dropout or another context are no shape.
+# What the lean and thin controls have less of. Starting weights, dropout and context are not shape.
 SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim"}
-# A hundredth of a nat, one percent of perplexity, or a point of accuracy: what seeds move a plain baseline by at `laptop`
-# (docs/study.md), so that one seed does not tell points of a sweep apart that lie closer. Frozen arms move more.
+# A hundredth of a nat, one percent of perplexity or a point of accuracy: the spread of a plain baseline over seeds at
+# `laptop` (docs/study.md). One seed cannot tell closer points of a sweep apart. Frozen arms spread more.
 CLOSE = 0.01
 _METHOD = "method."
-# Fields of a method that say how fast an arm learns: a gain by these is none of freezing.
+# Fields of a method that set how fast an arm learns: a gain from these is not a gain from freezing.
 PACE = ("method.layer_lr_decay", "method.warmup_steps")
-# What each arm may have its own best of: how it learns, not how much, from what, or with how large a model.
+# What may be tuned for each arm: how it learns, but not how long, on what data, or with how large a model.
 TUNABLE = ("optim.", "schedule.", "model.dropout", "precision", *PACE)
 
 
 def confounding(differing: Collection[str], *, tuned: Collection[str] = (), is_larger: Callable[[], bool]) -> list[str]:
-    """Return which of the settings that an arm and its baseline differ in, by dotted path, make their gap prove nothing.
+    """Return which of the differing settings, by dotted path, confound the gap between an arm and its baseline.
 
-    The method is the question, its pace is not. An arm of its baseline's method is a control, and its shape may differ as long
-    as it has no more parameters than the baseline; only then `is_larger` is asked. Settings in `tuned`, which each has from the
-    same sweep, may differ too, as far as they say how a model learns: by its size or by more text one would win unfairly.
+    The method may differ, but not its pace. An arm with its baseline's method is a control: its shape may differ if it has
+    no more parameters than the baseline (`is_larger` is called only then). Settings in `tuned`, which each arm has from the
+    same sweep, may differ if they set how a model learns; a larger model or more text would win unfairly.
     """
     method = {key for key in differing if key.startswith(_METHOD)}
     shape = SHAPE.intersection(differing)
@@ -35,13 +35,13 @@ def confounding(differing: Collection[str], *, tuned: Collection[str] = (), is_l
 
 
 def is_tuned_alone(variant: str) -> bool:
-    """Whether a variant has the best of its sweep, and else its budget's own settings."""
+    """Whether a variant has only the best of its sweep on top of its budget."""
     return _TUNED_ALONE.fullmatch(variant) is not None
 
 
 def tuned_alike(arm: str, baseline: str, baseline_of: Mapping[str, str]) -> bool:
-    """Whether an arm and its baseline had the same chance to be tuned: by whose sweeps each got its best, its own or not.
+    """Whether the experiments that were swept for an arm and for its baseline are themselves an arm and its baseline.
 
-    The two that were swept must be an arm and its baseline: else one would win by its tuning.
+    Otherwise one could win by its tuning.
     """
     return baseline_of.get(arm) == baseline

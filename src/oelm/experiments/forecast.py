@@ -1,4 +1,4 @@
-"""What an experiment will take on this machine: exact parameter counts, and about how much time, memory and disk."""
+"""Estimate the time, memory and disk that runs take on this machine; parameters are counted exactly."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ from oelm.models.gpt import GPT
 from oelm.models.hub import ClassifierShape, fresh_classifier
 from oelm.models.shape import step_work
 from oelm.models.shapes import classifier_skeleton
-from oelm.runs.layout import TIMING
 from oelm.train.preflight import Estimate, estimate
 
-# Of the speed of a bare matrix product: what a whole training step reaches on a CPU, norms, copies and optimizer included.
-# Measured on 2 cores: 0.3 for the small models of `laptop`, 0.6 for Medium-512.
+# A training step on a CPU runs at about this share of the speed of a bare matrix product, because of norms, copies and the
+# optimizer. Measured on 2 cores: 0.3 for the small models of `laptop`, 0.6 for Medium-512.
 _EFFICIENCY = 0.45
 _PROBE = 384
 _PROBE_S = 0.15
-# Evaluations and checkpoints, as a share of the steps' time.
+# Evaluations and checkpoints add this to the time of the steps.
 _OVERHEAD = 1.15
 # Until a run's process has loaded torch and opened its data. Measured on 2 cores busy with other work: 7 to 9 s.
 START_S = 8.0
-# Of the longest example: how long examples are on the whole; and of how many there are, where nobody knows yet.
+# The mean length of examples as a share of the longest, and how many a task has.
 _MEAN_LENGTH, _TRAIN_EXAMPLES = 0.3, {"sst2": 67_349, "mnli": 392_702, "xnli": 392_702}
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """About what one run takes. `basis` says where the seconds come from."""
+    """What one run takes, roughly. `basis` is where the seconds come from."""
 
     seconds: float | None
     basis: str
@@ -49,7 +48,7 @@ class Forecast:
 
 
 class Forecaster:
-    """Foretells runs: from finished ones of the same recipe, else from arithmetic and the speed of this machine."""
+    """Estimates run time from finished runs of the same recipe, else from arithmetic and the speed of this machine."""
 
     def __init__(self, root: Path, *, threads: int) -> None:
         self._root, self._threads = root, threads
@@ -64,43 +63,37 @@ class Forecaster:
         return Forecast(seconds, "unknown here" if seconds is None else "arithmetic", needs)
 
     def seconds(self, run: PlannedRun) -> float | None:
-        """Return a forecast's seconds alone, in less time: a GPT's operations follow from its shape."""
+        """Return only the seconds of a forecast, which is faster: a GPT's operations follow from its shape."""
         if (measured := self.measured(run)) is not None:
             return measured
         return self._calculated(run.config, None if isinstance(run.config, RunConfig) else count_parameters(run.config))
 
     def _calculated(self, config: RunConfig | FinetuneConfig, counted: Audit | None) -> float | None:
-        work = step_operations(config, counted)
-        return None if work is None else START_S + _OVERHEAD * run_steps(config) * work / (_EFFICIENCY * self._rate())
-
-    def measured(self, run: PlannedRun) -> float | None:
-        """Return the wall time of a finished run of this recipe, whatever its seed, or else of its baseline's."""
-        for experiment in (run.experiment.id, run.experiment.baseline):
-            if experiment is None:
-                continue
-            folder = self._root / experiment / run.budget / run.variant
-            for path in sorted(folder.glob(f"seed-*/{TIMING}")):
-                try:
-                    return float(read_json(path)["wall_s"]["total"])
-                except (DataError, KeyError, TypeError, ValueError):
-                    continue
-        return None
-
-    def _rate(self) -> float:
+        if (work := step_operations(config, counted)) is None:
+            return None
         if self._speed is None:
             self._speed = _matmul_rate(self._threads)
-        return self._speed
+        return START_S + _OVERHEAD * run_steps(config) * work / (_EFFICIENCY * self._speed)
+
+    def measured(self, run: PlannedRun) -> float | None:
+        """Return the wall time of a finished run of this recipe with any seed, else of its baseline's."""
+        for experiment in filter(None, (run.experiment.id, run.experiment.baseline)):
+            folder = self._root / experiment / run.budget / run.variant
+            for path in sorted(folder.glob("seed-*/timing_stats.json")):
+                with contextlib.suppress(DataError, KeyError, TypeError, ValueError):
+                    return float(read_json(path)["wall_s"]["total"])
+        return None
 
 
 def expected_seconds(runs: Sequence[PlannedRun], root: Path, *, threads: int | None) -> dict[str, float]:
-    """Return about how long runs take, by path; without `threads`, on a GPU whose speed is not known, only as measured."""
+    """Return about how long runs take, by path. Without `threads` (on a GPU of unknown speed), only what was measured."""
     forecaster = Forecaster(root, threads=threads or 1)
     arms: dict[tuple[str, str], list[PlannedRun]] = {}
     for run in runs:
         arms.setdefault((run.experiment.id, run.variant), []).append(run)
     found: dict[str, float] = {}
     for planned in arms.values():
-        # A time that cannot be told is no reason not to train.
+        # Training does not depend on an estimate.
         with contextlib.suppress(OelmError):
             seconds = forecaster.measured(planned[0]) if threads is None else forecaster.seconds(planned[0])
             found |= {str(run.path): seconds for run in planned if seconds is not None}
@@ -124,7 +117,7 @@ def _matmul_rate(threads: int) -> float:
 
 
 def count_parameters(config: RunConfig | FinetuneConfig) -> Audit | None:
-    """Count a run's parameters exactly, without making their numbers; None where the model is not known here."""
+    """Count a run's parameters exactly, without creating weights; None if the model is not on this machine."""
     model = _skeleton(config)
     if model is None:
         return None
@@ -141,25 +134,22 @@ def _skeleton(config: RunConfig | FinetuneConfig) -> nn.Module | None:
     if model.source is not None:
         return classifier_skeleton(model.source, num_labels=labels)
     with torch.device("meta"):
-        return fresh_classifier(
-            model.architecture,
-            ClassifierShape(
-                vocab_size=model.vocab_size,
-                seq_len=config.examples.max_length,
-                model_dim=model.model_dim,
-                num_layers=model.num_layers,
-                num_heads=model.num_heads,
-                ff_dim=model.ff_dim,
-                num_labels=labels,
-                pad=0,
-                end=0,
-            ),
-            seed=0,
+        shape = ClassifierShape(
+            vocab_size=model.vocab_size,
+            seq_len=config.examples.max_length,
+            model_dim=model.model_dim,
+            num_layers=model.num_layers,
+            num_heads=model.num_heads,
+            ff_dim=model.ff_dim,
+            num_labels=labels,
+            pad=0,
+            end=0,
         )
+        return fresh_classifier(model.architecture, shape, seed=0)
 
 
 def num_labels(config: FinetuneConfig) -> int:
-    """Return how many labels a task has; of a user's own table those that the config names, else two."""
+    """Return how many labels a task has; of a user's own table, those that the config names, else two."""
     task, named = config.examples.task, config.examples.labels
     if task in TASKS:
         return len(TASKS[task].labels)
@@ -169,7 +159,7 @@ def num_labels(config: FinetuneConfig) -> int:
 
 
 def step_operations(config: RunConfig | FinetuneConfig, counted: Audit | None) -> float | None:
-    """Return the operations of one training step: of a GPT counted, of others 6 a weight and token."""
+    """Return the operations of one training step: counted for a GPT, else 6 per weight and token."""
     if isinstance(config, RunConfig):
         work = step_work(known_vocabulary(config).model, batch_size=config.batch_size)
         return float(work.matmuls + work.optimizer)
@@ -181,7 +171,7 @@ def step_operations(config: RunConfig | FinetuneConfig, counted: Audit | None) -
 
 
 def run_steps(config: RunConfig | FinetuneConfig) -> int:
-    """Return how many steps a run has; where that follows from epochs, about so many."""
+    """Return how many steps a run has; roughly, where they follow from epochs."""
     if config.steps:
         return config.steps
     assert isinstance(config, FinetuneConfig) and config.epochs is not None

@@ -1,4 +1,4 @@
-"""GPUs on a server that others use too: which are really free, and taking one so that no second launch takes it."""
+"""GPUs of a shared server: find the free ones, and reserve one so that no other launch takes it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ log = logging.getLogger(__name__)
 
 GpuChoice = Literal["auto", "none"] | tuple[int, ...]
 
+# Prefix of the uuid of a part of a GPU (MIG); NVML lists whole ones.
+SLICE = "MIG-"
 READ_EVERY_S = 5.0
-# Seven readings span half a minute: about what a script needs from the end of one run to the first kernel of the next,
-# when the card looks free. Between two epochs of one job its process and its memory show as well.
+# Seven readings span half a minute, about the pause of a script between two runs, when a card in use looks free.
 MIN_READINGS = 7
-# Readings further apart than this say nothing about the time between them.
+# Readings further apart than this prove nothing about the time between them.
 _LONGEST_GAP_S = 60.0
-# A desktop on an otherwise idle card makes it a few percent busy and holds some hundred MB; a training job more of both.
+# A desktop alone uses a few percent and some hundred MB of a card; a training job uses more of both.
 _BUSY_FROM_PERCENT = 10
 _HELD_FROM_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU at one moment. `index` is NVML's (PCI bus order, as nvidia-smi prints it); a total of 0 bytes is unknown."""
+    """One GPU at one moment. `index` is that of nvidia-smi (PCI bus order); 0 total bytes means unknown."""
 
     index: int
     uuid: str
@@ -51,7 +52,7 @@ class GpuReading:
 
 
 def read_gpus() -> list[GpuReading]:
-    """Return every GPU that answers, as it is now; none where there is no driver. Raises MissingExtraError."""
+    """Read every GPU that answers; none without a driver. Raises MissingExtraError."""
     try:
         import pynvml  # type: ignore[import-untyped]
     except ImportError:
@@ -73,58 +74,57 @@ def _read_gpu(nvml: Any, index: int) -> GpuReading | None:
         card = nvml.nvmlDeviceGetHandleByIndex(index)
         uuid, name = nvml.nvmlDeviceGetUUID(card), nvml.nvmlDeviceGetName(card)
         used, total = _memory(nvml, card)
-        # What a card will not tell counts as busy (MIG parents and vGPUs have no utilization, some drivers list no
-        # processes): `auto` then leaves the card alone, and whoever knows better can still name it.
-        utilization = _told(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(card).gpu), otherwise=100)
-        processes = _told(nvml, lambda: len(nvml.nvmlDeviceGetComputeRunningProcesses(card)), otherwise=1)
+        # What a card does not report counts as busy (MIG parents and vGPUs have no utilization, some drivers list no
+        # processes): `auto` then skips the card, but the user can still name it.
+        utilization = _reported(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(card).gpu), otherwise=100)
+        processes = _reported(nvml, lambda: len(nvml.nvmlDeviceGetComputeRunningProcesses(card)), otherwise=1)
     except nvml.NVMLError as problem:
-        # Lost, being reset or not ours to ask: a card that does not answer is not there to be taken.
+        # Lost, being reset, or not permitted: leave the card out.
         log.info("GPU %d does not answer: %s", index, problem)
         return None
     return GpuReading(index, uuid, name, used, total, utilization, processes)
 
 
 def _memory(nvml: Any, card: Any) -> tuple[int, int]:
-    # The second version first: the older one counts what the driver keeps for itself as used, 0.9 GB on an idle A100.
-    memory = _told(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(card, nvml.nvmlMemory_v2), otherwise=None)
+    # The second version first: the older one counts the driver's reserve as used, 0.9 GB on an idle A100.
+    memory = _reported(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(card, nvml.nvmlMemory_v2), otherwise=None)
     if memory is None:
-        memory = _told(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(card), otherwise=None)
+        memory = _reported(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(card), otherwise=None)
     return (int(memory.used), int(memory.total)) if memory is not None else (0, 0)
 
 
-def _told(nvml: Any, ask: Callable[[], Any], *, otherwise: Any) -> Any:
+def _reported(nvml: Any, ask: Callable[[], Any], *, otherwise: Any) -> Any:
     try:
         return ask()
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NoPermission):
         return otherwise
 
 
-def free_gpus(window: Sequence[Sequence[GpuReading]], *, min_readings: int = MIN_READINGS, needed_bytes: int = 0) -> list[int]:
-    """Return the GPUs that were idle, with `needed_bytes` free, in every reading; the most free memory first.
+def free_gpus(window: Sequence[Sequence[GpuReading]], *, min_readings: int = MIN_READINGS) -> list[int]:
+    """Return the GPUs that were idle in every reading, most free memory first.
 
-    Empty while there are fewer than `min_readings`: one idle moment is no proof.
+    Empty with fewer than `min_readings`: one idle moment proves nothing.
     """
     if len(window) < max(min_readings, 1):
         return []
-    # By index and uuid: a card that went away, or another one in its place, was not watched all the time.
-    always = set.intersection(*({(card.index, card.uuid) for card in now if _is_idle(card, needed_bytes)} for now in window))
+    # By index and uuid: a card may have been replaced by another.
+    always = set.intersection(*({(card.index, card.uuid) for card in now if _is_idle(card)} for now in window))
     free = [card for card in window[-1] if (card.index, card.uuid) in always]
     return [card.index for card in sorted(free, key=lambda card: (-card.free_bytes, card.index))]
 
 
-def _is_idle(card: GpuReading, needed_bytes: int) -> bool:
-    # Each alone can be fooled: a sleeping job shows no utilization, and a job of another container no process.
+def _is_idle(card: GpuReading) -> bool:
+    # All of them: a sleeping job shows no utilization, and a job in another container no process.
     return (
         card.processes == 0
         and card.utilization < _BUSY_FROM_PERCENT
         and card.used_bytes < _HELD_FROM_BYTES
         and card.total_bytes > 0
-        and card.free_bytes >= needed_bytes
     )
 
 
 def parse_gpus(text: str) -> GpuChoice:
-    """Return what `--gpus` asks for: 'auto', 'none', or the GPUs listed as in '2,3'. Raises ConfigError."""
+    """Parse `--gpus`: 'auto', 'none', or numbers such as '2,3'. Raises ConfigError."""
     word = text.strip()
     if word == "auto":
         return "auto"
@@ -133,58 +133,66 @@ def parse_gpus(text: str) -> GpuChoice:
     parts = [part.strip() for part in word.split(",")]
     for part in parts:
         if not re.fullmatch("[0-9]{1,4}", part):
-            raise ConfigError(f"--gpus {text!r}: {part!r} is no GPU's number; give auto, none, or numbers from 0 up as in 2,3")
+            raise ConfigError(f"--gpus {text!r}: {part!r} is not a GPU number; give auto, none, or numbers such as 2,3")
     numbers = tuple(map(int, parts))
     twice = [number for number in numbers if numbers.count(number) > 1]
     if twice:
-        raise ConfigError(f"--gpus {text!r} names GPU {twice[0]} twice; name each one once")
+        raise ConfigError(f"--gpus {text!r} names GPU {twice[0]} twice; remove one")
     return numbers
 
 
 def check_gpus(wanted: tuple[int, ...], there: Sequence[GpuReading]) -> None:
-    """Raise ConfigError when a GPU that was asked for is not there."""
+    """Raise ConfigError if a wanted GPU does not exist."""
     known = [card.index for card in there]
     for index in wanted:
         if index not in known:
-            here = f"there are {', '.join(map(str, sorted(known)))}" if known else "NVML sees none at all"
-            raise ConfigError(f"--gpus: there is no GPU {index} here, {here}; see nvidia-smi, or give auto or none")
+            here = f"this machine has {', '.join(map(str, sorted(known)))}" if known else "NVML sees none"
+            raise ConfigError(f"--gpus: no GPU {index}; {here}; see nvidia-smi, or give auto or none")
 
 
-class Reservation:
-    """One GPU, ours until released or until this process ends. `uuid` is safe to give to CUDA_VISIBLE_DEVICES.
-
-    `index` is not: CUDA counts the fastest card first unless CUDA_DEVICE_ORDER says otherwise.
-    """
+class GpuSlot:
+    """One GPU, reserved until released or until this process ends."""
 
     def __init__(self, card: GpuReading, lock: FileLock) -> None:
         self.index, self.uuid = card.index, card.uuid
         self._lock = lock
 
+    @property
+    def name(self) -> str:
+        return f"cuda:{self.index}"
+
+    def environment(self) -> dict[str, str]:
+        # By nvidia-smi's number, not CUDA's order; a slice has no number.
+        shown = self.uuid if self.uuid.startswith(SLICE) else str(self.index)
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": shown}
+
     def release(self) -> None:
-        """Give the GPU back; twice does no harm."""
+        """Release the GPU; may be called twice."""
         self._lock.release()
 
 
 class GpuPool:
-    """Hands out GPUs, each to one holder at a time among all launches of this user; entered, gives all back at the end.
+    """Reserves GPUs, each for one holder among all launches of this user; as a context manager, releases all at the end.
 
-    With 'auto' only those that nobody uses, other users included; with a list exactly those, busy or not, for the user
-    said so. Raises ConfigError at once when a listed one is not there; 'auto' where there is none at all never gives one.
+    'auto' reserves only GPUs that nobody uses, other users included; a list reserves exactly those, busy or not. Raises
+    ConfigError if a listed one does not exist.
     """
 
     def __init__(
         self,
         choice: Literal["auto"] | tuple[int, ...],
         *,
+        described: str = "",
+        count: int = 0,
         read: Callable[[], Sequence[GpuReading]] = read_gpus,
         folder: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._read, self._clock = read, clock
+        self.count, self._described, self._read, self._clock = count, described, read, clock
         self._folder = folder if folder is not None else cache_root() / "gpus"
         self._window: deque[Sequence[GpuReading]] = deque(maxlen=MIN_READINGS)
         self._last_read: float | None = None
-        self._held: list[Reservation] = []
+        self._held: list[GpuSlot] = []
         self._listed: list[GpuReading] | None = None
         if choice != "auto":
             there = read()
@@ -195,23 +203,27 @@ class GpuPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for reservation in self._held:
-            reservation.release()
+        for slot in self._held:
+            slot.release()
 
-    def take(self, *, needed_bytes: int = 0, only_idle: bool = False) -> Reservation | None:
-        """Return a GPU that is free and that nobody holds, or None for now; never waits. `only_idle`: listed ones as 'auto'.
+    def __str__(self) -> str:
+        return self._described
 
-        For 'auto' call it again and again, at least once a minute: only so does it know what was idle all the time.
+    def take(self, *, adopted: int = 0) -> GpuSlot | None:
+        """Reserve a free GPU, or return None at once. For 'auto', call it at least once a minute: it takes readings.
+
+        With `adopted` runs, whose launcher was killed, listed GPUs must be idle too: the lock of the GPU that such a run
+        uses ended with its launcher, and only readings show which it is.
         """
-        cards = self._listed if self._listed is not None and not only_idle else self._idle(needed_bytes)
+        cards = self._listed if self._listed is not None and not adopted else self._idle()
         listed = {card.index for card in self._listed or cards}
         for card in (card for card in cards if card.index in listed):
-            if (reservation := self._reserve(card)) is not None:
-                self._held.append(reservation)
-                return reservation
+            if (slot := self._reserve(card)) is not None:
+                self._held.append(slot)
+                return slot
         return None
 
-    def _idle(self, needed_bytes: int) -> list[GpuReading]:
+    def _idle(self) -> list[GpuReading]:
         now = self._clock()
         since = None if self._last_read is None else now - self._last_read
         if since is None or since >= READ_EVERY_S:
@@ -220,12 +232,12 @@ class GpuPool:
             self._window.append(self._read())
             self._last_read = now
         latest = {card.index: card for card in self._window[-1]}
-        return [latest[index] for index in free_gpus(self._window, needed_bytes=needed_bytes)]
+        return [latest[index] for index in free_gpus(self._window)]
 
-    def _reserve(self, card: GpuReading) -> Reservation | None:
+    def _reserve(self, card: GpuReading) -> GpuSlot | None:
         path = self._folder / (re.sub("[^A-Za-z0-9-]", "-", card.uuid) + ".lock")
-        # A kernel lock ends with its process, however that ends. Any thread may release what another one took.
+        # A kernel lock ends with its process. Any thread may release it.
         lock = lock_at(path, thread_local=False)
         with room_checked(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            return Reservation(card, lock) if take(lock) else None
+            return GpuSlot(card, lock) if take(lock) else None

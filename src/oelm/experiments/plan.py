@@ -1,4 +1,4 @@
-"""From experiments, a budget and seeds to runs: each with its whole config and its place on disk."""
+"""Plan runs: from experiments, a budget and seeds to configs and folders."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,27 @@ from oelm.config import FinetuneConfig, RunConfig, TrainConfig, nearest_key, par
 from oelm.data.prepare import check_tokenizer_asked, is_token_set
 from oelm.data.sets import BUILT_IN, CORPORA, TASKS
 from oelm.data.tokenizer import vocab_size_of
+from oelm.dotted import flatten
 from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.budget import EXTRACT_TOKENS, budget_settings, classifier_settings
 from oelm.experiments.fair import PACE, confounding
-from oelm.experiments.registry import Catalog, Experiment, dotted
+from oelm.experiments.registry import Catalog, Experiment
 from oelm.files import dump_json
 from oelm.method.method import Method, resolve_method
-from oelm.runs.layout import CONFIG
 from oelm.runs.records import read_any_config
 
-# What only data and model can tell, filled in when a run begins: placeholders of a plan stand for whatever is there.
+# Filled in from data and model when a run begins; until then a plan has placeholders.
 _FILLED_IN = {"model.vocab_size", "model.num_labels", "model.sha256", "steps", "epochs", "eval_every", "save_every"}
-# A model is its weights, not the place they were read from.
+# A model is its weights, wherever they were read from.
 _PLACE = "model.source"
 _SLUG_LENGTH = 40
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run to be made: an experiment at a budget and a seed, with what the user changed.
+    """One run to make: an experiment at a budget and a seed, with the user's changes.
 
-    `tuned` are the settings that each arm has from its own sweep: in these, arms of a fair comparison may differ.
+    `tuned` are the settings that each arm has from its sweep: arms of a fair comparison may differ in these.
     """
 
     experiment: Experiment
@@ -45,6 +46,11 @@ class PlannedRun:
     path: Path
     tuned: tuple[str, ...] = ()
 
+    @cached_property
+    def config_text(self) -> str:
+        """The config as JSON: what config.json holds and what the run's process reads."""
+        return dump_json(self.config.as_dict()) + "\n"
+
     @property
     def name(self) -> str:
         variant = "" if self.variant == "default" else f" {self.variant}"
@@ -52,19 +58,18 @@ class PlannedRun:
 
 
 def check_changes(changes: Iterable[str]) -> None:
-    """Raise ConfigError where what the user sets for all arms would make them one: their methods are what tells them apart."""
+    """Raise ConfigError if the user's changes would give all arms one method."""
     harmless = ("method.seed", *PACE)
-    for said in (key for key in changes if key.split(".")[0] == "method" and key not in harmless):
-        check_method_key(said, option="--set")
+    for given in (key for key in changes if key.split(".")[0] == "method" and key not in harmless):
+        check_method_key(given, option="--set")
         raise ConfigError(
-            f"--set {said}: it would change the method of every arm, the baseline's too, and all may have only "
-            f"{', '.join(harmless)} alike; give an experiment of your own that extends one of these another method "
-            "(docs/experiments.md), or use `oelm train`"
+            f"--set {given}: it would change the method of every arm, the baseline's too; only {', '.join(harmless)} may be "
+            "set for all. Define an experiment with the other method (docs/experiments.md), or use `oelm train`"
         )
 
 
 def check_method_key(key: str, *, option: str) -> None:
-    """Raise ConfigError where a key is meant for the method, which has none of that name."""
+    """Raise ConfigError if a key names a field that a method does not have."""
     outer, _, rest = key.partition(".")
     if outer == "method" and rest and (name := rest.split(".")[0]) not in Method.model_fields:
         raise ConfigError(f"{option} {key}: method: unknown key '{name}'{nearest_key(RunConfig, ['method', name])}")
@@ -78,50 +83,50 @@ def make_config(
     changes: Mapping[str, Any] | None = None,
     grid: Collection[str] = (),
 ) -> RunConfig | FinetuneConfig:
-    """Return the whole config of an experiment at a budget and a seed, with the user's changes by dotted path.
+    """Return the config of an experiment at a budget and a seed, with the user's changes by dotted path.
 
-    ConfigError names the option that is at fault, --grid for the keys in `grid` and --set for other changes, else the entry.
+    ConfigError names the option at fault (--grid for the keys in `grid`, --set for other changes), else the entry.
     """
     changes = dict(changes or {})
-    told = f"{experiment.id} at {budget}"
+    name = f"{experiment.id} at {budget}"
     if any(key.split(".")[0] == "seed" for key in changes):
-        raise ConfigError("seed is not set but planned: give seeds with --seeds, for example --seeds 5-9")
-    own = dotted(experiment.settings) | dotted(experiment.at.get(budget, {}))  # type: ignore[call-overload]
+        raise ConfigError("seed cannot be set; give seeds with --seeds, for example --seeds 5-9")
+    own = flatten(experiment.settings) | flatten(experiment.at.get(budget, {}))  # type: ignore[call-overload]
     base = _base(experiment, budget, model={**own, **changes}.get(_PLACE))
     try:
         base["method"] = _as_data(experiment.method)
-        # Weights of the user's own are not those that the catalog knows by digest.
+        # The catalog's digest is not that of the user's weights.
         unknown = {"model.sha256": ""} if _PLACE in changes and experiment.kind == "classifier" else {}
         settings = with_overrides(base, {**own, **unknown, **changes, "seed": seed})
         settings["method"] = _as_data(settings["method"])
         if experiment.kind == "language_model":
-            parsed = parse_as(RunConfig, settings, where=told)
+            parsed = parse_as(RunConfig, settings, where=name)
             if "data.tokenizer" in changes:
                 check_tokenizer_asked(parsed.data.source, parsed.data.tokenizer)
             return parsed
-        return parse_as(FinetuneConfig, settings, where=told)
+        return parse_as(FinetuneConfig, settings, where=name)
     except ConfigError as problem:
-        text = str(problem).removeprefix(f"{told}: ")
+        text = str(problem).removeprefix(f"{name}: ")
         if (key := next((key for key in changes if _is_about(text, key)), None)) is not None:
-            where = f"{'--grid' if key in grid else '--set'} {key} ({told})"
+            where = f"{'--grid' if key in grid else '--set'} {key} ({name})"
         else:
-            where = f"{told} with your options (its entry: {experiment.where})" if changes else f"{experiment.where} ({told})"
+            where = f"{name} with your options (its entry: {experiment.where})" if changes else f"{experiment.where} ({name})"
         raise ConfigError(f"{where}: {text}") from None
 
 
 def _is_about(text: str, key: str) -> bool:
-    """Whether what is wrong with a config is told of this setting, known or not."""
+    """Whether an error message is about this setting, known or not."""
     is_unknown = f"unknown key '{key.rpartition('.')[2]}'" in text
     return is_unknown or re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", text) is not None
 
 
 def _base(experiment: Experiment, budget: str, *, model: Any) -> dict[str, Any]:
-    """Return the settings of the budget with the experiment's data; `model` is a pretrained one's place."""
-    # Smoke proves the path with what is on every machine, and small; a user's own text is.
+    """Return the budget's settings with the experiment's data; `model` is where a pretrained model is."""
+    # A smoke test uses data that every machine has; the user's own text is one.
     is_named = experiment.data in (*BUILT_IN, *CORPORA, *TASKS)
     data = "stdlib" if budget == "smoke" and is_named else experiment.data
     if experiment.data in (TASKS if experiment.kind == "language_model" else CORPORA):
-        raise ConfigError(f"{experiment.where}: {experiment.id}: {experiment.data} is no data for a {experiment.kind}")
+        raise ConfigError(f"{experiment.where}: {experiment.id}: {experiment.data} is not data for a {experiment.kind}")
     if experiment.kind == "language_model":
         settings = budget_settings(budget)
         settings["data"]["source"] = data
@@ -134,12 +139,12 @@ def _base(experiment: Experiment, budget: str, *, model: Any) -> dict[str, Any]:
 
 
 def _as_data(method: Any) -> Any:
-    """Return a preset as data, so that --set method.KEY=VALUE can change a part of it."""
+    """Return a preset as data, so that --set method.KEY=VALUE can change part of it."""
     return resolve_method(method).model_dump(mode="json") if isinstance(method, str) else method
 
 
 def variant_name(changes: Mapping[str, Any]) -> str:
-    """Return 'default', or a slug and eight hex digits of the changes: the same for every arm of a comparison."""
+    """Return 'default', or a slug and eight hex digits of the changes; every arm of a comparison has the same."""
     if not changes:
         return "default"
     words = "-".join(f"{key.rsplit('.', 1)[-1]}-{value}" for key, value in sorted(changes.items()))
@@ -155,9 +160,9 @@ def parse_seeds(text: str) -> list[int]:
     """Read '5' (the seeds 0 to 4), '5-9' or '0,3,7'."""
     text = text.strip()
     if re.fullmatch(r"[0-9]+", text):
-        # Never taken for a seed's own number, however large.
+        # A number alone is always a count of seeds.
         if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
-            raise ConfigError(f"--seeds {text[:40]}: a number of seeds from 1 to 9,999; one seed alone is written as 7-7")
+            raise ConfigError(f"--seeds {text[:40]}: a number of seeds from 1 to 9,999; write a single seed as 7-7")
         return list(range(int(text)))
     seeds: list[int] = []
     for part in text.split(","):
@@ -167,15 +172,15 @@ def parse_seeds(text: str) -> list[int]:
         if last < first:
             raise ConfigError(f"--seeds {text!r}: {part.strip()} ends before it begins; write {last}-{first}")
         if last - first >= 10_000:
-            raise ConfigError(f"--seeds {text!r}: {part.strip()} is no range of at most 10,000 seeds")
+            raise ConfigError(f"--seeds {text!r}: {part.strip()} has more than 10,000 seeds")
         seeds += range(first, last + 1)
     if len(seeds) != len(set(seeds)):
-        raise ConfigError(f"--seeds {text!r}: the same seed stands there twice")
+        raise ConfigError(f"--seeds {text!r}: a seed is given twice")
     return seeds
 
 
 def with_baselines(catalog: Catalog, chosen: Iterable[Experiment]) -> list[Experiment]:
-    """Return the chosen experiments and the baselines they are compared with, in the catalog's order, baselines first."""
+    """Return the chosen experiments and their baselines, in the catalog's order, baselines first."""
     wanted = {experiment.id for experiment in chosen}
     wanted |= {experiment.baseline for experiment in catalog if experiment.id in wanted and experiment.baseline}
     ordered = [experiment for experiment in catalog if experiment.id in wanted]
@@ -193,10 +198,10 @@ def plan_runs(
     variants: Mapping[str, str] | None = None,
     grid: Collection[str] = (),
 ) -> list[PlannedRun]:
-    """Return the runs of experiments, seed by seed, so that whole comparisons come early.
+    """Return the runs of experiments, seed by seed, so that whole comparisons finish early.
 
-    `changes` are those of each experiment, by id, `grid` the keys of them that a sweep tries; `variants` those that have
-    another than `variant`; `seeds` None means as many as the catalog plans, and one at smoke.
+    `changes` and `variants` are by experiment id; `variant` is the default. `grid` are the keys that a sweep tries. `seeds`
+    None means as many as the catalog plans, and one at smoke.
     """
     planned: list[PlannedRun] = []
     for experiment in experiments:
@@ -211,8 +216,8 @@ def plan_runs(
 
 
 def check_same_recipe(run: PlannedRun) -> None:
-    """Raise RunDirError when the run's folder holds a run of another config: the catalog or the budget changed since."""
-    if not (run.path / CONFIG).is_file():
+    """Raise RunDirError if the folder holds a run of another config, because the catalog or the budget changed."""
+    if not (run.path / "config.json").is_file():
         return
     try:
         held = read_any_config(run.path)
@@ -226,16 +231,16 @@ def check_same_recipe(run: PlannedRun) -> None:
 
 
 def recipe_changes(planned: TrainConfig, held: TrainConfig) -> list[str]:
-    """Return in which settings a run on disk is not what is planned, placeholders of the plan aside."""
+    """Return the settings in which a run on disk differs from the plan, apart from placeholders."""
     if type(planned) is not type(held):
         return ["it is of another kind"]
-    old, new = dotted(held.as_dict()), dotted(planned.as_dict())
+    old, new = flatten(held.as_dict()), flatten(planned.as_dict())
     differing = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     changes = []
     for key in differing:
         is_open = key in _FILLED_IN and (new.get(key) in (0, "", None) or (key == "epochs" and _as_long(old, new)))
         is_moved = key == _PLACE and old.get(key) is not None and new.get("model.sha256") not in ("", None)
-        # A token set brings its own, whatever the catalog names.
+        # A token set has its own tokenizer.
         is_brought = key == "data.tokenizer" and is_token_set(str(new.get("data.source")))
         if not (is_open or is_moved or is_brought):
             changes.append(f"{key}: {old.get(key)!r} there, {new.get(key)!r} planned")
@@ -243,20 +248,22 @@ def recipe_changes(planned: TrainConfig, held: TrainConfig) -> list[str]:
 
 
 def _as_long(held: Mapping[str, Any], planned: Mapping[str, Any]) -> bool:
-    """Whether the steps of a begun run may be the epochs that are planned."""
+    """Whether the steps of a run may be the planned epochs."""
     if held.get("epochs") is not None:
         return False
-    # Where evaluations were left to the epochs, they say how many steps one has; of a part of one, nothing does.
+    # If evaluations follow the epochs, eval_every is the steps of one epoch; for less than an epoch it is not.
     is_known = planned.get("eval_every") == 0 and planned["epochs"] >= 1
     return not is_known or bool(held["steps"] == math.ceil(planned["epochs"] * held["eval_every"]))
 
 
-def confounds(arm: RunConfig | FinetuneConfig, baseline: RunConfig | FinetuneConfig, *, tuned: Iterable[str] = ()) -> list[str]:
-    """Return what besides the method, or a control's shape, an arm and its baseline differ in: a gap then proves nothing.
+def config_confounds(
+    arm: RunConfig | FinetuneConfig, baseline: RunConfig | FinetuneConfig, *, tuned: Iterable[str] = ()
+) -> list[str]:
+    """Return the settings, apart from the method or a control's shape, that confound an arm's gap to its baseline.
 
-    In the settings named by `tuned` they may differ, because each got its own from the same sweep.
+    They may differ in `tuned`, because each has its own from the same sweep.
     """
-    ours, theirs = dotted(arm.as_dict()), dotted(baseline.as_dict())
+    ours, theirs = flatten(arm.as_dict()), flatten(baseline.as_dict())
     differing = [key for key in {**ours, **theirs} if key != "seed" and ours.get(key) != theirs.get(key)]
     keys = confounding(differing, tuned=set(tuned), is_larger=lambda: _is_larger(arm, baseline))
     return [f"{key} {ours.get(key)} against {theirs.get(key)}" for key in keys]

@@ -114,7 +114,8 @@ def _memory(config: RunConfig | FinetuneConfig, total: int, trainable: int) -> i
     if isinstance(config, RunConfig):
         shape = known_vocabulary(config).model
         size = World(size=1).micro_batch_size(config.batch_size, config.micro_batch_size)
-        return estimate(config.model_copy(update={"model": shape, "micro_batch_size": size}), device="cuda").memory
+        config = config.model_copy(update={"model": shape, "micro_batch_size": size})
+        return estimate(config, device="cuda").memory
     # Weights, gradients and two moments, and about as much again for what the backward pass keeps.
     return _FLOAT * (total + 3 * trainable) * 2
 

@@ -1,4 +1,4 @@
-"""What runs need before they start: their data prepared once, in this process, with its progress seen."""
+"""Prepare the data of runs before they start: each set once, in this process, with progress."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from oelm.data.request import Request
 from oelm.data.sets import CORPORA, TASKS
 from oelm.errors import REFUSED, OelmError
 from oelm.experiments.plan import PlannedRun
-from oelm.files import dump_json
 from oelm.models.hub import model_folder
-from oelm.train.device import choose_compute, look
+from oelm.train.device import choose_compute
 from oelm.train.kinds import open_task, seen_progress
 from oelm.train.preflight import Estimate
 from oelm.train.stop import StopFlag
@@ -22,26 +21,28 @@ from oelm.train.watch import Watch
 
 @dataclass
 class Readiness:
-    """What each run that can be started will need of memory and disk, and why others cannot be."""
+    """What each run needs, or why it cannot start."""
 
     needs: dict[Path, Estimate] = field(default_factory=dict)
     problems: dict[Path, OelmError] = field(default_factory=dict)
 
 
 def make_ready(runs: Sequence[PlannedRun], *, folder: Path | None, stop: StopFlag, watch: Watch) -> Readiness:
-    """Prepare each data set that the runs read, from local copies in `folder` where it holds them.
+    """Prepare each data set that the runs read, from local copies in `folder` if it has them.
 
-    A set that cannot be had (no network, a file that is gone) stops only the runs that read it.
+    A set that cannot be prepared (no network, a missing file) stops only the runs that read it.
     """
-    found: dict[str, Estimate | OelmError] = {}
+    found: dict[object, Estimate | OelmError] = {}
     ready = Readiness()
     for run in runs:
-        key = _key(run.config)
+        # What decides which data a run reads and how large its model is.
+        data = run.config.data if isinstance(run.config, RunConfig) else run.config.examples
+        key = (data, run.config.model)
         if key not in found:
             try:
                 found[key] = _open(run, folder=folder, stop=stop, watch=watch)
             except OelmError as problem:
-                # A mistake in the command, a stop or a full disk concerns them all.
+                # A mistake in the command, a stop or a full disk concerns all runs.
                 if problem.exit_code != REFUSED:
                     raise
                 found[key] = problem if folder is not None else _with_way_out(problem, run.config)
@@ -54,7 +55,7 @@ def make_ready(runs: Sequence[PlannedRun], *, folder: Path | None, stop: StopFla
 
 
 def _with_way_out(problem: OelmError, config: RunConfig | FinetuneConfig) -> OelmError:
-    """Return what went wrong with the way that this command offers to whoever has no network."""
+    """Add to an error how to use local copies."""
     source = config.data.source if isinstance(config, RunConfig) else config.examples.task
     if source not in CORPORA and source not in TASKS:
         return problem
@@ -66,14 +67,14 @@ def _with_way_out(problem: OelmError, config: RunConfig | FinetuneConfig) -> Oel
 def _open(run: PlannedRun, *, folder: Path | None, stop: StopFlag, watch: Watch) -> Estimate:
     if folder is not None:
         _shelve(run.config, folder, stop=stop, watch=watch)
-    compute = choose_compute(run.config.device, run.config.precision, look())
+    compute = choose_compute(run.config.device, run.config.precision)
     _, task = open_task(run.config, compute, run=run.path, stop=stop, watch=watch)
     watch.on_remark(task.data.summary)
     return task.estimate(compute.device)
 
 
 def _shelve(config: RunConfig | FinetuneConfig, folder: Path, *, stop: StopFlag, watch: Watch) -> None:
-    """Prepare a named set from local copies; runs then find it under its name. Text of the user's own has a path already."""
+    """Prepare a named set from local copies, so that runs find it by name."""
     progress = seen_progress(stop, watch)
     if isinstance(config, RunConfig):
         data = config.data
@@ -91,9 +92,3 @@ def _shelve(config: RunConfig | FinetuneConfig, folder: Path, *, stop: StopFlag,
             language=examples.language,
         )
         request.prepare(progress)
-
-
-def _key(config: RunConfig | FinetuneConfig) -> str:
-    """Return what decides which data a run reads and how large its model is."""
-    parts = config.data if isinstance(config, RunConfig) else config.examples
-    return dump_json({"data": parts.model_dump(mode="json"), "model": config.model.model_dump(mode="json")})

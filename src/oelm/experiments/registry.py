@@ -1,4 +1,4 @@
-"""The catalog: named experiments as data, from the package and from a file of the user's own."""
+"""The catalog: named experiments as data, from the package and from the user's file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from oelm.dotted import flatten
 from oelm.errors import ConfigError, suggest
 from oelm.experiments.budget import BUDGETS
 from oelm.experiments.yamlfile import FAST_LOADER, YamlFile, parse_yaml, read_yaml
@@ -18,25 +19,24 @@ from oelm.files import dump_json
 from oelm.names import is_device, is_safe
 from oelm.strict import Strict
 
-# A file of this name in the working folder is read without being asked for.
+# Read without being asked for, if it is in the working folder.
 OWN_CATALOG = "experiments.yaml"
 ALL = "all"
-# What `oelm train`, `oelm finetune`, earlier versions of `oelm demo` and the import of others' runs keep beside experiments.
 _TAKEN = {"train", "finetune", "demo", "imported", "bench"}
-# What an entry says of itself alone, so that `extends` does not hand it on.
+# Not inherited by `extends`.
 _OWN = ("title", "reported", "note", "extends")
 _MAX_EXTENDS = 20
-# What no setting can say, because something else does.
-_SAID_BY = {"method": "the entry's own `method:` says it", "seed": "--seeds gives it"}
+# Settings that are given elsewhere.
+_GIVEN_BY = {"method": "give it as the entry's `method:`", "seed": "give it with --seeds"}
 # Settings that may be paths.
 _PATHS = ("model.source", "examples.dev", "examples.folder")
 
 
 class Criterion(Strict):
-    """What counts as success against the baseline: one of a bound on the PPL ratio or on the accuracy lost."""
+    """What counts as success compared with the baseline: a bound on the PPL ratio, or on the accuracy lost."""
 
     ppl_ratio_at_most: float | None = Field(default=None, gt=0)
-    # A difference of shares: 0.05 is five points.
+    # 0.05 is five points.
     accuracy_loss_at_most: float | None = Field(default=None, ge=0, lt=1)
 
     @model_validator(mode="after")
@@ -53,14 +53,14 @@ class Criterion(Strict):
 
 
 class Reported(Strict):
-    """What others reported for this experiment: figures by name, never results of ours."""
+    """Figures that others reported for this experiment; never our results."""
 
     source: str
     figures: dict[str, float]
 
 
 class Experiment(Strict):
-    """One entry of the catalog. `settings` hold at every budget, `at` at one; docs/experiments.md describes the rest."""
+    """One entry of the catalog. `settings` apply at every budget, `at` at one; see docs/experiments.md."""
 
     id: str
     title: str = ""
@@ -96,7 +96,7 @@ class Catalog:
         return iter(self.experiments.values())
 
     def groups(self) -> dict[str, list[str]]:
-        """Return the ids of each group; `all` has every experiment."""
+        """Return the ids in each group; `all` holds every experiment."""
         found: dict[str, list[str]] = {}
         for experiment in self:
             for group in dict.fromkeys((*experiment.groups, ALL)):
@@ -104,7 +104,7 @@ class Catalog:
         return found
 
     def named_groups(self) -> dict[str, list[str]]:
-        """Return the groups without those that stand for one arm, or for one data set."""
+        """Return the groups, except those of a single arm or data set."""
         return {name: ids for name, ids in self.groups().items() if "." not in name and not ids[0].startswith(f"{name}.")}
 
     def baselines(self) -> dict[str, str]:
@@ -112,7 +112,7 @@ class Catalog:
         return {experiment.id: experiment.baseline for experiment in self if experiment.baseline is not None}
 
     def get(self, name: str) -> Experiment:
-        """Return the experiment of this id, whatever its case; ConfigError suggests the nearest."""
+        """Return the experiment with this id, ignoring case; ConfigError suggests the nearest."""
         for experiment in self:
             if experiment.id.lower() == name.lower():
                 return experiment
@@ -122,29 +122,19 @@ class Catalog:
         raise self._unknown(name)
 
     def select(self, names: Iterable[str]) -> list[Experiment]:
-        """Return the experiments that ids and groups stand for, each once, in the order of the catalog."""
-        groups, wanted = self.groups(), set[str]()
+        """Return the experiments that ids and groups name, each once, in the order of the catalog."""
+        groups = {name.lower(): ids for name, ids in self.groups().items()}
+        known = {experiment.id.lower(): [experiment.id] for experiment in self} | groups
+        wanted = set[str]()
         for name in names:
-            by_case = {group.lower(): group for group in groups}
-            if name.lower() in by_case:
-                wanted |= set(groups[by_case[name.lower()]])
-                continue
-            known = {experiment.id.lower(): experiment.id for experiment in self}
             if name.lower() not in known:
                 raise self._unknown(name)
-            wanted.add(known[name.lower()])
+            wanted.update(known[name.lower()])
         return [experiment for experiment in self if experiment.id in wanted]
 
     def _unknown(self, name: str) -> ConfigError:
-        groups = self.groups()
-        hint = suggest(name, [*self.experiments, *groups])
-        named = ", ".join(self.named_groups())
+        hint, named = suggest(name, [*self.experiments, *self.groups()]), ", ".join(self.named_groups())
         return ConfigError(f"no experiment or group called {name!r}{hint}; `oelm list` shows them, groups are: {named}")
-
-
-def dotted(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested settings by dotted path, each value that is not a mapping once."""
-    return dict(_leaves(data))
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -156,7 +146,7 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def load_catalog(extra: Path | None = None) -> Catalog:
-    """Return the package's experiments and those of the user's file: `extra`, or experiments.yaml in this folder."""
+    """Return the package's experiments and those in the user's file: `extra`, else experiments.yaml in this folder."""
     sources = [
         parse_yaml(entry.read_text(encoding="utf-8"), where=entry.name, loader=FAST_LOADER)
         for entry in sorted(files("oelm.experiments").joinpath("catalog").iterdir(), key=lambda entry: entry.name)
@@ -169,7 +159,7 @@ def load_catalog(extra: Path | None = None) -> Catalog:
 
 
 def build_catalog(sources: Iterable[YamlFile], *, own: Path | None = None) -> Catalog:
-    """Check and join the entries of files; a later file may extend an earlier one's entries, never replace them."""
+    """Check and join the entries of files. A later file may extend entries of an earlier one, but not replace them."""
     entries: dict[str, tuple[YamlFile, dict[str, Any]]] = {}
     taken: dict[str, str] = {}
     for source in sources:
@@ -188,9 +178,9 @@ def build_catalog(sources: Iterable[YamlFile], *, own: Path | None = None) -> Ca
 
 
 def _on_each_set(source: YamlFile, name: str, merged: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return an entry by its id; one whose `data` is a list becomes an entry per data set, called `name.set`.
+    """Return an entry by its id. An entry whose `data` is a list becomes one entry `name.set` for each data set.
 
-    Its baseline is the one on the same set, and its groups, its name among them, also exist per set.
+    Its baseline is the one on the same set; its groups, and its name as a group, also exist for each set.
     """
     entry = merged[name]
     if not isinstance(sets := entry.get("data"), list):
@@ -212,11 +202,11 @@ def _on_each_set(source: YamlFile, name: str, merged: Mapping[str, dict[str, Any
 
 
 def check_name(name: str, *, where: str) -> None:
-    """Raise ConfigError unless a name can be a folder's on every system and stays inside its parent."""
+    """Raise ConfigError unless a name can be a folder on every system and stays inside its parent."""
     if not is_safe(name) or is_device(name):
         raise ConfigError(
-            f"{where}: the name {name!r} is not allowed: up to 64 letters, digits, '.', '_' and '-', "
-            "beginning with a letter or digit, and none of the names that Windows keeps for devices"
+            f"{where}: the name {name!r} is not allowed: use up to 64 letters, digits, '.', '_' and '-', "
+            "beginning with a letter or digit, and no device name of Windows"
         )
 
 
@@ -224,9 +214,9 @@ def _check_entry(source: YamlFile, name: str, entry: Any, *, taken: dict[str, st
     where = source.where(name)
     check_name(name, where=where)
     if name.lower() in _TAKEN | {ALL}:
-        raise ConfigError(f"{where}: {name!r} is kept for oelm's own use; choose another name")
+        raise ConfigError(f"{where}: {name!r} is reserved by oelm; choose another name")
     if name.lower() in taken:
-        raise ConfigError(f"{where}: {name!r} is taken (by {taken[name.lower()]!r}); give yours a name of its own")
+        raise ConfigError(f"{where}: {name!r} is taken (by {taken[name.lower()]!r}); choose another name")
     if not isinstance(entry, dict):
         raise ConfigError(f"{where}: {name} must be a mapping of settings, found {type(entry).__name__}")
     known = [key for key in Experiment.model_fields if key not in ("id", "where")] + ["extends"]
@@ -235,7 +225,7 @@ def _check_entry(source: YamlFile, name: str, entry: Any, *, taken: dict[str, st
             hint = suggest(key, known) or f"; known keys: {', '.join(known)}"
             raise ConfigError(f"{source.where(name, key)}: {name}: unknown key '{key}'{hint}")
     at = entry.get("at")
-    # Of another type, they are refused with the rest of the entry.
+    # Other types are refused with the rest of the entry.
     for budget, settings in at.items() if isinstance(at, dict) else ():
         if isinstance(settings, dict):
             _check_settings(source, (name, "at", budget), settings)
@@ -247,15 +237,15 @@ def _check_settings(source: YamlFile, place: tuple[str, ...], settings: dict[str
     seen = set[str]()
     for key, _ in _leaves(settings):
         where = source.where(*place, key)
-        if reason := _SAID_BY.get(key.split(".")[0]):
-            raise ConfigError(f"{where}: {place[0]}: {key} is not for {'.'.join(place[1:])}; {reason}")
+        if reason := _GIVEN_BY.get(key.split(".")[0]):
+            raise ConfigError(f"{where}: {place[0]}: {key} does not belong in {'.'.join(place[1:])}; {reason}")
         if key in seen:
-            raise ConfigError(f"{where}: {place[0]}: {key} stands twice in {'.'.join(place[1:])}, in two spellings")
+            raise ConfigError(f"{where}: {place[0]}: {key} is given twice in {'.'.join(place[1:])}, in two spellings")
         seen.add(key)
 
 
 def _extended(name: str, entries: dict[str, tuple[YamlFile, dict[str, Any]]], *, seen: tuple[str, ...]) -> dict[str, Any]:
-    """Return an entry with what it inherits: `settings` and `at` key by key, everything else whole."""
+    """Return an entry with what it inherits: `settings` and `at` key by key, other fields whole."""
     source, entry = entries[name]
     own = {key: value for key, value in entry.items() if key != "extends"}
     parent = entry.get("extends")
@@ -263,11 +253,11 @@ def _extended(name: str, entries: dict[str, tuple[YamlFile, dict[str, Any]]], *,
         return own
     where = source.where(name, "extends")
     if not isinstance(parent, str) or parent not in entries:
-        raise ConfigError(f"{where}: {name} extends {parent!r}, which is not there{suggest(str(parent), entries)}")
+        raise ConfigError(f"{where}: {name} extends {parent!r}, which does not exist{suggest(str(parent), entries)}")
     if parent in (*seen, name):
-        raise ConfigError(f"{where}: extends goes in a circle: {' -> '.join((*seen, name, parent))}")
+        raise ConfigError(f"{where}: extends is circular: {' -> '.join((*seen, name, parent))}")
     if len(seen) == _MAX_EXTENDS:
-        raise ConfigError(f"{where}: {seen[0]} extends more than {_MAX_EXTENDS} entries, one behind the other")
+        raise ConfigError(f"{where}: {seen[0]} extends a chain of more than {_MAX_EXTENDS} entries")
     above = {key: value for key, value in _extended(parent, entries, seen=(*seen, name)).items() if key not in _OWN}
     merged = above | own
     if "settings" in own:
@@ -279,26 +269,30 @@ def _extended(name: str, entries: dict[str, tuple[YamlFile, dict[str, Any]]], *,
 
 
 def _over(above: Any, own: Any) -> Any:
-    """Return settings on top of inherited ones; what is no mapping is left for the type to refuse."""
+    """Return settings on top of inherited ones; what is not a mapping is refused later, by its type."""
     if not isinstance(above, dict) or not isinstance(own, dict):
         return own
     # By dotted path: `optim.lr` and `optim: {lr:}` are one setting.
-    inherited, added = dotted(above), dotted(own)
+    inherited, added = flatten(above), flatten(own)
     if "model.source" in added and "model.sha256" not in added:
-        # Other weights have another digest.
+        # Other weights, other digest.
         inherited.pop("model.sha256", None)
     return inherited | added
 
 
 def _with_whole_paths(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return an entry of a user's file with its paths as seen from that file's folder."""
-    # Not above: it takes longer to import than all the rest, and `oelm status` has no use for it.
+    """Return an entry of the user's file with paths resolved from that file's folder."""
+    # Imported here because it is slow and `oelm status` does not need it.
     from oelm.data.sets import BUILT_IN, CORPORA, TASKS
 
     whole = dict(entry)
     data = entry.get("data")
-    # A name of a data set stays one, even beside a folder of that name.
-    if isinstance(data, str) and data not in ("", *BUILT_IN, *CORPORA, *TASKS) and ("/" in data or _exists(folder / data)):
+    # The name of a data set wins over a folder of that name. os.path: unlike Path, it returns False for an impossible name.
+    if (
+        isinstance(data, str)
+        and data not in ("", *BUILT_IN, *CORPORA, *TASKS)
+        and ("/" in data or os.path.exists(folder / data))
+    ):
         whole["data"] = str((folder / data).absolute())
     if isinstance(entry.get("settings"), dict):
         whole["settings"] = _whole_settings(entry["settings"], folder)
@@ -313,15 +307,10 @@ def _with_whole_paths(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _whole_settings(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {
         key: str((folder / value).absolute())
-        if key in _PATHS and isinstance(value, str) and value and _exists(folder / value)
+        if key in _PATHS and isinstance(value, str) and value and os.path.exists(folder / value)
         else value
-        for key, value in dotted(settings).items()
+        for key, value in flatten(settings).items()
     }
-
-
-def _exists(path: Path) -> bool:
-    # os.path, which takes a name that no file can have for one that is not there.
-    return os.path.exists(path)
 
 
 def _parse(source: YamlFile, name: str, merged: dict[str, Any]) -> Experiment:
@@ -330,7 +319,7 @@ def _parse(source: YamlFile, name: str, merged: dict[str, Any]) -> Experiment:
         return Experiment.model_validate_json(dump_json(data))
     except ValidationError as problem:
         errors = problem.errors()
-        # A key misspelt is also one that is missing; the first is what to mend.
+        # A misspelt key is also a missing one; report the misspelling.
         error = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
         keys = tuple(str(part) for part in error["loc"])
         message = str(error["msg"]).removeprefix("Value error, ")
@@ -361,7 +350,7 @@ def _check_references(experiments: dict[str, Experiment]) -> None:
 
 
 def _check_groups(experiments: dict[str, Experiment]) -> None:
-    """Raise ConfigError unless each name, whatever its case, stands for one experiment or one group."""
+    """Raise ConfigError unless each name, ignoring case, is one experiment or one group."""
     order = {name: number for number, name in enumerate(experiments)}
     ids = {name.lower(): name for name in experiments}
     spelled: dict[str, str] = {}
@@ -371,7 +360,7 @@ def _check_groups(experiments: dict[str, Experiment]) -> None:
             if group.lower() == ALL:
                 raise ConfigError(f"{experiment.where}: every experiment is in the group {ALL!r}; leave it out")
             if (name := ids.get(group.lower())) is not None:
-                # Who came second is told: the other may be the package's own.
+                # Report the later one: the earlier may be the package's.
                 later = max((experiment, experiments[name]), key=lambda found: order[found.id])
                 raise ConfigError(f"{later.where}: {name!r} is also the name of a group; rename one of them")
             if (known := spelled.setdefault(group.lower(), group)) != group:

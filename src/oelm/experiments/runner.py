@@ -1,4 +1,4 @@
-"""A queue of runs as separate processes: finished ones skipped, the rest brought to their end, one per free slot."""
+"""A queue of runs, each a process in a free slot; finished ones are skipped."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Literal, Protocol
 from filelock import FileLock
 
 from oelm.errors import DiskFullError
-from oelm.experiments.launch import ask_to_stop, ending, enqueue, is_busy, launch_lock, start, taken
+from oelm.experiments.launch import ending, enqueue, is_busy, launch_lock, send_stop, start, taken
 from oelm.experiments.plan import PlannedRun
 from oelm.runs.status import read_status
 from oelm.train.stop import StopFlag
 
 State = Literal["waiting", "running", "elsewhere", "done", "found done", "failed", "killed", "stopped", "left"]
-# 'left': we go, and it goes on in another process.
+# 'left': we stop, and another process continues the run.
 ENDED = ("done", "found done", "failed", "killed", "stopped", "left")
 _POLL_S = 0.05
 _LOOK_S = 1.0
 
 
-class Slot(Protocol):
-    """A place to run: some threads of the CPU, or a GPU."""
+class RunSlot(Protocol):
+    """A place to run: a share of the CPU's threads, or a GPU."""
 
     @property
     def name(self) -> str: ...
@@ -36,24 +36,24 @@ class Slot(Protocol):
 
 
 class Slots(Protocol):
-    """Where slots come from, at most `count` at once; None while there is none beside runs that a dead launcher left behind."""
+    """Hands out up to `count` slots; None while none is free. `adopted` runs of dead launchers occupy slots too."""
 
     @property
     def count(self) -> int: ...
 
-    def take(self, *, adopted: int) -> Slot | None: ...
+    def take(self, *, adopted: int) -> RunSlot | None: ...
 
 
 @dataclass
 class Job:
-    """A planned run and what became of it in this sitting."""
+    """A planned run and its state in this queue."""
 
     run: PlannedRun
     state: State = "waiting"
     message: str = ""
     process: subprocess.Popen[bytes] | None = None
     lock: FileLock | None = None
-    slot: Slot | None = None
+    slot: RunSlot | None = None
     started: float = 0.0
     seconds: float = 0.0
     looked: float = field(default=-_LOOK_S)
@@ -64,12 +64,12 @@ class Job:
 
     @property
     def is_adopted(self) -> bool:
-        """Whether the run's launcher is gone and it is ours to watch."""
+        """Whether the run's launcher died and this queue watches it now."""
         return self.state == "elsewhere" and self.lock is not None
 
 
 class RunnerWatch(Protocol):
-    """Hears of jobs as they start and end, and of the whole queue now and then."""
+    """Is notified when jobs start and end, and of the whole queue at intervals."""
 
     def on_start(self, job: Job) -> None: ...
 
@@ -79,9 +79,9 @@ class RunnerWatch(Protocol):
 
 
 class Runner:
-    """Brings planned runs to their end. Kill it at any time: repeating it finishes what is left, and nothing twice.
+    """Runs the planned runs to completion. It may be killed at any time: repeating it runs what is left, nothing twice.
 
-    `unready` says of runs that cannot be started why not; the others go on.
+    `unready` holds why some runs cannot be started; the others are run.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class Runner:
                 self._watch.on_tick(self.jobs)
                 time.sleep(_POLL_S)
         finally:
-            # Only an interrupt at once leaves any: they go on by themselves, and the same command finds them.
+            # After an immediate interrupt, running processes continue, and the same command finds them.
             for job in self.jobs:
                 self._let_go(job)
         return self.jobs
 
     def _settle(self) -> None:
-        """Tell what needs no slot before any is taken: what is over, and what a launcher left running when it was killed."""
+        """Set the state of jobs that need no slot: finished ones, and those that a killed launcher left running."""
         for job in self.jobs:
             if is_done(job.run):
                 self._end(job, "found done")
@@ -135,7 +135,7 @@ class Runner:
     def _ask_all_to_stop(self) -> None:
         for job in self.jobs:
             if job.process is not None:
-                ask_to_stop(job.process)
+                send_stop(job.process)
             elif job.state == "elsewhere":
                 self._end(job, "left")
             elif not job.has_ended:
@@ -146,7 +146,7 @@ class Runner:
             if job.process is None or (code := job.process.poll()) is None:
                 continue
             job.seconds = time.monotonic() - job.started
-            # Before the lock is let go: the next launcher must find a failure noted.
+            # Before the lock is released: the next launcher must find a failure recorded.
             end = ending(job.run, code, asked=self._asked)
             self._let_go(job)
             if end.state != "busy":
@@ -161,7 +161,7 @@ class Runner:
         self._watch.on_end(job)
 
     def _look_again(self) -> None:
-        """Look now and then whether runs in other hands have ended; one that was killed there waits for a slot here."""
+        """Check once a second whether runs of other processes have ended; a killed one then waits for a slot here."""
         for job in self.jobs:
             if job.state == "elsewhere" and time.monotonic() - job.looked >= _LOOK_S:
                 job.looked = time.monotonic()
@@ -183,30 +183,30 @@ class Runner:
             else:
                 slot.release()
 
-    def _begin(self, job: Job, lock: FileLock, slot: Slot) -> None:
+    def _begin(self, job: Job, lock: FileLock, slot: RunSlot) -> None:
         job.lock, job.slot, job.started, job.state = lock, slot, time.monotonic(), "running"
         try:
             job.process = start(job.run, slot.environment(), options=self._options)
         except DiskFullError as problem:
-            # The others go on as long as they have room themselves.
+            # The others continue while they have room.
             self._let_go(job)
             self._end(job, "stopped", str(problem))
             return
         self._watch.on_start(job)
 
     def _claim(self, job: Job) -> FileLock | None:
-        """Return the launch lock of a job that may be started; None where there is nothing to start, and its state says why."""
+        """Return the launch lock of a job that may be started; else None, with the job's state set."""
         lock = job.lock or launch_lock(job.run, self._root)
         if job.lock is None and not taken(lock):
             job.state = "elsewhere"
             return None
-        # One that we watch and that says it is over has its memory, and so its place, until its process lets go of it.
+        # A run that we watch occupies its slot until its process releases the lock, even after its status is final.
         if not (job.is_adopted and is_busy(job.run.path)) and self._needs_nothing(job):
             job.lock = None
             lock.release()
             return None
         if is_busy(job.run.path):
-            # Nobody else watches it, so we do, and keep the lock meanwhile.
+            # Its launcher is gone: watch it, and keep the lock.
             job.state, job.lock = "elsewhere", lock
             return None
         job.state, job.lock = "waiting", None
@@ -221,7 +221,7 @@ class Runner:
             self._end(job, "found done", "in another process")
         elif status.status == "failed" and (not self._retry or was_elsewhere):
             self._end(job, "failed", status.message)
-        # Queued by us a moment ago; anything else is somebody's wish since then.
+        # We queued it a moment ago, so somebody stopped it since.
         elif status.status == "stopped":
             self._end(job, "stopped", status.message or "asked to stop")
         else:
@@ -237,6 +237,6 @@ class Runner:
 
 
 def is_done(run: PlannedRun) -> bool:
-    """Whether a planned run is over, at its full length."""
+    """Whether a planned run is done, at its full length."""
     status = read_status(run.path)
     return status is not None and status.status == "done" and status.step >= run.config.steps

@@ -1,4 +1,4 @@
-"""The scripts that SLURM runs: written to be read, and to be submitted by hand as well."""
+"""The scripts that SLURM runs; they can be read, and submitted by hand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ exit "$code"
 
 
 def runs_script(runs: Sequence[PlannedRun], options: Sequence[str], config: ClusterConfig, *, folder: Path) -> str:
-    """Return the script of a job array with one member a run; `options` are those of `oelm run` that all share."""
+    """Return the script of a job array, one member for each run; `options` of `oelm run` apply to all."""
     array = f"0-{len(runs) - 1}" + (f"%{config.array_limit}" if config.array_limit is not None else "")
     header = [
         *_header("oelm-runs", config, log=folder / "run-%A_%a.log"),
@@ -64,7 +64,7 @@ def runs_script(runs: Sequence[PlannedRun], options: Sequence[str], config: Clus
 
 
 def single_script(name: str, why: str, arguments: Sequence[str], config: ClusterConfig, *, folder: Path) -> str:
-    """Return the script of one job that needs no GPU: preparing the data, or the report."""
+    """Return the script of a job that needs no GPU: preparing the data, or the report."""
     plain = config.model_copy(update={"partition": config.cpu_partition or config.partition})
     header = [
         *_header(f"oelm-{name}", plain, log=folder / f"{name}-%j.log"),
@@ -82,26 +82,26 @@ def _header(name: str, config: ClusterConfig, *, log: Path) -> list[str]:
         *_named("qos", config.qos),
         *_named("constraint", config.constraint),
         *_named("time", config.time),
-        *_named("chdir", one_line(str(Path.cwd()), "the working folder")),
-        *_named("output", one_line(str(log), "the folder of the runs (--out)")),
+        *_named("chdir", checked_line(str(Path.cwd()), "the working folder")),
+        *_named("output", checked_line(str(log), "the folder of the runs (--out)")),
         "#SBATCH --open-mode=append",
     ]
 
 
 def _named(option: str, value: object) -> list[str]:
-    return [] if value is None else [f"#SBATCH --{option}={shlex.quote(one_line(str(value), f'--{option}'))}"]
+    return [] if value is None else [f"#SBATCH --{option}={shlex.quote(checked_line(str(value), f'--{option}'))}"]
 
 
 def _command(arguments: Sequence[str]) -> str:
-    return shlex.join([one_line(word, "an argument of the command") for word in (*OELM, *arguments)])
+    return shlex.join([checked_line(word, "an argument of the command") for word in (*OELM, *arguments)])
 
 
-def one_line(text: str, what: str) -> str:
-    """Return a text that is to stand in a script; raise ConfigError where a control character is in it.
+def checked_line(text: str, what: str) -> str:
+    """Return a text for a script; raise ConfigError if it has a control character.
 
-    Quotes do not help: in a line for sbatch, which is a comment to the shell, a line's end begins a command.
+    Quotes do not help: an #SBATCH line is a comment to the shell, and what follows a line end in it is a command.
     """
-    # Cc: control characters. Zl, Zp: Unicode's ends of line. Cs: bytes that are no text.
+    # Cc: control characters. Zl, Zp: line ends of Unicode. Cs: bytes that are not text.
     odd = [character for character in text if unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs")]
     if odd:
         raise ConfigError(

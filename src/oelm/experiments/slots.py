@@ -1,4 +1,4 @@
-"""Where runs of a queue are put: a share of the CPU's threads each, or a GPU each."""
+"""Where a queue runs its runs: on a share of the CPU's threads each, or on a GPU each."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from dataclasses import dataclass
 
 from oelm.data.encode import num_cores
 from oelm.errors import ConfigError, MissingExtraError
-from oelm.experiments.gpus import GpuPool, GpuReading, Reservation, check_gpus, parse_gpus, read_gpus
+from oelm.experiments.gpus import SLICE, GpuPool, GpuReading, check_gpus, parse_gpus, read_gpus
 from oelm.experiments.runner import Slots
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _VISIBLE, _HIDDEN = "CUDA_VISIBLE_DEVICES", ("", "-1", "NoDevFiles")
-# How the uuid of a part of a GPU (MIG) begins; NVML counts whole ones.
-_SLICE = "MIG-"
-# Beyond this, memory rather than cores is what runs share.
+# With more, memory is short before cores are.
 _MOST_JOBS = 8
 
 
 class CpuSlots:
-    """Some runs side by side, the cores divided among them."""
+    """Several runs at once, with the cores divided among them."""
 
     def __init__(self, count: int, *, threads: int) -> None:
         self.count, self.threads = count, threads
-        self._free = list(range(count))
+        self._taken = 0
 
     def take(self, *, adopted: int) -> CpuSlot | None:
-        return CpuSlot(self, self._free.pop(0)) if len(self._free) > adopted else None
+        if self._taken + adopted >= self.count:
+            return None
+        self._taken += 1
+        return CpuSlot(self)
 
-    def give_back(self, number: int) -> None:
-        self._free.append(number)
+    def give_back(self) -> None:
+        self._taken -= 1
 
     def __str__(self) -> str:
         return f"{self.count} at once on the CPU, {self.threads} thread{'s' if self.threads > 1 else ''} each"
@@ -38,115 +39,78 @@ class CpuSlots:
 
 @dataclass(frozen=True)
 class CpuSlot:
-    """One of several equal shares of the CPU."""
+    """An equal share of the CPU."""
 
     owner: CpuSlots
-    number: int
-
-    @property
-    def name(self) -> str:
-        return "cpu"
+    name: str = "cpu"
 
     def environment(self) -> dict[str, str]:
         return {"CUDA_VISIBLE_DEVICES": "", **dict.fromkeys(_THREADS, str(self.owner.threads))}
 
     def release(self) -> None:
-        self.owner.give_back(self.number)
-
-
-class GpuSlots:
-    """A GPU for each run, reserved so that no other launch takes it."""
-
-    def __init__(self, pool: GpuPool, described: str, *, count: int) -> None:
-        self._pool, self._described, self.count = pool, described, count
-
-    def take(self, *, adopted: int) -> GpuSlot | None:
-        # The lock of a launcher that was killed ended with it, and its run still has a card: which, only readings tell.
-        reservation = self._pool.take(only_idle=adopted > 0)
-        return GpuSlot(reservation) if reservation is not None else None
-
-    def __str__(self) -> str:
-        return self._described
-
-
-@dataclass(frozen=True)
-class GpuSlot:
-    """One reserved GPU."""
-
-    reservation: Reservation
-
-    @property
-    def name(self) -> str:
-        return f"cuda:{self.reservation.index}"
-
-    def environment(self) -> dict[str, str]:
-        # Counted as the driver's tools do, whatever order CUDA would prefer; a slice has no number at all.
-        is_slice = self.reservation.uuid.startswith(_SLICE)
-        shown = self.reservation.uuid if is_slice else str(self.reservation.index)
-        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": shown}
-
-    def release(self) -> None:
-        self.reservation.release()
+        self.owner.give_back()
 
 
 def choose_slots(gpus: str | None, jobs: int | None, *, budget: str) -> Slots:
-    """Return where a queue's runs go: `gpus` is '2,3', 'auto', 'none', or None: GPUs where there are any."""
+    """Choose slots for a queue: `gpus` is '2,3', 'auto' or 'none'; None takes GPUs if there are any."""
     choice = parse_gpus(gpus) if gpus is not None else None
     there = [] if choice == "none" else _readable(needed=choice is not None)
-    # A scheduler that shows a job some cards has given it those, and only those; who hides them all wants none used.
+    # A scheduler makes only the cards of this job visible.
     shown = _shown(there) if there and choice in (None, "auto") else None
     if shown == [] and choice == "auto":
         raise ConfigError(f"--gpus auto: {_VISIBLE} hides every GPU; unset it, or leave --gpus out")
     if choice == "none" or (choice is None and not (there if shown is None else shown)):
         return _cpu_slots(jobs, budget=budget)
     if jobs is not None:
-        raise ConfigError("--jobs divides the CPU; on GPUs one run takes one, so say which with --gpus, or --gpus none")
+        raise ConfigError(
+            "--jobs divides the CPU, but each run takes a whole GPU; choose them with --gpus, or give --gpus none"
+        )
     if not there:
-        raise ConfigError(f"--gpus {gpus}: there is no NVIDIA GPU on this machine; leave it out, or say --gpus none")
+        raise ConfigError(f"--gpus {gpus}: this machine has no NVIDIA GPU; leave it out, or give --gpus none")
     if shown is not None:
         return _listed_slots(shown)
     if isinstance(choice, tuple):
         check_gpus(choice, there)
         return _listed_slots([next(card for card in there if card.index == index) for index in choice])
-    return GpuSlots(GpuPool("auto"), f"one run a GPU on those of {len(there)} that are free", count=len(there))
+    return GpuPool("auto", described=f"one run a GPU on those of {len(there)} that are free", count=len(there))
 
 
-def _listed_slots(cards: Sequence[GpuReading]) -> GpuSlots:
+def _listed_slots(cards: Sequence[GpuReading]) -> GpuPool:
     indexes = tuple(card.index for card in cards)
-    if cards[0].uuid.startswith(_SLICE):
+    if cards[0].uuid.startswith(SLICE):
         described = f"one run a slice of a GPU on {len(cards)} of them"
-        return GpuSlots(GpuPool(indexes, read=lambda: cards), described, count=len(cards))
-    return GpuSlots(GpuPool(indexes), f"one run a GPU on {', '.join(map(str, indexes))}", count=len(cards))
+        return GpuPool(indexes, described=described, count=len(cards), read=lambda: cards)
+    return GpuPool(indexes, described=f"one run a GPU on {', '.join(map(str, indexes))}", count=len(cards))
 
 
 def _shown(there: Sequence[GpuReading]) -> list[GpuReading] | None:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES shows, read as CUDA does; None where it is not set. Raises ConfigError."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, read as CUDA does; None if it is not set. Raises ConfigError."""
     if (text := os.environ.get(_VISIBLE)) is None:
         return None
     words = [word.strip() for word in text.split(",")]
-    # CUDA shows nothing that stands behind one of these.
+    # CUDA ignores what follows one of these.
     words = words[: next((number for number, word in enumerate(words) if word in _HIDDEN), len(words))]
     cards = [_card(word, number, there) for number, word in enumerate(words)]
-    are_slices = {card.uuid.startswith(_SLICE) for card in cards}
+    are_slices = {card.uuid.startswith(SLICE) for card in cards}
     if len({card.uuid for card in cards}) < len(cards) or len(are_slices) > 1:
-        raise ConfigError(f"{_VISIBLE}={text}: name each GPU once, and no slices beside whole ones; or say --gpus none")
+        raise ConfigError(f"{_VISIBLE}={text}: name each GPU once, and do not mix slices and whole GPUs; or give --gpus none")
     return cards
 
 
 def _card(word: str, number: int, there: Sequence[GpuReading]) -> GpuReading:
-    if word.startswith(_SLICE):
-        # What is read is of the whole card, so that a slice never counts as idle.
+    if word.startswith(SLICE):
+        # Readings are of the whole card, so a slice never counts as idle.
         return GpuReading(number, word, "slice of a GPU", 0, 0, utilization=100, processes=1)
     by_uuid = [card for card in there if word.startswith("GPU-") and card.uuid.startswith(word)]
     found = by_uuid or [card for card in there if word.isdecimal() and card.index == int(word)]
     if len(found) != 1:
         here = ", ".join(f"{card.index} ({card.uuid})" for card in there)
-        raise ConfigError(f"{_VISIBLE}: {word!r} is none of the GPUs here: {here}; mend it or unset it, or say --gpus none")
+        raise ConfigError(f"{_VISIBLE}: {word!r} is none of the GPUs here: {here}; fix or unset it, or give --gpus none")
     return found[0]
 
 
 def _readable(*, needed: bool) -> list[GpuReading]:
-    """Return the GPUs that can be asked; where none was asked for and the library is missing, there are none."""
+    """Read the GPUs; none if the library is missing and no GPU is needed."""
     try:
         return read_gpus()
     except MissingExtraError:
@@ -157,7 +121,7 @@ def _readable(*, needed: bool) -> list[GpuReading]:
 
 def _cpu_slots(jobs: int | None, *, budget: str) -> CpuSlots:
     cores = num_cores()
-    # Small models gain little from a second thread; the full recipe gains from all of them, and needs the memory.
+    # Small models gain little from a second thread; the full recipe uses all threads, and the memory.
     count = jobs if jobs is not None else 1 if budget == "paper" else min(cores, _MOST_JOBS)
     if count < 1:
         raise ConfigError(f"--jobs {count}: at least one run at a time")

@@ -1,6 +1,6 @@
-"""Runs on a SLURM cluster: submitted as job arrays, looked at with squeue and sacct, cancelled with scancel.
+"""Runs on a SLURM cluster: submitted as job arrays, listed with squeue and sacct, cancelled with scancel.
 
-Not through submitit: it hands jobs over as pickles, and what unpickles runs code; a script that one can read does as well.
+Not with submitit, which passes jobs as pickles, and unpickling runs code.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FIELD = re.compile(r"(\w+)=(\S+)")
 
 
 class Submission(Strict):
-    """`submission.json`: the jobs of one `oelm run --slurm`, and which run each member of the array is."""
+    """`submission.json`: the jobs of one `oelm run --slurm`, and the run of each member of the array."""
 
     submitted: str
     data_job: str
@@ -46,7 +46,7 @@ class Submission(Strict):
 
 @dataclass(frozen=True)
 class JobState:
-    """What SLURM says of the job that a run belongs to: its id, its state in SLURM's words, and why it waits."""
+    """The job of a run: its id, its state in SLURM's words, and why it waits."""
 
     job: str
     state: str
@@ -61,48 +61,48 @@ class JobState:
 
 
 def ask(*command: str) -> str:
-    """Return what a command of SLURM's prints; ClusterError where it is not there, hangs or refuses."""
+    """Return the output of a SLURM command; raise ClusterError if it is missing, hangs or fails."""
     if shutil.which(command[0]) is None:
         raise ClusterError(
-            f"SLURM is not here: there is no {command[0]} on the PATH. Log in where jobs are submitted, or leave --slurm out; "
-            "with --dry-run the scripts are written without it"
+            f"SLURM was not found: no {command[0]} on the PATH. Log in where jobs are submitted, or leave --slurm out; "
+            "--dry-run writes the scripts without SLURM"
         )
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as problem:
-        raise ClusterError(f"{command[0]} gave no answer ({problem}); is the SLURM controller up? `sinfo` tells") from problem
+        raise ClusterError(
+            f"{command[0]} gave no answer ({problem}); check with `sinfo` that the SLURM controller is up"
+        ) from problem
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
-        raise ClusterError(f"{command[0]} refused: {said}; mend that, or write the scripts only, with --dry-run")
+        reason = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
+        raise ClusterError(f"{command[0]} refused: {reason}; fix that, or only write the scripts with --dry-run")
     return done.stdout
 
 
 def check_partition(config: ClusterConfig) -> None:
-    """Raise ConfigError when the cluster has no partition of the name that was given."""
+    """Raise ConfigError if the cluster does not have the given partitions."""
     there = sorted({line.strip() for line in ask("sinfo", "--noheader", "--format=%R").splitlines() if line.strip()})
     for name in (config.partition, config.cpu_partition):
         for part in name.split(",") if name is not None else ():
             if part not in there:
                 hint = suggest(part, there)
-                raise ConfigError(
-                    f"--partition {part}: this cluster has no such partition{hint}; there are: {', '.join(there)}"
-                )
+                raise ConfigError(f"--partition {part}: this cluster has no such partition{hint}; it has: {', '.join(there)}")
 
 
 def check_time(config: ClusterConfig, interval_s: float, *, basis: str) -> None:
-    """Raise ConfigError when a job would end before its first checkpoint, which takes about `interval_s`."""
+    """Raise ConfigError if a job would end before its first checkpoint, about `interval_s` after its start."""
     limit_s = config.time_s
     if limit_s is not None and limit_s < interval_s + config.grace_s:
         raise ConfigError(
-            f"--time {config.time} is {limit_s} s; from one checkpoint to the next a run takes about {interval_s:.0f} s "
-            f"({basis}) and {config.grace_s} s are kept for saving: it would get nowhere. Ask for more time, save more often "
-            "(--set save_every=N), or --no-preflight if you know better"
+            f"--time {config.time} is {limit_s} s; a run takes about {interval_s:.0f} s from one checkpoint to the next "
+            f"({basis}), and {config.grace_s} s are reserved for saving: it would make no progress. Ask for more time, save "
+            "more often (--set save_every=N), or skip this check with --no-preflight"
         )
 
 
 @dataclass(frozen=True)
 class Jobs:
-    """What is to be submitted: the runs, the options they share, and the commands before and after them."""
+    """What to submit: the runs, the options they share, and the commands before and after them."""
 
     runs: Sequence[PlannedRun]
     options: Sequence[str]
@@ -137,7 +137,7 @@ def submit(jobs: Jobs, config: ClusterConfig, root: Path) -> tuple[Path, Submiss
     submitted: list[str] = []
     try:
         submitted.append(_sbatch(data))
-        # A job whose data cannot be had shall not wait for ever.
+        # If preparing the data fails, the runs must not wait for ever.
         submitted.append(_sbatch(runs, f"--dependency=afterok:{submitted[0]}", "--kill-on-invalid-dep=yes"))
         submitted.append(_sbatch(report, f"--dependency=afterany:{submitted[1]}"))
     except ClusterError:
@@ -154,16 +154,16 @@ def submit(jobs: Jobs, config: ClusterConfig, root: Path) -> tuple[Path, Submiss
 
 def _sbatch(script: Path, *options: str) -> str:
     try:
-        said = ask("sbatch", *options, str(script))
+        answer = ask("sbatch", *options, str(script))
     except ClusterError as problem:
         raise ClusterError(f"{problem}. The script is {script}; nothing of this submission is left in the queue") from None
-    if (found := _JOB.search(said)) is None:
-        raise ClusterError(f"sbatch answered {said.strip()!r} to {script}, which names no job")
+    if (found := _JOB.search(answer)) is None:
+        raise ClusterError(f"sbatch answered {answer.strip()!r} to {script}, without a job id")
     return found[1]
 
 
 def read_submissions(root: Path) -> list[Submission]:
-    """Return what was submitted for runs under a root, oldest first; what cannot be read is passed over."""
+    """Return the submissions under a root, oldest first, without unreadable ones."""
     found = []
     for path in sorted((root / SUBMISSIONS).glob(f"*/{RECORD}")):
         with contextlib.suppress(OSError, ValidationError):
@@ -172,9 +172,9 @@ def read_submissions(root: Path) -> list[Submission]:
 
 
 def job_states(root: Path, runs: Collection[Path]) -> dict[Path, JobState]:
-    """Return what SLURM says of the newest job of each of these runs that was submitted; where none was, it is not asked.
+    """Return the newest job of each of these runs; SLURM is not called if none was submitted.
 
-    Raises ClusterError where squeue gives no answer: a run may be in a job then, or not.
+    Raises ClusterError if squeue gives no answer: the runs may or may not be in jobs.
     """
     newest = {
         root / name: f"{record.runs_job}_{number}"
@@ -195,18 +195,18 @@ def _array(member: str) -> str:
 
 
 def queued(jobs: Collection[str]) -> dict[str, JobState]:
-    """Return those of these jobs that squeue lists, one entry a member of an array."""
+    """Return those of these jobs that squeue lists, by member of the array."""
     try:
         return _parsed(ask("squeue", "--noheader", "--array", "--format=%i|%T|%r", f"--jobs={','.join(sorted(jobs))}"))
     except ClusterError as problem:
-        # Of a job that is long gone squeue will not hear, but the others beside it may be there.
+        # squeue refuses the whole list for one job that it has forgotten: ask for each.
         if "Invalid job id" not in str(problem):
             raise
     return {member: state for job in jobs for member, state in queued([job]).items()} if len(jobs) > 1 else {}
 
 
 def ended(jobs: Collection[str]) -> dict[str, JobState]:
-    """Return jobs that squeue has forgotten, for display: from sacct, or, without accounts, from the controller's memory."""
+    """Return jobs that squeue has forgotten, for display: from sacct, or without accounting from scontrol."""
     with contextlib.suppress(ClusterError):
         wanted = ",".join(sorted(jobs))
         return _parsed(ask("sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State", f"--jobs={wanted}"))
@@ -216,7 +216,7 @@ def ended(jobs: Collection[str]) -> dict[str, JobState]:
 
 
 def _parsed(text: str) -> dict[str, JobState]:
-    """Parse lines of 'id|state' and perhaps '|reason'; sacct says 'CANCELLED by 0' and the like."""
+    """Parse lines of 'id|state' and perhaps '|reason'. sacct writes states such as 'CANCELLED by 0'."""
     found = {}
     for line in text.splitlines():
         job, state, *reason = line.strip().split("|")
@@ -226,7 +226,7 @@ def _parsed(text: str) -> dict[str, JobState]:
 
 
 def parse_show_job(text: str) -> dict[str, JobState]:
-    """Parse what `scontrol --oneliner show job` says of members of arrays."""
+    """Parse the members of arrays in the output of `scontrol --oneliner show job`."""
     found = {}
     for line in text.splitlines():
         facts = dict(_FIELD.findall(line))
@@ -237,10 +237,10 @@ def parse_show_job(text: str) -> dict[str, JobState]:
 
 
 def cancel(states: Mapping[Path, JobState], runs: Collection[Path]) -> dict[Path, JobState]:
-    """Take waiting jobs of these runs off SLURM's queue, and ask running ones to save and end; return the active ones."""
+    """Cancel the waiting jobs of these runs, ask running ones to save and end, and return both."""
     active = {path: state for path, state in states.items() if path in runs and state.is_active}
     for state in active.values():
-        # To the script alone, which passes it on: it then does not ask to be queued again.
+        # To the script alone, which passes it on and does not requeue itself.
         how = () if state.state == "PENDING" else ("--batch", "--signal=TERM")
         with contextlib.suppress(ClusterError):
             ask("scancel", *how, state.job)

@@ -1,4 +1,4 @@
-"""A study: which experiments, at which budget, with which seeds and changes; planned, checked, made ready."""
+"""A study: experiments, budget, seeds and changes; planned, checked, and its data prepared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from oelm.train.watch import Watch
 
 @dataclass(frozen=True)
 class Study:
-    """What a user asks to have run. `model` and `copies`: where a pretrained classifier and data sets lie on this machine."""
+    """What to run. `model` and `copies` are local folders of a pretrained classifier and of data sets."""
 
     names: tuple[str, ...]
     budget: str
@@ -37,11 +37,8 @@ class Study:
     baselines: bool = True
 
     def plan(self, catalog: Catalog) -> list[PlannedRun]:
-        """Return the study's runs; raise before anything is started when one cannot be what is asked for."""
-        self._check_folders()
-        check_changes(self.changes)
-        if not self.names:
-            raise ConfigError("say what to run: ids or groups of `oelm list`, for example `oelm run GPT-02 --budget smoke`")
+        """Return the study's runs; raise before anything is started if one of them is impossible."""
+        self._check("run")
         chosen, baselines = catalog.select(self.names), catalog.baselines()
         experiments = with_baselines(catalog, chosen) if self.baselines else chosen
         changes = {experiment.id: dict(self.changes) for experiment in experiments}
@@ -63,10 +60,7 @@ class Study:
 
     def plan_sweep(self, catalog: Catalog, grid: Grid, *, num_seeds: int) -> SweepPlan:
         """Return a sweep of the study's experiments and their baselines over a grid."""
-        self._check_folders()
-        check_changes(self.changes)
-        if not self.names:
-            raise ConfigError("say what to sweep: ids or groups of `oelm list`")
+        self._check("sweep")
         experiments = with_baselines(catalog, catalog.select(self.names))
         plan = plan_sweep(experiments, grid, budget=self.budget, num_seeds=num_seeds, root=self.root, changes=self.changes)
         _check_one_model(plan.runs, self.model)
@@ -75,23 +69,26 @@ class Study:
             check_same_recipe(run)
         return plan
 
-    def _check_folders(self) -> None:
-        """Raise ConfigError when a folder is not what it is to be: better now than after hours of preparing data."""
+    def _check(self, command: str) -> None:
+        """Raise ConfigError for names, changes or folders that cannot work, before hours of preparing data."""
+        check_changes(self.changes)
+        if not self.names:
+            raise ConfigError(f"name what to {command}: ids or groups of `oelm list`, for example `oelm {command} GPT-02`")
         for option, folder, content in (
             ("--model", self.model, "config.json and model.safetensors"),
-            ("--from", self.copies, "the data sets, each in a folder called as it is"),
+            ("--from", self.copies, "the data sets, each in a folder of its name"),
         ):
             if folder is not None and not folder.is_dir():
-                raise ConfigError(f"{option} {folder}: no such folder; give the one that holds {content}")
+                raise ConfigError(f"{option} {folder}: no such folder; give the one with {content}")
         there = next(parent for parent in (self.root, *self.root.absolute().parents) if os.path.lexists(parent))
         if not there.is_dir():
-            raise ConfigError(f"--out {self.root}: {there} is a file; give a folder, new or with runs in it")
+            raise ConfigError(f"--out {self.root}: {there} is a file; give a new folder or one of runs")
         if not os.access(there, os.W_OK | os.X_OK):
-            raise ConfigError(f"--out {self.root}: {there} cannot be written to; give a folder of yours")
+            raise ConfigError(f"--out {self.root}: {there} cannot be written to; give another folder")
 
 
 def _families(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
-    """Return experiments by what they are compared with: of two families each may have a grid of its own."""
+    """Group experiments by baseline; each group may have been swept over its own grid."""
     families: dict[str, list[Experiment]] = {}
     for experiment in experiments:
         families.setdefault(experiment.baseline or experiment.id, []).append(experiment)
@@ -99,7 +96,7 @@ def _families(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
 
 
 def _placed(run: PlannedRun, model: Path | None) -> PlannedRun:
-    """Return the run with its pretrained model read from a folder; fresh models and language models have none."""
+    """Return the run with its pretrained model, if it has one, read from a folder."""
     if model is None or not isinstance(run.config, FinetuneConfig) or run.config.model.source is None:
         return run
     placed = run.config.model.model_copy(update={"source": str(model.absolute())})
@@ -107,14 +104,14 @@ def _placed(run: PlannedRun, model: Path | None) -> PlannedRun:
 
 
 def _check_one_model(runs: Sequence[PlannedRun], model: Path | None) -> None:
-    """Raise ConfigError when a folder would stand for more than one pretrained model."""
+    """Raise ConfigError if one folder would replace several pretrained models."""
     meant: dict[str, str] = {}
     for run in runs:
         if isinstance(run.config, FinetuneConfig) and run.config.model.source is not None:
             meant.setdefault(run.config.model.source, run.experiment.id)
     named = [f"{source} ({name})" for source, name in meant.items()]
     if model is not None and len(named) > 1:
-        raise ConfigError(f"--model {model} would stand for {' and '.join(named)}; run their experiments apart")
+        raise ConfigError(f"--model {model} would replace {' and '.join(named)}; run their experiments separately")
 
 
 def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
@@ -125,11 +122,11 @@ def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 def prepare_study(
     runs: Sequence[PlannedRun], *, folder: Path | None, stop: StopFlag, watch: Watch, preflight: bool, retry: bool
 ) -> dict[Path, str]:
-    """Prepare the data that the runs to be started need, once each, and check that their weights will fit on the disk.
+    """Prepare the data of the unfinished runs, each set once, and check that their checkpoints fit on the disk.
 
-    Returns why some cannot be started; raises where none can.
+    Returns why some cannot be started; raises if none can.
     """
-    left = [run for run in unfinished(runs) if retry or not _has_failed(run)]
+    left = [run for run in unfinished(runs) if retry or (status := read_status(run.path)) is None or status.status != "failed"]
     ready = make_ready(left, folder=folder, stop=stop, watch=watch)
     if left and not ready.needs:
         raise next(iter(ready.problems.values()))
@@ -142,8 +139,3 @@ def prepare_study(
             "make room, give another --out, run fewer at a time and `oelm clean --weights` between, or --no-preflight"
         )
     return {path: str(problem) for path, problem in ready.problems.items()}
-
-
-def _has_failed(run: PlannedRun) -> bool:
-    status = read_status(run.path)
-    return status is not None and status.status == "failed"

@@ -1,4 +1,4 @@
-"""What a queue of runs came to: figures by experiment, paired with the baseline by seed."""
+"""Results of a queue of runs: figures by experiment, paired with the baseline by seed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from oelm.decimals import fixed
 from oelm.errors import DataError
-from oelm.experiments.plan import PlannedRun, confounds
+from oelm.experiments.plan import PlannedRun, config_confounds
 from oelm.experiments.registry import Experiment
 from oelm.files import read_json
 from oelm.intervals import Difference, Ratio, mean_difference, mean_ratio
@@ -20,7 +20,7 @@ from oelm.runs.status import read_status
 class SummaryRow:
     """One experiment over its finished seeds; the gap is a ratio of PPLs or a difference of accuracies.
 
-    `best` is each seed's figure on `split`, with the model that was best on validation; a baseline and its arms share one.
+    `best` is each seed's figure on `split`, with the model that was best on validation.
     """
 
     experiment: Experiment
@@ -37,9 +37,9 @@ class SummaryRow:
 
 
 def summarize(runs: Sequence[PlannedRun]) -> list[SummaryRow]:
-    """Return a row for each experiment with a finished run, each behind its baseline.
+    """Return a row for each experiment with a finished run, after its baseline.
 
-    A baseline and its arms stand on test where every finished run of them has a figure there, else all on validation.
+    A baseline and its arms use the test split if all of their finished runs have a figure on it, else validation.
     """
     best: dict[str, dict[int, float]] = {}
     tested: dict[str, dict[int, float]] = {}
@@ -59,14 +59,14 @@ def summarize(runs: Sequence[PlannedRun]) -> list[SummaryRow]:
     for name, values in sorted(best.items(), key=lambda item: _place(first[item[0]].experiment, list(first))):
         run = first[name]
         other = run.experiment.baseline or ""
-        apart = tuple(confounds(run.config, first[other].config, tuned=run.tuned)) if other in first else ()
+        apart = tuple(config_confounds(run.config, first[other].config, tuned=run.tuned)) if other in first else ()
         gap = _gap(metrics[name], values, best.get(other, {}))
         rows.append(SummaryRow(run.experiment, metrics[name], dict(sorted(values.items())), gap, apart, splits[name]))
     return rows
 
 
 def _test_figure(run: PlannedRun, metric: str) -> float | None:
-    """Return a finished run's PPL or accuracy on the test split, where it has one."""
+    """Return a finished run's PPL or accuracy on the test split, if it has one."""
     try:
         figures = read_json(run.path / TIMING)
     except DataError:
@@ -78,14 +78,14 @@ def _test_figure(run: PlannedRun, metric: str) -> float | None:
 def _split(
     name: str, first: dict[str, PlannedRun], best: dict[str, dict[int, float]], tested: dict[str, dict[int, float]]
 ) -> Split:
-    """Return what an experiment's family stands on: all of it on one split, for each arm is compared with the baseline."""
+    """Return the split that an experiment shares with its baseline and the other arms."""
     leader = _leader(first[name].experiment, first)
     family = [other for other in best if _leader(first[other].experiment, first) == leader]
     return "test" if all(tested.get(other, {}).keys() == best[other].keys() for other in family) else "val"
 
 
 def split_note(rows: Sequence[SummaryRow]) -> str:
-    """Say what the figures of a summary are measured on."""
+    """Describe what the figures of a summary are measured on."""
     tested = [row.experiment.id for row in rows if row.split == "test"]
     if len(tested) == len(rows):
         return "on test, with the model that was best on validation, mean over seeds"
@@ -125,7 +125,7 @@ def gap_text(gap: Ratio | Difference | None) -> str:
 
 
 def figure_text(metric: str, value: float | None) -> str:
-    """Return a best figure as people read it."""
+    """Return a best figure as text."""
     if value is None:
         return ""
     return fixed(value, 2) if metric == "ppl" else f"{100 * value:.2f}%"

@@ -1,4 +1,4 @@
-"""A sweep: every arm of a comparison at every point of the same grid, the best point of each told by validation."""
+"""A sweep: every arm of a comparison at every point of one grid; validation chooses the best point of each arm."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from oelm.runs.metrics import read_metrics
 from oelm.runs.status import now_text, read_status
 from oelm.strict import Strict
 
-# Not among the seeds of any comparison: what was chosen by the luck of a seed must not be judged on that seed.
+# Seeds of no comparison: settings chosen on a seed must not be judged on it.
 FIRST_SEED = 100
 Grid = dict[str, list[Any]]
 
 
 def value_text(value: Any) -> str:
-    """Return a value as --set and --grid take it: null is not None, and text has no quotes."""
+    """Return a value as --set and --grid take it: null, and text without quotes."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 class SweepPoint(Strict):
-    """One point of the grid: the mean over seeds of the best validation loss, or of 1 - accuracy.
+    """One point of the grid. `score` is the mean over seeds of the best validation loss, or of 1 - accuracy.
 
-    None while unfinished, or for good where `has_failed`: a point whose loss is no number is never the best. `problem` is
-    why a run failed that may well be trained: out of memory, a full disk, data that is gone.
+    It is None while unfinished, and for good if the loss was not finite (`has_failed`). `problem` is why a run failed that
+    can be repeated: out of memory, a full disk, missing data.
     """
 
     values: dict[str, Any]
@@ -54,10 +54,9 @@ class SweepPoint(Strict):
 
 
 class SweepRecord(Strict):
-    """`sweep.json` of an experiment at a budget: the grid, every point's score, and which is best.
+    """`sweep.json` of an experiment at a budget: the grid, the score of every point, and the best.
 
-    `like` is the experiment whose sweep this is, where it was taken over from another: the same arm on another corpus, or
-    one that stands for several arms of its baseline.
+    `like` is the experiment that was swept, if the sweep was taken over from another one.
     """
 
     experiment: str
@@ -87,12 +86,12 @@ class SweepRecord(Strict):
 
     @property
     def margin(self) -> float:
-        """How close to the best a point must be for other seeds to choose it rather easily: the less, the more were tried."""
+        """How close to the best a point must be to be chosen easily with other seeds; more seeds make it smaller."""
         return CLOSE / math.sqrt(len(self.points[0].seeds))
 
     @property
     def close(self) -> tuple[SweepPoint, ...]:
-        """The points within that margin of the best."""
+        """The points within `margin` of the best."""
         least = None if self.best is None else self.points[self.best].score
         others = [point for number, point in enumerate(self.points) if number != self.best]
         return tuple(
@@ -101,19 +100,19 @@ class SweepRecord(Strict):
 
     @property
     def why_no_best(self) -> str:
-        """Say why no point is the best, and what to do; nothing where one is."""
+        """Why no point is the best, and what to do; '' if one is."""
         if self.best is not None:
             return ""
         if all(point.has_failed for point in self.points):
-            return "has no best: the loss of every point is no number; sweep other values"
+            return "has no best: the loss was not finite at any point; sweep other values"
         if (failed := next((point for point in self.points if point.problem), None)) is None:
             return "is not finished; repeat its command"
-        return f"is not finished: {failed} failed ({failed.problem}); mend that, and repeat its command with --retry"
+        return f"is not finished: {failed} failed ({failed.problem}); fix that, and repeat its command with --retry"
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """All runs of a sweep, and which of them belong to which point of which arm."""
+    """All runs of a sweep, and the runs of each point by arm."""
 
     grid: Grid
     changes: Mapping[str, Any]
@@ -128,30 +127,29 @@ class SweepPlan:
 
 
 def parse_grid(texts: Sequence[str]) -> Grid:
-    """Read 'optim.lr=3e-4,1e-3', once for each setting."""
+    """Parse 'optim.lr=3e-4,1e-3', one text for each setting."""
+
     grid: Grid = {}
     for text in texts:
         key, _, listed = text.partition("=")
         parts = [part.strip() for part in listed.split(",") if part.strip()]
         if len(parts) == 1 and all(key.split(".")):
-            raise ConfigError(
-                f"--grid {text!r}: one value is no sweep; give two at least, or `oelm run --set {key}={parts[0]}`"
-            )
+            raise ConfigError(f"--grid {text!r}: a sweep needs two values at least; or use `oelm run --set {key}={parts[0]}`")
         if not all(key.split(".")) or not parts:
             raise ConfigError(f"--grid {text!r}: write it as key=value,value, for example --grid optim.lr=3e-4,1e-3")
         check_method_key(key, option="--grid")
         if key.split(".")[0] in ("seed", "method") and key not in PACE:
-            raise ConfigError(f"--grid {text!r}: {key} is not tuned; give seeds with --seeds, methods as experiments")
+            raise ConfigError(f"--grid {text!r}: {key} cannot be tuned; give seeds with --seeds and methods as experiments")
         if "[" in listed:
-            raise ConfigError(f"--grid {text!r}: settings that are lists are not tuned; give one with --set")
+            raise ConfigError(f"--grid {text!r}: a list cannot be tuned; give one with --set")
         values = [parse_override(f"{key}={part}")[1] for part in parts]
         if any(isinstance(value, float) and not math.isfinite(value) for value in values):
             raise ConfigError(f"--grid {text!r}: every number must be finite")
         if key in grid or any(values.count(value) > 1 for value in values):
-            raise ConfigError(f"--grid {text!r}: the same setting or value stands there twice")
+            raise ConfigError(f"--grid {text!r}: a setting or value is given twice")
         grid[key] = sorted(values) if _are_numbers(values) else values
     if not grid:
-        raise ConfigError("say what to try: --grid optim.lr=3e-4,1e-3")
+        raise ConfigError("name what to try: --grid optim.lr=3e-4,1e-3")
     return grid
 
 
@@ -161,7 +159,7 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 
 def _check_apart(changes: Mapping[str, Any], grid: Grid) -> None:
     if both := sorted(changes.keys() & grid.keys()):
-        raise ConfigError(f"--set {both[0]}: the sweep tries several values of it; leave one of the two out")
+        raise ConfigError(f"--set {both[0]}: the sweep tries several values of it; remove one of the two")
 
 
 def plan_sweep(
@@ -191,15 +189,12 @@ def plan_sweep(
 
 
 def conclude_sweep(plan: SweepPlan) -> list[SweepRecord]:
-    """Score every point from what its runs left, choose the best of each arm, and write each arm's sweep.json.
-
-    What `standing` tells is not overwritten.
-    """
+    """Score every point, choose the best of each arm, and write its sweep.json unless `standing` keeps the old one."""
     records = []
     for experiment, points in plan.points.items():
         scored = tuple(_scored(values, runs) for values, runs in points)
         finished = [number for number, point in enumerate(scored) if point.score is not None]
-        # The same budget for every arm, or no choice: a best of fewer tries is a worse best.
+        # No choice before all points are finished: an arm with fewer tries would have a worse best.
         is_whole = all(point.score is not None or point.has_failed for point in scored)
         best = min(finished, key=lambda number: scored[number].score or 0.0) if is_whole and finished else None
         record = SweepRecord(
@@ -221,16 +216,16 @@ def conclude_sweep(plan: SweepPlan) -> list[SweepRecord]:
 
 
 def standing(records: Sequence[SweepRecord], root: Path) -> dict[str, SweepRecord]:
-    """Return the finished sweeps, by experiment, that stay what --tuned takes: until each arm of another has its best.
+    """Return the finished sweeps, by experiment, that --tuned uses until every arm of the new sweep has its best.
 
-    All give way at once: arms of two grids are not comparable. A record of the same points and seeds tells of the same runs,
-    so it gives way to what they are now.
+    All are replaced at once, because arms of two grids are not comparable. A record of the same points and seeds is of the
+    same runs, and is replaced at any time.
     """
     if all(record.best is not None for record in records):
         return {}
     kept = {}
     for record in records:
-        # One that is missing or damaged holds nothing to keep.
+        # Nothing to keep in a missing or damaged one.
         with contextlib.suppress(ConfigError):
             earlier = read_sweep(record.experiment, record.budget, root)
             if earlier.best is not None and (earlier.terms, earlier.like) != (record.terms, record.like):
@@ -239,11 +234,11 @@ def standing(records: Sequence[SweepRecord], root: Path) -> dict[str, SweepRecor
 
 
 def _scored(values: dict[str, Any], runs: Sequence[PlannedRun]) -> SweepPoint:
-    """Return a point as its runs left it. What a repetition may mend does not take it out: else arms had unequal grids."""
+    """Return a point from its runs. A failure that can be repeated keeps the point: all arms need equal grids."""
     statuses = {run.seed: read_status(run.path) for run in runs}
     failures = {seed: status.message for seed, status in statuses.items() if status is not None and status.status == "failed"}
     has_failed = any(message.startswith(f"{NonFiniteError.__name__}: ") for message in failures.values())
-    problems = [f"seed {seed}: {' '.join(message.split()) or 'no reason told'}" for seed, message in failures.items()]
+    problems = [f"seed {seed}: {' '.join(message.split()) or 'no reason recorded'}" for seed, message in failures.items()]
     return SweepPoint(
         values=values,
         variant=runs[0].variant,
@@ -255,7 +250,8 @@ def _scored(values: dict[str, Any], runs: Sequence[PlannedRun]) -> SweepPoint:
 
 
 def _score(runs: Sequence[PlannedRun]) -> float | None:
-    """Return the mean of what is least at the best: log PPL, or the share of errors."""
+    """Return the mean log PPL, or share of errors, of finished runs; None if one is unfinished."""
+
     scores = []
     for run in runs:
         status = read_status(run.path)
@@ -274,7 +270,7 @@ def _score(runs: Sequence[PlannedRun]) -> float | None:
 
 
 def _check_score(run: PlannedRun, score: float, *, is_ppl: bool) -> None:
-    """Raise DataError where a run's best figure is not what its own evaluations give."""
+    """Raise DataError if a run's best figure is not that of its evaluations."""
     name = "val_loss" if is_ppl else "val_accuracy"
     rows = read_metrics(run.path / METRICS, only='"val_loss"')
     found = [float(row[name]) if is_ppl else 1.0 - float(row[name]) for row in rows if isinstance(row.get(name), int | float)]
@@ -286,7 +282,7 @@ def _check_score(run: PlannedRun, score: float, *, is_ppl: bool) -> None:
 
 
 def edges(grid: Grid, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the settings whose best value is the first or last of several numbers: the true best may lie outside."""
+    """Return the settings whose best value is the first or last number tried: the true best may be outside."""
     numeric = {key: tried for key, tried in grid.items() if _are_numbers(tried)}
     return tuple(key for key, tried in numeric.items() if values[key] in (tried[0], tried[-1]))
 
@@ -294,12 +290,12 @@ def edges(grid: Grid, values: Mapping[str, Any]) -> tuple[str, ...]:
 def take_over(
     experiments: Sequence[Experiment], like: Experiment, *, budget: str, root: Path, dry_run: bool = False
 ) -> list[SweepRecord]:
-    """Give experiments the finished sweep of another, and write it as theirs; one that was swept itself is refused."""
+    """Write the finished sweep of another experiment as that of these; raise ConfigError for one that was swept itself."""
     source = read_sweep(like.id, budget, root, asked="--like")
     if source.best is None:
         raise ConfigError(f"--like {like.id}: its sweep {source.why_no_best}")
-    told = {"like": source.like or like.id, "written": now_text()}
-    records = [source.model_copy(update={"experiment": experiment.id, **told}) for experiment in experiments]
+    origin = {"like": source.like or like.id, "written": now_text()}
+    records = [source.model_copy(update={"experiment": experiment.id, **origin}) for experiment in experiments]
     for experiment, record in zip(experiments, records, strict=True):
         _check_taker(experiment, like, record, root / experiment.id / budget)
     for record in [] if dry_run else records:
@@ -308,24 +304,24 @@ def take_over(
 
 
 def _check_taker(experiment: Experiment, like: Experiment, record: SweepRecord, folder: Path) -> None:
-    """Raise ConfigError where an experiment must not have this sweep."""
+    """Raise ConfigError if an experiment must not take over this sweep."""
     if experiment.id == like.id:
-        raise ConfigError(f"--like {like.id}: it is among the experiments that would take over its sweep; leave it out")
+        raise ConfigError(f"--like {like.id}: it is one of the experiments that would take over its sweep; remove it")
     if experiment.kind != like.kind:
         raise ConfigError(f"--like {like.id}: it is a {like.kind.replace('_', ' ')}, and {experiment.id} is not")
-    # An arm may stand for others of its baseline; a baseline is swept itself, or has the best of one elsewhere.
+    # An arm may take over from another arm of its baseline; a baseline only from a baseline with the same method.
     is_represented = experiment.baseline is not None and experiment.baseline == like.baseline
     if not is_represented and (experiment.method, bool(experiment.baseline)) != (like.method, bool(like.baseline)):
         raise ConfigError(
-            f"--like {like.id}: its method is not that of {experiment.id}, nor have both one baseline, so its best is another "
-            "arm's; name such an arm"
+            f"--like {like.id}: it has neither the method nor the baseline of {experiment.id}, so their best may differ; "
+            "name an arm that has one of them"
         )
     if not (folder / SWEEP).exists():
         return
     present = read_sweep(experiment.id, record.budget, folder.parent.parent, asked="--like")
     if present.like is None:
-        raise ConfigError(f"{experiment.id} has a sweep of its own at {record.budget}; name the others without it")
-    # Else one could try the bests of several until one wins.
+        raise ConfigError(f"{experiment.id} was swept itself at {record.budget}; remove it")
+    # Otherwise one could try the best of several sweeps until one wins.
     is_same = (present.like, present.best, present.points) == (record.like, record.best, record.points)
     if not is_same and any(folder.glob(f"{TUNED}*")):
         raise ConfigError(f"{experiment.id} has runs with the best of {present.like}; for another's give another --out")
@@ -334,7 +330,7 @@ def _check_taker(experiment: Experiment, like: Experiment, record: SweepRecord, 
 def read_sweep(experiment: str, budget: str, root: Path, *, asked: str = "--tuned", along: Sequence[str] = ()) -> SweepRecord:
     """Return an arm's sweep; ConfigError says how to make one. `asked` is the option that needs it.
 
-    `along` are the experiments to sweep where this one belongs to a comparison: one of its arms alone would not do.
+    `along` are the experiments to sweep together with this one.
     """
     path = root / experiment / budget / SWEEP
     if not path.is_file():
@@ -352,7 +348,7 @@ def read_sweep(experiment: str, budget: str, root: Path, *, asked: str = "--tune
 
 
 class Tuned(NamedTuple):
-    """Each arm's changes with the best of its sweep, the variant they share, and whose sweep it is where it was taken over."""
+    """Each arm's changes with the best of its sweep, the variant they share, and whose sweep was taken over."""
 
     changes: dict[str, dict[str, Any]]
     variant: str
@@ -360,8 +356,10 @@ class Tuned(NamedTuple):
 
 
 def tuned_changes(experiments: Sequence[Experiment], budget: str, root: Path, *, changes: Mapping[str, Any]) -> Tuned:
-    """Return what arms have from their sweeps; all must be of one grid, and the changes of the user apart from it."""
-    # `oelm sweep` takes the baselines along.
+    """Return the best settings of arms by their sweeps, which must share a grid; raise ConfigError otherwise."""
+    from oelm.experiments.plan import variant_name
+
+    # `oelm sweep` adds the baselines itself.
     arms = [experiment.id for experiment in experiments if experiment.baseline is not None]
     records = [read_sweep(experiment.id, budget, root, along=arms) for experiment in experiments]
     for record in records:
@@ -377,6 +375,6 @@ def tuned_changes(experiments: Sequence[Experiment], budget: str, root: Path, *,
     _check_apart(changes, records[0].grid)
     chosen = {record.experiment: {**changes, **record.points[record.best or 0].values} for record in records}
     digest = variant_name({"grid": records[0].grid, **changes}).rsplit("-", 1)[-1]
-    # What was changed besides is told in the name, as for runs that were not tuned.
-    told = f"{variant_name(changes).rsplit('-', 1)[0]}-" if changes else ""
-    return Tuned(chosen, f"{TUNED}{told}{digest}", {record.experiment: record.like for record in records})
+    # The user's changes are in the name, as for untuned runs.
+    changed = f"{variant_name(changes).rsplit('-', 1)[0]}-" if changes else ""
+    return Tuned(chosen, f"{TUNED}{changed}{digest}", {record.experiment: record.like for record in records})

@@ -1,4 +1,4 @@
-"""A queue of runs on the processes that torchrun started: all of them work on one run, then on the next."""
+"""A queue inside torchrun: all processes work on one run, then on the next."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _GO, _SKIP = 1, 0
 
 
 class Together:
-    """Brings planned runs to their end one after the other, each on all processes of a world; the writer decides which.
+    """Runs the planned runs one after the other, each on all processes of a world; the writer decides which.
 
-    A run that fails ends the queue, because the processes may then be at different places: begun again, it goes on behind.
+    A run that fails ends the queue, because the processes may be at different places; a restart continues after it.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Together:
         return self.jobs
 
     def _bring_to_end(self, job: Job) -> bool:
-        """Whether the next run may follow."""
+        """Run one job; return whether the next may follow."""
         lock: FileLock | None = None
         with self._world.writer_first():
             if self._world.is_writer:
@@ -70,7 +70,7 @@ class Together:
                 lock.release()
 
     def _claim(self, job: Job) -> FileLock | None:
-        """Return the launch lock of a run that may be started; None where there is nothing to start, and the job says why."""
+        """Return the launch lock of a run that may be started; else None, with the job's state set."""
         lock = launch_lock(job.run, self._root)
         job.state, job.message = self._reason_not_to(job, lock)
         if job.state == "running":
@@ -82,7 +82,7 @@ class Together:
         return None
 
     def _reason_not_to(self, job: Job, lock: FileLock) -> tuple[State, str]:
-        """Return why a run is not to be started, or 'running' with its launch lock taken."""
+        """Return why a run cannot be started, or 'running' with its launch lock taken."""
         if is_done(job.run):
             return "found done", ""
         if (problem := self._unready.get(job.run.path)) is not None:

@@ -1,4 +1,4 @@
-"""YAML as plain data with line numbers: no tags, no aliases, no duplicate keys, nothing that names code."""
+"""Read YAML as plain data with line numbers; tags, aliases and duplicate keys are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BYTES = 2**20
 # Seven times as fast, where the library was built with it; of what is wrong in a file the other tells more.
 FAST_LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MAX_DEPTH = 20
-# YAML 1.1 takes 1e-3 for text, because of the missing dot; everybody else means a number.
+# YAML 1.1 reads 1e-3 as text, because it has no dot.
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+")
 _TAG = "tag:yaml.org,2002:"
 _LOOSE_BOOLEANS = ("yes", "no", "on", "off", "y", "n")
@@ -24,14 +24,14 @@ _LOOSE_BOOLEANS = ("yes", "no", "on", "off", "y", "n")
 
 @dataclass(frozen=True)
 class YamlFile:
-    """A parsed file: plain data, and the line on which each key stands, by its path from the top."""
+    """A parsed file: plain data, and the line of each key by its path."""
 
     path: str
     data: dict[str, Any]
     lines: dict[tuple[str, ...], int]
 
     def where(self, *keys: str) -> str:
-        """Return 'file:line' of a key, or of the nearest one above it that has a line."""
+        """Return 'file:line' of a key, or of its nearest parent that has a line."""
         while keys and keys not in self.lines:
             keys = keys[:-1]
         return f"{self.path}:{self.lines[keys]}" if keys else self.path
@@ -43,7 +43,7 @@ def read_yaml(path: Path) -> YamlFile:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise ConfigError(f"{path}: too large; a catalog has {MAX_BYTES:,} bytes at most")
+            raise ConfigError(f"{path}: too large; the limit is {MAX_BYTES:,} bytes")
         text = content.decode("utf-8")
     except (OSError, ValueError) as problem:
         raise ConfigError(f"{path}: cannot be read ({problem})") from problem
@@ -77,13 +77,13 @@ def _check_plain(text: str, where: str, kind: type[Any]) -> None:
             event = loader.get_event()
             line = event.start_mark.line + 1
             if isinstance(event, yaml.AliasEvent):
-                raise ConfigError(f"{where}:{line}: aliases (*{event.anchor}) are not read; use extends:")
+                raise ConfigError(f"{where}:{line}: aliases (*{event.anchor}) are not supported; use extends:")
             if (tag := getattr(event, "tag", None)) is not None:
                 raise ConfigError(f"{where}:{line}: the tag {tag[:60]} is not plain data; nothing in a catalog may name code")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _MAX_DEPTH:
                 raise ConfigError(f"{where}:{line}: more than {_MAX_DEPTH} levels deep")
-    # What the library lets through: an escape beyond Unicode, a version of thousands of digits.
+    # Raised by the library itself: an escape beyond Unicode, a version of thousands of digits.
     except (ValueError, OverflowError) as problem:
         raise ConfigError(f"{where}:{loader.line + 1}: not YAML ({problem})") from None
     finally:
@@ -97,7 +97,7 @@ def _mapping(node: yaml.MappingNode, at: tuple[str, ...], lines: dict[tuple[str,
         if not isinstance(key, str):
             raise ConfigError(f"{where}:{_line(key_node)}: the key {key!r} must be text; write it in quotes")
         if key in found:
-            raise ConfigError(f"{where}:{_line(key_node)}: '{key}' stands twice in one place")
+            raise ConfigError(f"{where}:{_line(key_node)}: '{key}' is given twice")
         lines[(*at, key)] = _line(key_node)
         found[key] = _value(value_node, (*at, key), lines, where)
     return found
@@ -119,7 +119,7 @@ def _scalar(node: yaml.ScalarNode, where: str) -> Any:
     match kind:
         case "str" | "timestamp":
             if any("\ud800" <= character <= "\udfff" for character in text):
-                raise ConfigError(f"{where}:{_line(node)}: half a character (\\ud800 to \\udfff) is no text; write it whole")
+                raise ConfigError(f"{where}:{_line(node)}: half a surrogate pair (\\ud800 to \\udfff) is not text")
             return text
         case "null":
             return None
@@ -134,7 +134,7 @@ def _scalar(node: yaml.ScalarNode, where: str) -> Any:
         case "int" | "float":
             raise ConfigError(f"{where}:{_line(node)}: {text[:40]} is not a finite decimal number; quote it if it is text")
     # YAML's merge key << and its default key =.
-    raise ConfigError(f"{where}:{_line(node)}: {text} has a meaning of its own in YAML; use extends:, or quote it")
+    raise ConfigError(f"{where}:{_line(node)}: {text} has a special meaning in YAML; use extends:, or quote it")
 
 
 def _is_plain_float(text: str) -> bool:

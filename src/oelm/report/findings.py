@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from oelm.dotted import flatten
 from oelm.errors import ConfigError
 from oelm.experiments.fair import TUNED, confounding, tuned_alike
-from oelm.experiments.registry import Catalog, Experiment, dotted
+from oelm.experiments.registry import Catalog, Experiment
 from oelm.experiments.sweep import SweepRecord, read_sweep
 from oelm.method.kind import method_kind
 from oelm.report.collect import Arm, ArmKey, Run, common_split, difference_text, differing_settings
@@ -156,7 +157,7 @@ def _at_its_best(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
     sweep = sweep_of(arm, roots)
     if sweep is None or sweep.best is None:
         return None
-    settings = dotted(arm.runs[0].config or {})
+    settings = flatten(arm.runs[0].config or {})
     chosen = sweep.points[sweep.best].values
     return sweep if all(settings.get(key) == value for key, value in chosen.items()) else None
 

@@ -26,12 +26,11 @@ _JOINED = "oelm:"
 
 
 class OelmCallback(TrainerCallback):
-    """Reports at the start what is frozen, proves by digest at every save that it has not moved, and follows the method.
+    """Logs at the start what is frozen, checks by digest at every save that it has not moved, and follows the method.
 
-    A method that thaws or freezes in the course of training (`Method.thaw`, `Method.freeze_at`) does so at the same steps as
-    in our loop. `thaw_at` instead is the fraction of the training after which all of Q and K learn. To resume, before or after
-    such a moment, freeze a fresh model by the same call. Raises MethodError at the start when nothing is frozen, now or later:
-    a Trainer that silently trains everything is what this is here against.
+    A method that thaws or freezes during training (`Method.thaw`, `Method.freeze_at`) does so at the same steps as in our
+    loop. Alternatively, all of Q and K train after the fraction `thaw_at` of training. To resume, freeze a fresh model with
+    the same call. Raises MethodError at the start if nothing is frozen, now or later.
     """
 
     def __init__(self, *, thaw_at: float | None = None) -> None:
@@ -50,10 +49,10 @@ class OelmCallback(TrainerCallback):
             raise MethodError("nothing is frozen in this model: call oelm.freeze(model, method) before Trainer(...)")
         if self._plans and self.thaw_at is not None:
             raise MethodError(
-                f"thaw_at {self.thaw_at}: the method that froze this model says itself when Q and K learn; leave thaw_at out"
+                f"thaw_at {self.thaw_at}: the method that froze this model sets itself when Q and K train; leave thaw_at out"
             )
         if (self._plans or self.thaw_at is not None) and args.world_size > 1:
-            what = "thaw_at" if self.thaw_at is not None else "a method that thaws or freezes in the course of training"
+            what = "thaw_at" if self.thaw_at is not None else "a method that thaws or freezes during training"
             raise MethodError(
                 f"{what}: with several processes, gradients of thawed weights would not be summed; use one process"
             )
@@ -62,8 +61,8 @@ class OelmCallback(TrainerCallback):
         log.info("%s", audit(model))
 
     def _resume(self, model: nn.Module, state: Any, optimizer: Any) -> None:
-        """Let learn what learnt in the last step before the checkpoint: its weights are loaded, no longer those of `freeze`."""
-        # At the start nothing has thawed yet.
+        """Train what was trained in the last step before the checkpoint; the loaded weights are no longer those of `freeze`."""
+        # At step 0 nothing has thawed yet.
         last = max(0, state.global_step - 1)
         for owner, plan in self._plans:
             thawed = plan.frozen_at(0) - plan.frozen_at(last)
@@ -79,7 +78,7 @@ class OelmCallback(TrainerCallback):
         for owner, plan in self._plans:
             frozen, before = plan.frozen_at(state.global_step), set(record_of(owner))
             if frozen != before:
-                # Fused weights stay apart: joined again, they would be new tensors that the optimizer does not know.
+                # Fused weights stay split: merged, they would be new tensors, unknown to the optimizer.
                 hold(owner, frozen)
                 self._joined.add(model, owner, before - frozen, given["optimizer"])
                 log.info("step %d: thawed %d tensors, froze %d", state.global_step, len(before - frozen), len(frozen - before))
@@ -94,7 +93,7 @@ class OelmCallback(TrainerCallback):
         check_frozen(given["model"])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        # After the last step the best checkpoint is loaded over what is to be proven.
+        # After the last step the best checkpoint replaces the weights to check.
         if args.load_best_model_at_end and state.global_step >= state.max_steps:
             check_frozen(given["model"])
 
@@ -107,10 +106,10 @@ class OelmCallback(TrainerCallback):
 
 
 class _Joined:
-    """The parameters that joined an optimizer during training, and how it is saved and loaded with them.
+    """The parameters that joined an optimizer during training, and how its state is saved and loaded with them.
 
-    A Trainer that resumes builds its optimizer from what learns at the start, and torch loads its state by position. So
-    those that joined are saved by name, apart from the rest, which then fits whenever the checkpoint was made.
+    A Trainer that resumes builds its optimizer from what trains at the start, and torch loads the state by position. So the
+    state of those that joined is saved by name, separate from the rest, which always fits.
     """
 
     def __init__(self) -> None:
@@ -118,7 +117,7 @@ class _Joined:
         self._known: set[int] = set()
 
     def add(self, model: nn.Module, owner: nn.Module, names: Collection[str], optimizer: Any) -> None:
-        """Give an optimizer the parameters that are to learn from here on, with the state that was loaded for them."""
+        """Add parameters to an optimizer, with the state that was loaded for them."""
         optimizer = getattr(optimizer, "optimizer", optimizer)
         if names and id(optimizer) not in self._known:
             self._known.add(id(optimizer))
@@ -126,7 +125,7 @@ class _Joined:
             optimizer.register_load_state_dict_pre_hook(self._leave)
         full_names = {parameter: name for name, parameter in model.named_parameters()}
         parameters = dict(owner.named_parameters(remove_duplicate=False))
-        # Into groups that are there already: a new one would not follow the Trainer's schedule. Its first decays, its last not.
+        # Into existing groups: a new one would not follow the Trainer's schedule. Its first group decays, its last does not.
         groups = optimizer.param_groups
         known = {parameter for group in groups for parameter in group["params"]}
         for name in sorted(names):
@@ -139,7 +138,7 @@ class _Joined:
                     optimizer.state[parameter] = {key: _placed(key, value, parameter, group) for key, value in loaded.items()}
 
     def drop_others(self, optimizer: Any) -> None:
-        """Forget loaded states that nothing took."""
+        """Drop loaded states that were not used."""
         for key in [key for key in optimizer.state if isinstance(key, str) and key.startswith(_JOINED)]:
             del optimizer.state[key]
 
@@ -159,14 +158,14 @@ class _Joined:
         }
 
     def _leave(self, optimizer: Any, loaded: dict[str, Any]) -> None:
-        """Take out those that joined, before a state is loaded which may be of an earlier step."""
+        """Remove those that joined before a state is loaded, which may be of an earlier step."""
         for group in optimizer.param_groups:
             group["params"] = [parameter for parameter in group["params"] if parameter not in self._names]
         self._names.clear()
 
 
 def _placed(key: str, value: Any, parameter: nn.Parameter, group: dict[str, Any]) -> Any:
-    """Return a loaded number or tensor where torch itself puts it when it loads a state."""
+    """Return a loaded value on the device and in the dtype that torch uses when it loads a state."""
     if not isinstance(value, torch.Tensor):
         return value
     if key == "step":

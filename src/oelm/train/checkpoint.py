@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint directory whose every file was found to be what its manifest says."""
+    """A checkpoint directory that matches its manifest."""
 
     path: Path
     saved: SavedState
@@ -67,17 +67,17 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run directory: `checkpoints/step-N/`, and the pointers `latest.json` and `best.json`.
 
-    Whoever writes gives the `guard` that proves the directory to be its own; nothing is written or removed without it.
+    `guard` proves before every write and removal that the caller still holds the directory.
     """
 
     def __init__(self, run: Path, *, keep: int, guard: Guard | None = None) -> None:
         self.run, self.folder, self.keep, self.guard = run, run / CHECKPOINTS, keep, guard
 
     def publish(self, saved: SavedState, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
-        """Write a whole checkpoint, then point to it, then prune; refuse when a frozen tensor has moved."""
+        """Write a whole checkpoint, then the pointers, then prune; raise if a frozen tensor has moved."""
         check_frozen(model)
         target = self.run / checkpoint_name(saved.state.step)
-        with publish_dir(target, guard=self.guard) as staging, _told_by(self.guard):
+        with publish_dir(target, guard=self.guard) as staging, _explained_by(self.guard):
             _save_tensors(_stored(model), staging / SAVED_MODEL)
             _save_tensors(optimizer_tensors(optimizer, model), staging / SAVED_OPTIMIZER)
             write_json(staging / SAVED_STATE, saved.model_dump(mode="json"))
@@ -87,7 +87,7 @@ class Checkpoints:
         return target
 
     def point(self, saved: SavedState) -> None:
-        """Set `latest.json` and `best.json` by a state; also after a kill between a checkpoint and its pointers."""
+        """Write `latest.json` and `best.json` of a state; a kill may have come between a checkpoint and its pointers."""
         state, guard = saved.state, self.guard
         latest = {"step": state.step, "checkpoint": checkpoint_name(state.step)}
         write_json(self.run / LATEST, latest, guard=guard)
@@ -102,17 +102,15 @@ class Checkpoints:
             write_json(self.run / BEST, found, guard=guard)
 
     def newest(self, *, exact_step: int | None) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole, with a warning for each damaged one that was passed over.
+        """Return the newest whole checkpoint, warning of each damaged one that was skipped; None if nothing was saved.
 
-        With `exact_step`, return that one or raise CheckpointError. None means that nothing was ever saved.
+        With `exact_step`, return that one or raise CheckpointError.
         """
         if exact_step is not None:
             try:
                 return open_checkpoint(self.run / checkpoint_name(exact_step))
             except CheckpointError as problem:
-                raise CheckpointError(
-                    f"{problem}; leave --exact-step out to go on from the newest checkpoint that is whole"
-                ) from None
+                raise CheckpointError(f"{problem}; leave --exact-step out to resume from the newest whole checkpoint") from None
         problems: list[str] = []
         for path in checkpoint_folders(self.run):
             try:
@@ -137,12 +135,12 @@ class Checkpoints:
                 try:
                     _remove(path, self.guard)
                 except OSError as problem:
-                    log.warning("%s: an old checkpoint stays, for it cannot be removed (%s)", path, problem)
+                    log.warning("%s: an old checkpoint cannot be removed (%s)", path, problem)
 
     def forget_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps: the run goes on from `step`, and they belong to a line given up.
+        """Remove the checkpoints of later steps, because the run resumes from `step`.
 
-        Raises CheckpointError where one stays: the next command would go on from it.
+        Raises CheckpointError if one cannot be removed: the next command would resume from it.
         """
         for path in checkpoint_folders(self.run):
             if (checkpoint_step(path) or 0) > step:
@@ -157,8 +155,8 @@ class Checkpoints:
 
 
 @contextlib.contextmanager
-def _told_by(guard: Guard | None) -> Iterator[None]:
-    """Let the guard explain a failure first: of a folder that is gone, safetensors says only that there is no such file."""
+def _explained_by(guard: Guard | None) -> Iterator[None]:
+    """On a failure, let the guard report first that the folder is gone; safetensors reports only a missing file."""
     try:
         yield
     except (SafetensorError, OelmError):
@@ -168,18 +166,18 @@ def _told_by(guard: Guard | None) -> Iterator[None]:
 
 
 def _remove(path: Path, guard: Guard | None) -> None:
-    """Take a checkpoint out of a run whole, by a rename; what the disk then keeps of it is swept at the next start."""
+    """Remove a checkpoint by a rename, then delete it; leftovers are deleted at the next start."""
     retired = path.with_name(f"{STAGING_PREFIX}{path.name}-{secrets.token_hex(4)}")
     move_within(path.parent, os.rename, path.name, retired.name, guard=guard)
     try:
         shutil.rmtree(retired)
     except OSError as problem:
-        # NFS keeps a file that is open somewhere, under another name.
-        log.warning("%s: not all of it could be deleted (%s); the run sweeps it when it next starts", retired, problem)
+        # NFS keeps an open file under another name.
+        log.warning("%s: could not be deleted entirely (%s); the run deletes the rest when it next starts", retired, problem)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Verify every file of a checkpoint against its manifest and parse its state; raise CheckpointError otherwise."""
+    """Verify every file of a checkpoint against its manifest, and parse its state; raise CheckpointError otherwise."""
     if not _is_plain_dir(path):
         raise CheckpointError(f"{path}: no such checkpoint")
     _check_manifest(path)
@@ -197,7 +195,7 @@ def _check_manifest(path: Path) -> None:
     for name in names:
         if not (path / name).is_file():
             raise CheckpointError(f"{path / name}: missing")
-    # Every byte counts, the manifest's own too: it must be the very text that these files give.
+    # The manifest too must be byte for byte the text that these files give.
     actual = _manifest_text(path)
     if (path / SAVED_MANIFEST).read_bytes() == actual.encode():
         return
@@ -212,26 +210,26 @@ def _check_manifest(path: Path) -> None:
 
 
 def load_model(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Copy a checkpoint's weights into a model of the same shape, and take over its frozen digests."""
+    """Copy a checkpoint's weights and frozen digests into a model of the same shape."""
     tensors = load_tensors(checkpoint.path / SAVED_MODEL)
     load_weights(model, tensors, where=str(checkpoint.path / SAVED_MODEL))
     adopt_record(model, checkpoint.saved.frozen)
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], *, where: str) -> None:
-    """Copy tensors into a model whose names and shapes they match exactly; raise CheckpointError with the first misfit."""
+    """Copy tensors into a model; raise CheckpointError unless all names and shapes match."""
     own = _stored(model)
     for name in sorted(own.keys() ^ tensors.keys()):
         raise CheckpointError(f"{where}: {'lacks' if name in own else 'has an unknown'} tensor {name}: another model's")
     for name, tensor in tensors.items():
         if own[name].shape != tensor.shape:
             raise CheckpointError(f"{where}: {name} is {tuple(tensor.shape)}, the model's is {tuple(own[name].shape)}")
-    # Not by copying into what state_dict gave: of a projection that was split, that is a copy.
+    # Not by copying into the state_dict: for a split projection it holds copies.
     model.load_state_dict(tensors)
 
 
 def _stored(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint: a model's own, with coordinates in place of the dense weights they stand for."""
+    """Return a model's tensors, with the coordinates of slices in place of dense weights."""
     with compact_states():
         return dict(model.state_dict())
 
@@ -242,7 +240,7 @@ def load_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.op
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file; raise CheckpointError when it is not one."""
+    """Read a safetensors file; raise CheckpointError if it is not one."""
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as problem:
@@ -253,14 +251,14 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(_apart({name: tensor.detach().contiguous() for name, tensor in tensors.items()}), path)
     except SafetensorError as problem:
-        # The library reports the operating system's error as text: 28 is no space, 27 the file-size limit, 122 a quota.
+        # The library reports errno as text: 28 is no space, 27 the file-size limit, 122 a quota.
         if re.search(r"os error (28|27|122)\b", str(problem)):
             raise disk_full(path, problem) from problem
         raise
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give tensors that share their memory (tied embeddings) a copy each: the format knows no sharing."""
+    """Copy tensors that share memory (tied embeddings): the format does not support sharing."""
     seen: set[int] = set()
     apart: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

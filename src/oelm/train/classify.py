@@ -1,4 +1,4 @@
-"""The second kind of run: tell the labels of a task apart, by fine-tuning a pretrained model or training a small one."""
+"""The classifier's task: fine-tune a pretrained model, or train a small one, to predict labels."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _EVALUATED_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class ClassifierEvaluation:
-    """Accuracy and loss per example over a whole split, and what was predicted for each."""
+    """Accuracy and loss per example on a whole split, and the predictions."""
 
     loss: float
     accuracy: float
@@ -78,12 +78,12 @@ class ExampleBatch:
 
 
 class ClassifierTask:
-    """Tell the labels of an example set apart; `folder` is the pretrained model's, None for a fresh one."""
+    """Predict the labels of an example set; `folder` is the pretrained model's, None for a fresh one."""
 
     def __init__(self, examples: ExampleSet, config: FinetuneConfig, compute: Compute, *, folder: Path | None) -> None:
         self.examples, self.config, self.compute, self.folder = examples, config, compute, folder
         self.micro_batch_size, self.is_writer = config.micro_batch_size, True
-        # The model's own where it has one: RoBERTa counts positions from it, GPT-2 looks for the last token before it.
+        # The model's if it has one: RoBERTa counts positions from it, GPT-2 searches the last token before it.
         own = model_facts(self.folder).get("pad_token_id") if self.folder is not None else None
         self.pad = examples.meta.pad if own is None or int(own) < 0 else int(own)
         for split in ("train", "val"):
@@ -150,12 +150,12 @@ class ClassifierTask:
         with self.compute.autocast():
             logits = forward(**_inputs(model, part)).logits
         total = F.cross_entropy(logits.float(), part["labels"], reduction="sum")
-        # The last batch of an epoch may be cut into micro-batches of unequal size; every example counts the same.
+        # Every example counts the same, also in the unequal micro-batches of an epoch's last batch.
         return total * batch.num_micro_batches / len(batch.ids)
 
     @property
     def has_test(self) -> bool:
-        # Examples without a label were left out when they were prepared: a split that is there has labels.
+        # Unlabelled examples were dropped when the set was prepared, so the split has labels.
         return "test" in self.examples.splits
 
     def evaluate(
@@ -199,7 +199,7 @@ class ClassifierTask:
 
 
 def _chosen(split: ExampleSplit, most: int) -> NDArray[np.int64]:
-    """Return the numbers of the examples to train on: the same for every seed and arm, in the order of the file."""
+    """Return the numbers of the examples to train on: the same for every seed and arm, in file order."""
     count = len(split.labels)
     everything = np.arange(count, dtype=np.int64)
     if most == 0 or most >= count:
@@ -226,9 +226,9 @@ def evaluate_split(
     progress: Callable[[int, int], None],
     world: World = ALONE,
 ) -> ClassifierEvaluation | None:
-    """Return loss and accuracy over every example of a split, or None when a stop was asked for meanwhile.
+    """Return loss and accuracy on every example of a split, or None if a stop came first.
 
-    The processes of a world take turns at the batches, which do not depend on their number, and neither does the figure.
+    The processes of a world take turns at the same batches as one alone, so the result does not depend on their number.
     """
     count = len(split.labels)
     parts: list[NDArray[np.float64]] = []
@@ -252,8 +252,8 @@ def evaluate_split(
 
 @torch.no_grad()
 def _judged(model: nn.Module, split: ExampleSplit, pad: int, compute: Compute, world: World) -> Iterator[NDArray[np.float64]]:
-    """Yield, of each of this process's batches: the examples' numbers, their losses, and what was predicted, in one row."""
-    # Longest first: what does not fit fails at once. Same batches whatever the training batch, so same figures.
+    """Yield for each batch of this process one row: the examples' numbers, their losses, the predictions."""
+    # Longest first: what does not fit in memory fails at once. The batches do not depend on the training batch.
     by_length = np.argsort(-split.lengths, kind="stable")
     was_training = model.training
     model.eval()
@@ -275,9 +275,9 @@ def _judged(model: nn.Module, split: ExampleSplit, pad: int, compute: Compute, w
 def open_classifier_task(
     config: FinetuneConfig, compute: Compute, *, run: Path, known: str, progress: Progress
 ) -> tuple[FinetuneConfig, ClassifierTask]:
-    """Encode a classifier's examples with its model's tokenizer, and fill in what only model and data can tell.
+    """Encode a classifier's examples with its model's tokenizer, and fill in the config from model and data.
 
-    `known` is the fingerprint of the examples that the run began with, if it began.
+    `known` is the fingerprint of the examples that the run started with, if it did.
     """
     source = config.model.source
     folder, digest, tokenizer = _start(source, run) if source is not None else (None, "", None)
@@ -293,13 +293,13 @@ def open_classifier_task(
             f"{source}: these weights (sha256 {digest[:12]}...) are not those of the config ({config.model.sha256[:12]}...)"
         )
     config = config.model_copy(update={"model": config.model.model_copy(update={"num_labels": labels, "sha256": digest})})
-    per_epoch = ClassifierTask(examples, config, compute, folder=folder).order.batches_per_epoch
-    config = _with_length(config, per_epoch)
-    return config, ClassifierTask(examples, config, compute, folder=folder)
+    task = ClassifierTask(examples, config, compute, folder=folder)
+    task.config = _with_length(config, task.order.batches_per_epoch)
+    return task.config, task
 
 
 def _start(source: str, run: Path) -> tuple[Path, str, Path]:
-    """Return a pretrained model's folder, its digest and its tokenizer; of a begun run whose model is gone, what it kept."""
+    """Return a pretrained model's folder, digest and tokenizer; from the run if it has started and the model is missing."""
     try:
         folder = model_folder(source)
         return folder, weights_sha256(folder), folder
@@ -313,7 +313,7 @@ def _start(source: str, run: Path) -> tuple[Path, str, Path]:
 
 
 def _with_length(config: FinetuneConfig, per_epoch: int) -> FinetuneConfig:
-    """Fill in steps and how often to evaluate and save from the number of batches an epoch has."""
+    """Fill in steps, and how often to evaluate and save, from the number of batches in an epoch."""
     steps = config.steps if config.epochs is None else math.ceil(config.epochs * per_epoch)
     every = min(per_epoch, steps)
     return config.model_copy(

@@ -1,4 +1,4 @@
-"""Which device and precision a run uses, and why: pure decisions over what the machine says it can do."""
+"""Choose the device and precision of a run from what the machine offers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Compute:
-    """The device and precision in force, with the reason for the precision."""
+    """The chosen device and precision, with the reason for the precision."""
 
     device: str
     precision: str
@@ -44,7 +44,7 @@ class Compute:
                 yield
 
 
-def look() -> Capabilities:
+def capabilities() -> Capabilities:
     """Ask torch what this machine offers."""
     cuda = torch.cuda.is_available()
     return Capabilities(
@@ -54,8 +54,9 @@ def look() -> Capabilities:
     )
 
 
-def choose_compute(device: Device, precision: Precision, has: Capabilities) -> Compute:
-    """Decide device and precision; refuse what the machine cannot do rather than fall back in silence."""
+def choose_compute(device: Device, precision: Precision, has: Capabilities | None = None) -> Compute:
+    """Choose device and precision; raise ConfigError for what the machine cannot do. `has` defaults to this machine."""
+    has = has or capabilities()
     if (device == "cuda" and not has.cuda) or (device == "mps" and not has.mps):
         there = [name for name, present in (("cuda", has.cuda), ("mps", has.mps), ("cpu", True)) if present]
         raise ConfigError(f"device '{device}' is not available here; available: {', '.join(there)}, or 'auto'")
@@ -74,7 +75,7 @@ def choose_compute(device: Device, precision: Precision, has: Capabilities) -> C
 
 
 def synchronize(device: str) -> None:
-    """Wait for the device, so that a clock read next counts finished work."""
+    """Wait until the device has finished, so that a clock read next counts finished work."""
     if device == "cuda":
         torch.cuda.synchronize()
     elif device == "mps":
@@ -82,13 +83,13 @@ def synchronize(device: str) -> None:
 
 
 def device_name(device: str) -> str:
-    """Return the device as the machine counts it: a launcher shows its run one GPU only, which is 0 to torch."""
+    """Return the device by the machine's number; torch numbers only the GPUs that the launcher made visible."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return f"cuda:{visible.split(',')[0] or 0}" if device == "cuda" else device
 
 
 def apply_determinism(*, deterministic: bool) -> None:
-    """Make a GPU repeat itself to the bit where asked for; a CPU does so anyway."""
+    """Make a GPU bit-reproducible if asked for; a CPU is anyway."""
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses without it
     torch.use_deterministic_algorithms(deterministic)
@@ -96,7 +97,7 @@ def apply_determinism(*, deterministic: bool) -> None:
 
 
 def gpu_uuid(device: str) -> str | None:
-    """Return the GPU in use as NVML names it, whatever a launcher shows its run as number 0; None without one."""
+    """Return the UUID of the GPU in use, as NVML names it; None without a GPU."""
     if device != "cuda":
         return None
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)

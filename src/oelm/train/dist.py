@@ -1,4 +1,4 @@
-"""One run on many processes, as torchrun starts them: who writes, who waits, and what all agree on at every step."""
+"""One run on several processes of torchrun: who writes, who waits, and what all agree on at every step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from oelm.ranks import is_one_of_many
 from oelm.train.stop import StopFlag
 
 log = logging.getLogger(__name__)
-# The library's half an hour is a night's sleep lost to one hung process.
+# The library's default of half an hour is long to wait for a hung process.
 TIMEOUT_S = 60.0
 TIMEOUT_SETTING = "OELM_RANK_TIMEOUT_S"
 _BEAT_S = 1.0
@@ -52,21 +52,21 @@ Floats = NDArray[np.float64]
 
 @dataclass(eq=False)
 class World:
-    """The processes that work on one run together. Of size 1 there is no process group, and nothing here does anything.
+    """The processes that work on one run. With size 1 there is no process group, and all methods return at once.
 
-    Rank 0 is the writer: the only one that touches the run's folder.
+    Rank 0 is the writer: the only one that writes to the run's folder.
     """
 
     rank: int = 0
     size: int = 1
     device: str = "cpu"
     timeout_s: float = TIMEOUT_S
-    # Handed to the gradients' sums: in all, and since the step before.
+    # Bytes of gradients summed: in total, and in the last step.
     reduced_bytes: int = 0
     step_bytes: int = 0
     _counted_bytes: int = 0
     _store: Any = None
-    # Moves between CPUs, and notices at once when a process dies, whatever carries the gradients.
+    # A gloo group, whatever backend sums the gradients: it notices at once when a process dies.
     _control: Any = None
     _peers: list[tuple[str, int]] = field(default_factory=list)
 
@@ -75,38 +75,37 @@ class World:
         return self.rank == 0
 
     def share(self, count: int) -> list[int]:
-        """Return which of so many parts of a batch are this process's: neighbours, and none where there are too few."""
+        """Return which of `count` parts of a batch are this process's: consecutive ones, or none."""
         return list(range(self.rank * count // self.size, (self.rank + 1) * count // self.size))
 
     def micro_batch_size(self, batch_size: int, micro_batch_size: int) -> int:
-        """Return the largest micro-batch, up to the config's, that gives every process as many of a whole batch."""
+        """Return the largest micro-batch, up to the config's, that divides a batch evenly among the processes."""
         if batch_size % self.size:
             fits = [number for number in range(1, batch_size + 1) if batch_size % number == 0]
             raise ConfigError(
                 f"batch_size {batch_size} does not divide among {self.size} processes; numbers that do: "
-                f"{', '.join(map(str, fits))}. The batch stays the same whatever their number, so choose one of these"
+                f"{', '.join(map(str, fits))}. The batch does not change with their number, so choose one of these"
             )
         rows = batch_size // self.size
         return next(size for size in range(min(micro_batch_size, rows), 0, -1) if rows % size == 0)
 
     def wrap(self, model: nn.Module, *, may_skip: bool = False) -> nn.Module:
-        """Return what to call for a forward pass whose backward pass sums gradients over all processes.
+        """Return a module whose backward pass sums gradients over all processes, except those of frozen parameters.
 
-        What is frozen is left out of that; after freezing or thawing, wrap anew. `may_skip`: some parameters may get no
-        gradient.
+        Wrap again after freezing or thawing. `may_skip`: some parameters may get no gradient.
         """
         if self.size == 1:
             return model
-        # Every process has built or loaded the same weights, which `check_same` proves: nothing needs to be sent.
+        # Nothing needs to be sent: every process has the same weights, which `check_same` proves.
         parallel = DistributedDataParallel(
             model, init_sync=False, gradient_as_bucket_view=True, find_unused_parameters=may_skip, **_NO_BUFFERS
         )
-        # It looks at the hook's annotations, and does not know them as text.
+        # A lambda, because torch reads the hook's annotations, which are strings here.
         parallel.register_comm_hook(self, lambda world, bucket: _sum_gradients(world, bucket))
         return parallel
 
     def settle(self, losses: Sequence[float], stop: StopFlag) -> list[float]:
-        """Return the losses of all parts of the batch, each known to one process; agree on a stop by the way."""
+        """Return the losses of all parts of the batch, each known to one process, and agree on a stop."""
         if self.size == 1:
             return list(losses)
         *known, stops = self._summed([*losses, _asked(stop)])
@@ -121,11 +120,11 @@ class World:
         return stop.requested()
 
     def tell(self, number: int) -> int:
-        """Return the writer's number to all."""
+        """Return the writer's number in every process."""
         return number if self.size == 1 else int(self._summed([number if self.is_writer else 0])[0])
 
     def gather(self, parts: Sequence[Floats]) -> list[Floats]:
-        """Return everybody's parts, in the order first of each, second of each, ...; all must give equally many."""
+        """Return the parts of all processes: the first of each, the second of each, ...; all must give equally many."""
         if self.size == 1:
             return list(parts)
         lengths = torch.tensor([len(part) for part in parts], dtype=torch.int64)
@@ -141,7 +140,7 @@ class World:
         return [part for turn in zip(*split, strict=True) for part in turn]
 
     def check_same(self, model: nn.Module, step: int) -> None:
-        """Raise OelmError unless every process has the same weights, by sums that no rounding hides, at the same step."""
+        """Raise OelmError unless all processes have the same weights, by exact sums, at the same step."""
         if self.size == 1:
             return
         sums = [parameter.detach().double().sum() for parameter in model.parameters()]
@@ -158,7 +157,7 @@ class World:
 
     @contextlib.contextmanager
     def writer_first(self) -> Iterator[None]:
-        """Let the writer do the block alone, then the others theirs, however long either takes, or fail as it failed."""
+        """Run the block in the writer first, then in the others; if the writer fails, the others raise its error."""
         if self.size == 1:
             yield
         elif self.is_writer:
@@ -177,7 +176,7 @@ class World:
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
-        """Do the block, and leave when all have done theirs; every second all tell each other that they live."""
+        """Run the block, and leave when all have finished theirs; all exchange a heartbeat every second."""
         over, failed = threading.Event(), threading.Event()
         lost: list[RuntimeError] = []
 
@@ -194,7 +193,7 @@ class World:
         try:
             yield
         except BaseException:
-            # The others hear of it when this process ends: what it leaves as its last words is the reason.
+            # The others notice when this process ends, and read the reason that it left.
             failed.set()
             raise
         finally:
@@ -205,7 +204,7 @@ class World:
 
     @contextlib.contextmanager
     def _beating(self) -> Iterator[bytearray]:
-        """Tell the waiting that the writer is alive until the block ends; then how it ended."""
+        """Send heartbeats to the waiting processes until the block ends, then how it ended."""
         message, over = bytearray([_WELL]), threading.Event()
         lost: list[RuntimeError] = []
 
@@ -228,10 +227,10 @@ class World:
             raise lost[0]
 
     def _wait_for_writer(self) -> None:
-        while (told := self._broadcast(b""))[0] == _BEAT:
+        while (message := self._broadcast(b""))[0] == _BEAT:
             pass
-        if told[0] == _FAILED:
-            raise _error(told[1:])
+        if message[0] == _FAILED:
+            raise _error(message[1:])
 
     def _broadcast(self, content: bytes) -> bytes:
         length = torch.tensor([len(content)])
@@ -250,7 +249,7 @@ class World:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Leave word of a failure of this process for the others; say of a lost process why it was lost, where it told."""
+        """Leave the reason of a failure for the other processes; on a lost process, raise with the reason that it left."""
         if self.size == 1:
             yield
             return
@@ -282,12 +281,12 @@ class World:
                     return _error(self._store.get(_REASON))
                 time.sleep(_LAST_WORDS_S / 20)
         return RankLostError(
-            f"one of the {self.size} processes of this run ended or hangs ({str(problem).splitlines()[0][:200]}); nothing that "
-            "was saved is lost: the same command continues from the last checkpoint"
+            f"one of the {self.size} processes of this run ended or hangs ({str(problem).splitlines()[0][:200]}); repeat the "
+            "command to resume from the last checkpoint"
         )
 
     def _wake_peers(self) -> None:
-        """Let peers on this host that somebody suspended go on, so that they find out and end."""
+        """Wake suspended peers on this host, so that they notice and end."""
         for host, pid in self._peers:
             if host == socket.gethostname() and pid != os.getpid():
                 with contextlib.suppress(OSError):
@@ -299,7 +298,7 @@ ALONE = World()
 
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[World]:
-    """Meet the processes that torchrun started beside this one, and part from them at the end; alone without torchrun."""
+    """Join the other processes of torchrun, and leave them at the end; without torchrun, yield ALONE."""
     if not is_one_of_many():
         yield ALONE
         return
@@ -309,20 +308,20 @@ def joined(device: str) -> Iterator[World]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     try:
         store, rank, size = next(rendezvous("env://", timeout=timeout))
-        # torchrun's store outlives a restart, and what the dead processes left in it leads nowhere.
+        # torchrun's store outlives a restart; ignore what dead processes left in it.
         store = PrefixStore(f"oelm/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         store.set_timeout(timeout)
         backend = "nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         control = dist.new_group(backend="gloo", timeout=timeout) if backend != "gloo" else dist.group.WORLD
         store.set(f"pid/{rank}", f"{socket.gethostname()} {os.getpid()}")
-        told = [store.get(f"pid/{other}").decode().rsplit(" ", 1) for other in range(size)]
+        addresses = [store.get(f"pid/{other}").decode().rsplit(" ", 1) for other in range(size)]
     except (RuntimeError, ValueError, KeyError) as problem:
         raise RankLostError(
             f"the processes of this run did not find each other within {timeout_s:g} s ({str(problem).splitlines()[0][:200]}): "
             "do all hosts run the same torchrun command, and does --rdzv-endpoint name one that the others can reach?"
         ) from problem
-    peers = [(host, int(pid)) for host, pid in told]
+    peers = [(host, int(pid)) for host, pid in addresses]
     try:
         yield World(rank, size, device, timeout_s, _store=store, _control=control, _peers=peers)
     finally:
@@ -332,7 +331,7 @@ def joined(device: str) -> Iterator[World]:
 
 @contextlib.contextmanager
 def unsynced(forward: nn.Module, *, is_last: bool) -> Iterator[None]:
-    """Accumulate gradients here; only the last micro-batch's backward pass sums them over the processes."""
+    """Accumulate gradients locally; only the last micro-batch sums them over the processes."""
     if is_last or not isinstance(forward, DistributedDataParallel):
         yield
     else:
@@ -341,7 +340,7 @@ def unsynced(forward: nn.Module, *, is_last: bool) -> Iterator[None]:
 
 
 def _sum_gradients(world: World, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Sum one bucket of gradients; the losses are shares of one mean already, so that nothing is divided."""
+    """Sum one bucket of gradients; nothing is divided, because the losses are shares of one mean."""
     gradients: Tensor = bucket.buffer()
     world.reduced_bytes += gradients.nbytes
     work = dist.all_reduce(gradients, async_op=True)
@@ -351,7 +350,7 @@ def _sum_gradients(world: World, bucket: GradBucket) -> torch.futures.Future[Ten
 
 
 class AgreedStop(StopFlag):
-    """A stop that is requested once all processes know of it; `own` is what this one was asked."""
+    """A stop that all processes agreed on; `own` is this process's flag."""
 
     def __init__(self, own: StopFlag) -> None:
         super().__init__()
@@ -359,12 +358,12 @@ class AgreedStop(StopFlag):
 
 
 def agreed(stop: StopFlag, world: World) -> StopFlag:
-    """Return the flag that the loop polls: the caller's own, or one that all processes raise at the same boundary."""
+    """Return the flag that the loop polls: the caller's, or one that all processes set at the same step."""
     return stop if world.size == 1 else AgreedStop(stop)
 
 
 def own_stop(stop: StopFlag) -> StopFlag:
-    """Return what this process alone was asked: for work in which the others take no part."""
+    """Return this process's flag, for work without the others."""
     return stop.own if isinstance(stop, AgreedStop) else stop
 
 
@@ -379,7 +378,7 @@ def _take_up(stop: StopFlag, is_asked: bool) -> None:
 
 
 def _words(problem: BaseException, *, rank: int = 0) -> bytes:
-    """Return an error as bytes that another process makes the same one of."""
+    """Encode an error so that another process can raise the same."""
     is_ours = isinstance(problem, OelmError)
     text = str(problem) if is_ours else f"{type(problem).__name__}: {problem}"
     where = f"process {rank}: " if rank else ""
@@ -388,7 +387,7 @@ def _words(problem: BaseException, *, rank: int = 0) -> bytes:
 
 
 def _error(words: bytes) -> OelmError:
-    told = json.loads(words)
-    problem = OelmError(str(told["message"]))
-    problem.exit_code = int(told["code"])
+    content = json.loads(words)
+    problem = OelmError(str(content["message"]))
+    problem.exit_code = int(content["code"])
     return problem

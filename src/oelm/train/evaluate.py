@@ -1,4 +1,4 @@
-"""Loss over a whole split: every token once, whatever the batch size.
+"""Loss on a whole split: every token once, whatever the batch size.
 
 B batch  T tokens  N all tokens of a batch
 """
@@ -29,8 +29,8 @@ Losses = NDArray[np.float64]
 T = TypeVar("T")
 
 
-class Judged(Protocol):
-    """What an evaluation of any kind tells: `criterion` is what the best checkpoint has least of."""
+class Evaluation(Protocol):
+    """The result of an evaluation of either kind; the best checkpoint has the smallest `criterion`."""
 
     @property
     def loss(self) -> float: ...
@@ -47,8 +47,8 @@ class Judged(Protocol):
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Loss per token over a whole split, its two readings, and each document's share of it."""
+class TokenEvaluation:
+    """Loss per token on a whole split, as PPL and bits per byte too, and each document's share of it."""
 
     loss: float
     perplexity: float
@@ -81,12 +81,12 @@ def evaluate_tokens(
     stop: StopFlag,
     progress: Callable[[int, int], None],
     world: World = ALONE,
-) -> Evaluation | None:
-    """Return the loss per token over all the tokens, or None when a stop was asked for meanwhile.
+) -> TokenEvaluation | None:
+    """Return the loss per token over all tokens, or None if a stop came first.
 
-    Windows are cut at multiples of seq_len whatever the batch size, the last one shorter; every token but the very
-    first is predicted once, and all count the same. `progress` hears of tokens done and in all. The processes of a world
-    take turns at the very batches that one alone would make, so that the figure does not depend on their number.
+    Windows start at multiples of seq_len whatever the batch size, and the last is shorter; every token but the first is
+    predicted once, and all count the same. `progress` gets the tokens done and in total. The processes of a world take
+    turns at the same batches as one alone, so the result does not depend on their number.
     """
     parts: list[Losses] = []
     done = 0
@@ -98,9 +98,9 @@ def evaluate_tokens(
         progress(done, len(tokens) - 1)
     losses = np.concatenate(world.gather(parts))
     nats = float(losses.sum())
-    return Evaluation(
+    return TokenEvaluation(
         loss=nats / len(losses),
-        # Beyond the range of a float the perplexity is unreadable anyway; the loss stands beside it.
+        # Beyond the range of a float; the loss is exact.
         perplexity=math.exp(min(nats / len(losses), 700.0)),
         bits_per_byte=nats / math.log(2) / text_bytes,
         documents=_by_document(losses, tokens, end_of_text),
@@ -109,7 +109,7 @@ def evaluate_tokens(
 
 def _by_document(losses: Losses, tokens: Tokens, end_of_text: int) -> list[DocumentRow]:
     """Return each document's token count and summed loss, its end mark included."""
-    # The document of a predicted token: how many end marks stand before it.
+    # The document of a predicted token is the number of end marks before it.
     document_of = np.cumsum(np.asarray(tokens[:-1]) == end_of_text)
     nats, counts = np.bincount(document_of, weights=losses), np.bincount(document_of)
     return [
@@ -121,7 +121,7 @@ def _by_document(losses: Losses, tokens: Tokens, end_of_text: int) -> list[Docum
 
 @torch.no_grad()
 def _losses(model: GPT, tokens: Tokens, batch_size: int, compute: Compute, world: World) -> Iterator[Losses]:
-    """Yield the losses of this process's batches; in the last turn, nothing for those that are left without one."""
+    """Yield the losses of this process's batches; an empty array in a last turn without a batch for it."""
     was_training = model.training
     model.eval()
     try:
@@ -139,7 +139,7 @@ def _losses(model: GPT, tokens: Tokens, batch_size: int, compute: Compute, world
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield items by so many at a time, the last time fewer."""
+    """Yield lists of `size` items; the last may be shorter."""
     iterator = iter(items)
     while turn := list(itertools.islice(iterator, size)):
         yield turn

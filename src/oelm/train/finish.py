@@ -1,4 +1,4 @@
-"""The end of a run: what it came to on validation, what its best model is worth on the test split, and all final figures."""
+"""The end of a run: predictions, the best model on the test split, and the final figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from oelm.runs.records import (
     write_records,
 )
 from oelm.train.dist import own_stop
-from oelm.train.evaluate import Judged
+from oelm.train.evaluate import Evaluation
 from oelm.train.load import load_any
 from oelm.train.session import Session
 from oelm.train.task import Judging
@@ -32,14 +32,13 @@ log = logging.getLogger(__name__)
 
 
 def finish(session: Session) -> dict[str, Any] | None:
-    """Write what is known once training is over: predictions, attention, the test split's figures, timing.
+    """Write predictions, attention, the figures on the test split, and timing; return timing_stats.json.
 
-    Return timing_stats.json, or None when a stop came first: the same command then does all of this again, and training
-    is not touched by it.
+    None if a stop came first: the same command then repeats all of this, without training.
     """
     path, guard = session.folder.path, session.folder.check_held
     with session.clock.phase("validation"):
-        # There already, unless the process ended between the last evaluation and here.
+        # Known, unless the process ended between the last evaluation and here.
         evaluation = session.last_evaluation or _evaluated(session, session.model, "val")
         if evaluation is None:
             return None
@@ -50,16 +49,15 @@ def finish(session: Session) -> dict[str, Any] | None:
         references = None if tested is None else session.task.references(own_stop(session.stop))
     if tested is None or references is None:
         return None
-    figures = {**final_figures(session), **tested, **references}
+    figures = {**training_figures(session), **tested, **references}
     write_record(path / TIMING, Figures.model_validate(figures), guard=guard)
     return figures
 
 
 def judge_best_on_test(session: Session) -> dict[str, Any] | None:
-    """Return the figures of the best model on the test split, none where there is no such split, None when a stop came.
+    """Return the figures of the best model on the test split: {} without such a split, None if a stop came first.
 
-    The best by validation is loaded beside the final model, which stays as it is. Raises CheckpointError where its
-    checkpoint is damaged.
+    The best model by validation is loaded next to the final one. Raises CheckpointError if its checkpoint is damaged.
     """
     path, step = session.folder.path, session.state.best_step
     session.folder.check_held()
@@ -79,30 +77,26 @@ def judge_best_on_test(session: Session) -> dict[str, Any] | None:
         raise NonFiniteError(f"step {step}: loss {evaluation.loss} on the test split, though finite on validation: no figure")
     write_records(path / PREDICTIONS["test"], evaluation.predictions, guard=session.folder.check_held)
     metric, value = session.task.reading(evaluation.criterion)
-    told = f"test, model of step {step:,}: " + (f"PPL {fixed(value, 2)}" if metric == "ppl" else f"accuracy {100 * value:.2f}%")
-    log.info("%s", told)
-    session.watch.on_remark(told)
+    text = f"PPL {fixed(value, 2)}" if metric == "ppl" else f"accuracy {100 * value:.2f}%"
+    log.info("test, model of step %s: %s", f"{step:,}", text)
+    session.watch.on_remark(f"test, model of step {step:,}: {text}")
     figures = {f"test_{name.removeprefix('val_')}": value for name, value in evaluation.as_row().items()}
     return {"test_step": step, **figures}
 
 
-def _evaluated(session: Session, model: nn.Module, split: Judging) -> Judged | None:
-    def progress(done: int, total: int) -> None:
-        session.folder.heartbeat(session.progress)
-        session.watch.on_validating(done, total)
-
-    return session.task.evaluate(model, own_stop(session.stop), progress=progress, split=split)
+def _evaluated(session: Session, model: nn.Module, split: Judging) -> Evaluation | None:
+    return session.task.evaluate(model, own_stop(session.stop), progress=session.report_validation, split=split)
 
 
-def final_figures(session: Session) -> dict[str, Any]:
+def training_figures(session: Session) -> dict[str, Any]:
     """Return the figures that can be computed again from metrics.jsonl and the clock.
 
-    Raises DataError where the file lacks rows of this run, or has another best than the run's own state.
+    Raises DataError if the file lacks rows of this run, or has another best than the run's state.
     """
     path, state = session.metrics.path, session.state
     rows = read_metrics(path)
     if fault := missing_rows(rows, step=state.step, evaluated=session.evaluated_steps()):
-        raise DataError(f"{path}: {fault}; the run has no figures without it. Restore the file from a copy")
+        raise DataError(f"{path}: {fault}; its figures need them. Restore the file from a copy")
     steps = read_rows(StepRow, path, [row for row in rows if "loss" in row])
     evaluations = [row for row in rows if "val_loss" in row]
     read_rows(EvaluationRow, path, evaluations)
@@ -112,7 +106,7 @@ def final_figures(session: Session) -> dict[str, Any]:
     return {
         "step_s": step_statistics([row.step_s for row in steps], warmup_steps=session.config.timing_warmup_steps),
         "wall_s": {**clock, "total": sum(clock.values())},
-        # Without a counter there is no such figure: energy is measured or absent, never estimated.
+        # Energy is measured or absent, never estimated.
         **({"energy_j": energy} if (energy := session.meter.joules()) else {}),
         "tokens": state.tokens,
         "final_loss": steps[-1].loss,
@@ -122,11 +116,11 @@ def final_figures(session: Session) -> dict[str, Any]:
 
 
 def _check_best(session: Session, figures: dict[str, Any]) -> None:
-    """Raise DataError where the metrics have another best than the state, which a checkpoint guards by its digest."""
+    """Raise DataError if the metrics have another best than the state, which a checkpoint's digest protects."""
     assert session.state.best_value is not None
     metric, best = session.task.reading(session.state.best_value)
     found = figures[f"best_{metric}"]
-    # An accuracy is kept in the state as the share of errors: 1 - (1 - a) is a up to one rounding.
+    # The state holds an accuracy as the share of errors, and 1 - (1 - a) is a up to one rounding.
     if not math.isclose(found, best, rel_tol=1e-12, abs_tol=1e-12):
         raise DataError(
             f"{session.metrics.path}: gives the best {metric} {found!r}, and the checkpoint {best!r} at step "

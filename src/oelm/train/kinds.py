@@ -1,4 +1,4 @@
-"""The two kinds of run: from a config to what it learns, its data prepared and the config filled in by them."""
+"""Open the task of a config of either kind: prepare its data, and fill in the config from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from oelm.train.watch import Watch
 def open_task(
     config: RunConfig | FinetuneConfig, compute: Compute, *, run: Path, stop: StopFlag, watch: Watch
 ) -> tuple[RunConfig, LanguageModelTask] | tuple[FinetuneConfig, ClassifierTask]:
-    """Prepare a run's data, and return its config with what only the data can tell, and its task."""
+    """Prepare a run's data; return its config, completed from the data, and its task."""
     progress = seen_progress(stop, watch)
     if isinstance(config, FinetuneConfig):
         return open_classifier_task(config, compute, run=run, known=data_fingerprint(run), progress=progress)
@@ -30,7 +30,7 @@ def open_task(
 
 
 def resolve(config: RunConfig, tokens: TokenSet) -> RunConfig:
-    """Fill in what only the tokens can tell: how many there are, and of a token set given by its path, whose they are."""
+    """Fill in the vocabulary size, and the tokenizer of a token set given by its path."""
     data, model = config.data, config.model
     if Path(data.source) == tokens.path and not is_made_with(tokens.meta.tokenizer, data.tokenizer):
         data = data.model_copy(update={"tokenizer": tokens.meta.tokenizer})
@@ -40,11 +40,11 @@ def resolve(config: RunConfig, tokens: TokenSet) -> RunConfig:
 
 
 def seen_progress(stop: StopFlag, watch: Watch) -> Progress:
-    """Return a progress that tells the watch, and raises StoppedError once a stop was asked for."""
+    """Return a progress callback that reports to the watch, and raises StoppedError after a stop."""
 
     def progress(what: str, done: int, total: int, tokens: int) -> None:
         watch.on_preparing(what, done, total, tokens)
         if stop.requested():
-            raise StoppedError("stopped while preparing the data; repeat the same command, it goes on behind the last shard")
+            raise StoppedError("stopped while preparing the data; repeat the same command to continue after the last shard")
 
     return progress

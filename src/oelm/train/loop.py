@@ -1,4 +1,4 @@
-"""The training loop: evaluate, save, step, in that order, until done or asked to stop."""
+"""The training loop: evaluate, save, step, until done or stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_loop(run: Session) -> None:
             evaluate(run)
         if run.state != run.saved and (is_due(run, run.config.save_every) or run.state.is_best_here or run.stop.requested()):
             run.save()
-        # A stop may be asked for at any moment, so also since the look above: only what is saved is left.
+        # A stop may have come since the check above: return only after a save.
         if run.state.step >= run.config.steps or (run.state == run.saved and run.stop.requested()):
             return
         with run.clock.phase("data"):
@@ -36,13 +36,13 @@ def run_loop(run: Session) -> None:
 
 
 def is_due(run: Session, every: int) -> bool:
-    """Whether something that happens every so many steps, and at the end, happens at the state's step."""
+    """Whether something that happens every `every` steps, and at the end, is due at the present step."""
     step = run.state.step
     return step > 0 and (step % every == 0 or step in (run.config.steps, *run.config.extended_at))
 
 
 def update(run: Session, batch: Batch) -> None:
-    """Take one step and tell of it."""
+    """Take one step and report it."""
     started = time.perf_counter()
     if run.state.step in run.plan.moments:
         follow_plan(run)
@@ -65,14 +65,14 @@ def update(run: Session, batch: Batch) -> None:
     synchronize(run.compute.device)
     run.state = run.state.advanced(tokens=batch.num_tokens)
     if run.world.size > 1 and run.state.step - 1 in (run.started_at[1], *run.plan.moments):
-        run.tell_traffic()
-    tell(run, outcome, lr=lr, seconds=time.perf_counter() - started, tokens=batch.num_tokens)
+        run.report_traffic()
+    report(run, outcome, lr=lr, seconds=time.perf_counter() - started, tokens=batch.num_tokens)
 
 
-def tell(run: Session, outcome: Outcome, *, lr: float, seconds: float, tokens: int) -> None:
-    """Write the step to metrics.jsonl and to whoever watches."""
+def report(run: Session, outcome: Outcome, *, lr: float, seconds: float, tokens: int) -> None:
+    """Write the step to metrics.jsonl and report it to the watch."""
     step, steps = run.state.step, run.config.steps
-    # Every step, as it costs microseconds: hours of training for a folder that is gone would be lost.
+    # At every step, as it costs microseconds: training on without a folder would lose hours.
     run.folder.check_held()
     row = StepRow(
         step=step,
@@ -90,19 +90,14 @@ def tell(run: Session, outcome: Outcome, *, lr: float, seconds: float, tokens: i
 
 
 def evaluate(run: Session) -> None:
-    """Evaluate the whole validation split at this step, unless a stop comes first."""
-
-    def progress(done: int, total: int) -> None:
-        run.folder.heartbeat(run.progress)
-        run.watch.on_validating(done, total)
-
+    """Evaluate on the whole validation split, unless a stop comes first."""
     with run.clock.phase("validation"):
-        evaluation = run.task.evaluate(run.model, run.stop, progress=progress, world=run.world)
+        evaluation = run.task.evaluate(run.model, run.stop, progress=run.report_validation, world=run.world)
     if evaluation is None:
         return
     if not math.isfinite(evaluation.loss):
         raise NonFiniteError(
-            f"step {run.state.step}: validation loss {evaluation.loss}: the weights are ruined. Checkpoints of earlier steps "
+            f"step {run.state.step}: validation loss {evaluation.loss}: training diverged. Checkpoints of earlier steps "
             "are good: in a new run, lower optim.lr or raise schedule.warmup_steps"
         )
     run.last_evaluation = evaluation

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Measured on a 2-core CPU: products with a 50k vocabulary want 300 rows or more, and a 4k vocabulary's losses take
-# half the time when a chunk's logits fit the cache.
+# Measured on a 2-core CPU: products with a 50k vocabulary need 300 rows or more to be fast, and the losses of a 4k
+# vocabulary take half the time if a chunk's logits fit in the cache.
 _MOST_ELEMENTS, _MOST_ROWS = 2**24, 2**10
 
 
@@ -40,16 +40,16 @@ def token_losses(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tenso
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Gradients of the *sum* are formed in the forward pass and scaled in the backward one.
+    """Computes the gradients of the *sum* in the forward pass, and scales them in the backward pass.
 
-    So nothing needs to know the loss scale of float16 training, and small probabilities are not divided by N before a
+    So the loss scale of float16 training is not needed here, and small probabilities are not divided by N before a
     half-precision product, where they would vanish.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tensor:
         device = hidden_ND.device.type
-        # Under autocast the products run in its dtype; exponentials, sums and the head's gradient stay wide.
+        # Under autocast only the products use its dtype; exponentials, sums and the head's gradient stay wide.
         narrow = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
         with torch.autocast(device, enabled=False):
             hidden, head = hidden_ND.to(narrow), head_VD.to(narrow)
@@ -87,7 +87,7 @@ def _chunk(
     grad_hidden: Tensor | None,
     grad_head: Tensor | None,
 ) -> Tensor:
-    """Return the summed loss of one chunk; write its gradients where they are wanted."""
+    """Return the summed loss of one chunk; write its gradients if they are wanted."""
     hidden_CD, targets_C1 = hidden_ND[chunk], targets_N[chunk].unsqueeze(1)
     logits_CV = (hidden_CD @ head_VD.T).to(_wide(hidden_ND.dtype))
     largest_C1 = logits_CV.amax(dim=1, keepdim=True)

@@ -1,7 +1,7 @@
-"""Muon: momentum, made orthogonal, for matrices; AdamW for everything else. Both in one optimizer.
+"""Muon: orthogonalized momentum for matrices, AdamW for everything else, in one optimizer.
 
-Keller Jordan's method (https://kellerjordan.github.io/posts/muon), as `torch.optim.Muon` has it, but computed in the weights'
-own precision: torch casts to bfloat16, which most CPUs only emulate. R rows  C columns  N matrices of one shape
+Keller Jordan's method (https://kellerjordan.github.io/posts/muon), as in `torch.optim.Muon`, but in the precision of the
+weights: torch casts to bfloat16, which most CPUs only emulate. R rows  C columns  N matrices of one shape
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TINY = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon over the groups that say `matrices`, AdamW over the others; a group's `lr` is its own."""
+    """Muon for the groups with `matrices`, AdamW for the others; each group has its `lr`."""
 
     def __init__(self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], fused: bool) -> None:
         rest, matrices = ([group for group in groups if group["matrices"] == wanted] for wanted in (False, True))
@@ -32,7 +32,7 @@ class Muon(torch.optim.Optimizer):
         self._link()
 
     def _link(self) -> None:
-        """Let both halves work on the groups and the state that are this optimizer's now."""
+        """Share this optimizer's groups and state with the AdamW half."""
         self._own = [group for group in self.param_groups if group.get("matrices")]
         self._adamw.param_groups = [group for group in self.param_groups if not group.get("matrices")]
         self._adamw.state = self.state
@@ -41,7 +41,7 @@ class Muon(torch.optim.Optimizer):
         return super().__getstate__() | {"_adamw": self._adamw}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # load_state_dict comes this way too, with new groups and a new state.
+        # Also called by load_state_dict, with new groups and a new state.
         super().__setstate__(state)
         self._link()
 
@@ -60,14 +60,14 @@ class Muon(torch.optim.Optimizer):
         return None
 
     def _update(self, parameters: list[nn.Parameter], groups: list[dict[str, Any]]) -> None:
-        """Update matrices of one shape, which are made orthogonal together."""
+        """Update matrices of one shape, orthogonalized together."""
         directions_NRC = orthogonalized(torch.stack([self._direction(parameter) for parameter in parameters]))
         for parameter, group, direction_RC in zip(parameters, groups, directions_NRC, strict=True):
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.add_(direction_RC, alpha=-group["lr"] * shape_factor(*parameter.shape))
 
     def _direction(self, parameter: nn.Parameter) -> Tensor:
-        """Move the parameter's momentum on, and return where Nesterov's look ahead points."""
+        """Update the parameter's momentum, and return Nesterov's direction."""
         gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
         if not state:
@@ -78,12 +78,12 @@ class Muon(torch.optim.Optimizer):
 
 
 def shape_factor(rows: int, columns: int) -> float:
-    """Return what the rate of a matrix is multiplied by: more than 1 where it has more rows than columns."""
+    """Return the factor on the rate of a matrix: above 1 if it has more rows than columns."""
     return math.sqrt(max(1.0, rows / columns))
 
 
 def orthogonalized(matrices_NRC: Tensor) -> Tensor:
-    """Return, for each matrix, nearly the orthogonal one nearest to it, by Newton and Schulz's iteration."""
+    """Return for each matrix about the nearest orthogonal one, by Newton-Schulz iteration."""
     a, b, c = _COEFFICIENTS
     is_tall = matrices_NRC.shape[-2] > matrices_NRC.shape[-1]
     x_NRC = matrices_NRC.mT if is_tall else matrices_NRC

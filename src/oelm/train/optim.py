@@ -1,4 +1,4 @@
-"""AdamW or Muon over what trains: groups by decay and rate, and the state as named tensors."""
+"""AdamW or Muon for the trainable parameters: groups by decay and rate, and the state as named tensors."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def build_optimizer(
     plan: Plan = ALWAYS,
     before: torch.optim.Optimizer | None = None,
 ) -> torch.optim.Optimizer:
-    """Build the optimizer over the trainable parameters only: what is frozen has no state and cannot decay.
+    """Build the optimizer for the trainable parameters only: frozen ones have no state and do not decay.
 
-    Of the optimizer `before`, what still learns keeps its state; what was thawed since has none, and warms up.
+    Parameters that still train keep their state from the optimizer `before`; those thawed since start without, and warm up.
     """
     decay, factors = config.weight_decay, layer_factors(model, layer_lr_decay)
     matrices = muon_parameters(model, config)
     groups: dict[tuple[bool, float, float, int], list[nn.Parameter]] = {(False, decay, 1.0, 0): [], (False, 0.0, 1.0, 0): []}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            # A gain starts at the identity: decay would pull it towards no attention at all.
+            # A gain starts at the identity; decay would pull it towards zero attention.
             decays = parameter.dim() >= 2 and learnt_on_top(name) != "gain"
             factor = factors.get(name, 1.0) * (config.matrix_rate if name in matrices else 1.0)
             key = (name in matrices, decay if decays else 0.0, factor, plan.joined_at(name))
@@ -57,7 +57,7 @@ def build_optimizer(
 
 
 def muon_parameters(model: nn.Module, config: OptimConfig) -> set[str]:
-    """Return the names of what Muon trains: the matrices of the layers; thin ones of Q and K only where the config says so."""
+    """Return the names of what Muon trains: matrices of the layers, thin ones of Q and K only if the config says so."""
     if config.name != "muon":
         return set()
     roles = parameter_roles(model, attention_sites(model))
@@ -71,10 +71,10 @@ def _is_thin(parameter: Tensor, role: str) -> bool:
 
 
 def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
-    """Return what each parameter's rate is multiplied by, where it is not 1.
+    """Return the factor on each parameter's rate, if it is not 1.
 
-    It is 1 in the last layer of every stack and behind it, one power of `decay` more a layer down, and one more below the
-    layers: in embeddings, and in whatever a model lists before its first layer.
+    It is 1 in the last layer of every stack and after it, times `decay` for each layer further down, and once more below
+    the layers: in embeddings, and in what a model lists before its first layer.
     """
     if decay == 1.0:
         return {}
@@ -93,7 +93,7 @@ def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float, *, step: int = 0, warmup_steps: int = 0) -> None:
-    """Give every group its rate for the update from `step`: what joined late warms up from there."""
+    """Set the rate of every group for the update from `step`; a group that joined later warms up from then."""
     for group in optimizer.param_groups:
         since = step - group["joined"] + 1
         warmth = min(1.0, since / warmup_steps) if group["joined"] and warmup_steps else 1.0
@@ -101,14 +101,14 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float, *, step: int 
 
 
 def _keys_of(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[str, ...]]:
-    """Return which state each parameter has once it was updated."""
+    """Return the names of each parameter's state after an update."""
     is_muon = isinstance(optimizer, Muon)
     keys = {True: _MUON_KEYS, False: _ADAMW_KEYS}
     return {p: keys[is_muon and group["matrices"]] for group in optimizer.param_groups for p in group["params"]}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the optimizer's state under names 'key/parameter'; empty before the first step."""
+    """Return the optimizer's state by names 'key/parameter'; empty before the first step."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     keys = _keys_of(optimizer)
     return {
@@ -120,10 +120,10 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dic
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Restore what `optimizer_tensors` returned; raise CheckpointError when it does not fit the trainable parameters."""
+    """Restore what `optimizer_tensors` returned; raise CheckpointError if it does not fit the trainable parameters."""
     keys = _keys_of(optimizer)
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    # What was thawed in the last update has no state when a float16 overflow skipped that one.
+    # A parameter thawed in the last update has no state if a float16 overflow skipped that update.
     late = {parameter for group in optimizer.param_groups if group["joined"] for parameter in group["params"]}
     skipped = {name for name, p in parameters.items() if p in late and not any(f"{k}/{name}" in tensors for k in keys[p])}
     parameters = {name: parameter for name, parameter in parameters.items() if name not in skipped}
@@ -135,5 +135,5 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module, t
         state = {key: tensors[f"{key}/{name}"] for key in keys[parameter]}
         if any(value.shape != (() if key == "step" else parameter.shape) for key, value in state.items()):
             raise CheckpointError(f"the optimizer's saved state of {name} has another shape than the parameter")
-        # Copies: what safetensors reads is mapped from the file, which would stay open for as long as the run lives.
+        # Copies: tensors of safetensors are mapped from the file, which would stay open during the run.
         optimizer.state[parameter] = {key: value.to(parameter.device, copy=True) for key, value in state.items()}

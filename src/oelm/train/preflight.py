@@ -1,4 +1,4 @@
-"""What a run will need, estimated before it starts, and what to lower when it does not fit."""
+"""Estimate the memory and disk that a run needs before it starts, and say what to lower when they are short."""
 
 from __future__ import annotations
 
@@ -40,43 +40,43 @@ def parameter_counts(config: RunConfig) -> tuple[int, int]:
 
 
 def estimate(config: RunConfig, *, device: str) -> Estimate:
-    """Estimate memory and disk of a run from its shapes."""
+    """Estimate memory and disk of a run from its shape and its method."""
     model, batch = config.model, config.micro_batch_size
     total, trainable = parameter_counts(config)
     tokens = batch * model.seq_len
     states = total * _FLOAT + trainable * 3 * _FLOAT
-    # Kept for the backward pass, per token and layer: two norms, q k v, mixed values, two adds, and the feed-forward.
+    # Kept for the backward pass per token and layer: two norms, q k v, mixed values, two adds and the feed-forward.
     per_layer = tokens * (9 * model.model_dim + 2 * model.ff_dim)
     if model.dropout > 0 and device == "cpu":
-        # Masks, and attention's probabilities four times over: on a CPU no fast path has dropout.
+        # Masks, and the attention probabilities four times: on a CPU no fast path supports dropout.
         per_layer += tokens * 2 * model.model_dim + 4 * batch * model.num_heads * model.seq_len**2
     head = 2 * chunk_rows(model.vocab_size) * model.vocab_size + 2 * model.vocab_size * model.model_dim
     checkpoint = (total + 2 * trainable) * _FLOAT
     memory = states + (per_layer * model.num_layers + head + 4 * tokens * model.model_dim) * _FLOAT
-    # Kept ones, the best, and the one being written.
+    # The kept ones, the best, and the one being written.
     return Estimate(memory=memory, disk=checkpoint * (config.keep_checkpoints + 2), checkpoint=checkpoint)
 
 
 def classifier_estimate(facts: dict[str, Any], config: FinetuneConfig, examples: ExampleMeta) -> Estimate:
-    """Estimate memory and disk of a classifier's run from its model's config.json, by the names architectures give things."""
+    """Estimate memory and disk of a classifier's run from its model's config.json, whose names differ by architecture."""
     width = _fact(facts, "hidden_size", "model_dim", "dim", "d_model", "n_embd", default=768)
     heads = _fact(facts, "num_attention_heads", "num_heads", "n_heads", "n_head", "encoder_attention_heads", default=12)
-    # T5's heads need not add up to its width.
+    # In T5 the heads need not add up to the width.
     attended = heads * _fact(facts, "d_kv", default=width // heads)
     inner = _fact(facts, "intermediate_size", "ff_dim", "hidden_dim", "d_ff", "encoder_ffn_dim", default=4 * width)
     is_gated = "gated" in str(facts.get("feed_forward_proj"))
     longest = max(split.longest for split in examples.splits.values())
     batch, total, kept = config.micro_batch_size, 0, 0
-    # The second attention of a decoder's layer looks at the encoder.
+    # The second attention of a decoder layer attends to the encoder.
     for attentions, layers in enumerate(_num_layers(facts), start=1):
         matrices = attentions * 4 * width * attended + (3 if is_gated else 2) * width * inner
         total += layers * (matrices + (6 * attentions + 3) * width + inner)
-        # Measured with dropout on, by what autograd saves in BERT, T5 and BART, and rounded up.
+        # What autograd saves in BERT, T5 and BART with dropout, measured and rounded up.
         per_token = (6 + 4 * attentions) * width + 4 * attentions * attended + (8 if is_gated else 3) * inner
         kept += layers * (batch * longest * per_token + 4 * attentions * batch * heads * longest**2)
     vocab = _fact(facts, "vocab_size", default=examples.vocab_size)
     positions = _fact(facts, "max_position_embeddings", "n_positions", default=examples.max_length)
-    # Positions of both halves; the layers on top are matrices of the model's width.
+    # Positions of both halves; the layers on top are matrices as wide as the model.
     total += (vocab + 2 * positions + 2 * width) * width
     checkpoint = 3 * total * _FLOAT
     return Estimate(memory=(4 * total + kept) * _FLOAT, disk=checkpoint * (config.keep_checkpoints + 2), checkpoint=checkpoint)
@@ -87,7 +87,7 @@ def _fact(facts: dict[str, Any], *names: str, default: int) -> int:
 
 
 def _num_layers(facts: dict[str, Any]) -> tuple[int, int]:
-    """Return how many layers with one attention and with two a model has: of an encoder-decoder, its halves."""
+    """Return how many layers have one attention and how many have two (the decoder's)."""
     layers = _fact(facts, "num_hidden_layers", "num_layers", "n_layers", "n_layer", "encoder_layers", default=12)
     if not facts.get("is_encoder_decoder", facts.get("model_type") in ("t5", "bart")):
         return layers, 0
@@ -95,7 +95,7 @@ def _num_layers(facts: dict[str, Any]) -> tuple[int, int]:
 
 
 def check_fits(needs: Estimate, config: TrainConfig, *, run: Path, device: str) -> None:
-    """Raise before the start when memory or disk will clearly not do."""
+    """Raise OutOfMemoryError or DiskFullError if the run clearly needs more than is free."""
     free_memory = available_memory(device)
     if free_memory is not None and needs.memory > free_memory:
         raise OutOfMemoryError(
@@ -112,7 +112,7 @@ def check_fits(needs: Estimate, config: TrainConfig, *, run: Path, device: str) 
 
 
 def available_memory(device: str) -> int | None:
-    """Return the bytes that a new process may still use on the device, or None where that cannot be asked."""
+    """Return the bytes that are free on the device; None if unknown."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     if device == "cpu" and Path("/proc/meminfo").exists():
@@ -125,7 +125,7 @@ def available_memory(device: str) -> int | None:
 
 
 def what_to_lower(config: TrainConfig) -> str:
-    """Say which setting to lower first, with a value; the result stays the same where it can."""
+    """Return which setting to lower first and to what, preferring one that does not change the result."""
     size = config.micro_batch_size
     if size > 1:
         smaller = next(n for n in range(size // 2, 0, -1) if config.batch_size % n == 0)
@@ -136,7 +136,7 @@ def what_to_lower(config: TrainConfig) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that an allocation failed, on any device."""
+    """Whether an exception means that an allocation failed."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OOM_WORDS)

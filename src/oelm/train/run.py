@@ -1,4 +1,4 @@
-"""`train`: one call that starts, continues, extends or finds finished the run that a config describes."""
+"""`train`: start, resume or extend the run that a config describes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from oelm.errors import STOPPED, DataError, OelmError, OutOfMemoryError, RunDirE
 from oelm.files import dump_json, read_json, sha256_file, write_bytes
 from oelm.method.audit import audit
 from oelm.runs.finished import RESTORE, read_judged
-from oelm.runs.layout import AUDIT, MANIFEST, SAVED_MODEL, TIMING, TOKENIZER
+from oelm.runs.layout import AUDIT, SAVED_MODEL, TIMING, TOKENIZER
 from oelm.runs.records import AuditRecord, DataRecord, Manifest, data_fingerprint, saved_step, write_record
 from oelm.runs.rundir import GuestRunDir, RunDir
 from oelm.runs.status import Progress, StatusName, read_status
 from oelm.train.checkpoint import open_checkpoint
-from oelm.train.device import choose_compute, look
+from oelm.train.device import choose_compute
 from oelm.train.dist import ALONE, World
 from oelm.train.finish import finish
 from oelm.train.kinds import open_task
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Options:
-    """How to run, as opposed to what: none of these changes a result."""
+    """How to run; none of these changes a result."""
 
     strict: bool = False
     exact_step: int | None = None
@@ -52,7 +52,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Result:
-    """How a sitting ended; `figures` is timing_stats.json once done. 'found done' means that it was before."""
+    """How a session ended; `figures` is timing_stats.json once done. 'found done': it was done before."""
 
     status: Literal["done", "found done", "stopped"]
     step: int
@@ -61,7 +61,7 @@ class Result:
 
 
 def resolve_start(path: Path) -> InitFrom:
-    """Return the checkpoint to start from: the best one of a run directory, or the checkpoint directory itself."""
+    """Return the checkpoint to start from: the best of a run directory, or the checkpoint directory itself."""
     checkpoint = open_checkpoint(find_checkpoint(path, which="best").resolve())
     return InitFrom(
         checkpoint=str(checkpoint.path),
@@ -79,61 +79,49 @@ def train(
     options: Options | None = None,
     world: World = ALONE,
 ) -> Result:
-    """Bring the run in `out` to its end, from wherever it is; return early, resumable, when `stop` is set.
+    """Run the run in `out` to its last step, from where it is; return early, resumable, if `stop` is set.
 
-    Every process of a world calls it alike; they end alike, too.
+    Every process of a world makes the same call and gets the same result.
     """
+    options = options or Options()
     with world.guarded(), contextlib.ExitStack() as held:
-        return _train(config, out, held, stop=stop, watch=watch, options=options or Options(), world=world)
-
-
-def _train(
-    config: RunConfig | FinetuneConfig,
-    out: Path,
-    held: contextlib.ExitStack,
-    *,
-    stop: StopFlag,
-    watch: Watch,
-    options: Options,
-    world: World,
-) -> Result:
-    compute = choose_compute(config.device, config.precision, look())
-    with world.writer_first():
-        resolved, task = open_task(config, compute, run=out, stop=stop, watch=watch)
-        task.join(world)
-        folder = held.enter_context(RunDir(out) if world.is_writer else GuestRunDir(out))
-        resolved = folder.claim(resolved)
-    if folder.is_done(resolved):
-        if options.exact_step is not None:
-            raise RunDirError(f"{out} is finished, so there is nothing to resume from step {options.exact_step}")
-        _check_data_unchanged(out, task)
-        _check_record(out, resolved)
-        return Result("found done", resolved.steps, out, read_json(out / TIMING))
-    folder.set_status("running", Progress(step=0, steps=resolved.steps), message="starting")
-    with _failure_noted(folder, resolved), world.guarded():
-        needs = task.estimate(compute.device)
-        if options.preflight:
-            check_fits(needs, resolved, run=out, device=compute.device)
-        session = build_session(resolved, folder, task, compute, stop=stop, watch=watch, world=world)
-        with contextlib.closing(session.metrics):
-            resume(session, strict=options.strict, exact_step=options.exact_step)
-            if world.is_writer:
-                _announce(session, needs)
-            run_loop(session)
-        # A stop may come during the last evaluation, or that of the test split: the run is done only after those.
-        figures = _finished(session) if session.state.evaluated_step >= resolved.steps else None
-        if figures is None:
-            log.info("stopped by %s at step %d", session.stop.reason or stop.reason, session.state.step)
-            folder.set_status("stopped", session.progress(), message=session.stop.reason or stop.reason or "")
-            return Result("stopped", session.state.step, out, None)
-        log.info("done at step %d", resolved.steps)
-        # Last of all: after it, nothing may fail for want of room.
-        folder.set_status("done", session.progress())
-        return Result("done", resolved.steps, out, figures)
+        compute = choose_compute(config.device, config.precision)
+        with world.writer_first():
+            resolved, task = open_task(config, compute, run=out, stop=stop, watch=watch)
+            task.join(world)
+            folder = held.enter_context(RunDir(out) if world.is_writer else GuestRunDir(out))
+            resolved = folder.claim(resolved)
+        if folder.is_done(resolved):
+            if options.exact_step is not None:
+                raise RunDirError(f"{out} is finished, so there is nothing to resume from step {options.exact_step}")
+            _check_data_unchanged(out, task)
+            _check_record(out, resolved)
+            return Result("found done", resolved.steps, out, read_json(out / TIMING))
+        folder.set_status("running", Progress(step=0, steps=resolved.steps), message="starting")
+        with _failure_noted(folder, resolved), world.guarded():
+            needs = task.estimate(compute.device)
+            if options.preflight:
+                check_fits(needs, resolved, run=out, device=compute.device)
+            session = build_session(resolved, folder, task, compute, stop=stop, watch=watch, world=world)
+            with contextlib.closing(session.metrics):
+                resume(session, strict=options.strict, exact_step=options.exact_step)
+                if world.is_writer:
+                    _announce(session, needs)
+                run_loop(session)
+            # A stop may come during the last evaluations; the run is done only after them.
+            figures = _finished(session) if session.state.evaluated_step >= resolved.steps else None
+            if figures is None:
+                log.info("stopped by %s at step %d", session.stop.reason or stop.reason, session.state.step)
+                folder.set_status("stopped", session.progress(), message=session.stop.reason or stop.reason or "")
+                return Result("stopped", session.state.step, out, None)
+            log.info("done at step %d", resolved.steps)
+            # Last of all: nothing after it may fail on a full disk.
+            folder.set_status("done", session.progress())
+            return Result("done", resolved.steps, out, figures)
 
 
 def _finished(session: Session) -> dict[str, Any] | None:
-    """Return the final figures to every process, once the writer has written them; None when a stop came first."""
+    """Return the final figures in every process, once the writer has written them; None if a stop came first."""
     world, figures = session.world, None
     with world.writer_first():
         if world.is_writer:
@@ -144,11 +132,11 @@ def _finished(session: Session) -> dict[str, Any] | None:
 
 
 def _check_data_unchanged(run: Path, task: Task) -> None:
-    """Raise DataError when a finished run was made from other text than is there now: its figures are not this text's."""
+    """Raise DataError if a finished run was trained on other text than the present one."""
     then, now = data_fingerprint(run), task.data.fingerprint
     if not then:
         raise DataError(
-            f"{run / MANIFEST}: is gone, or names no data, so nobody can tell what this finished run was trained on; "
+            f"{run / 'manifest.json'}: is missing or names no data, so it is unknown what this finished run was trained on; "
             f"restore the file from a copy, or move {run} aside and repeat the same command"
         )
     if then != now:
@@ -159,19 +147,19 @@ def _check_data_unchanged(run: Path, task: Task) -> None:
 
 
 def _check_record(run: Path, config: TrainConfig) -> None:
-    """Compute a finished run's figures once more; raise DataError where its record was edited or damaged since."""
+    """Recompute a finished run's figures; raise DataError if its record was edited or damaged."""
     try:
         read_judged(run, steps=config.steps)
     except DataError as problem:
         raise DataError(
-            f"{str(problem).removesuffix(f'; {RESTORE}')}. The run is finished, but its record is not what it wrote: restore "
+            f"{str(problem).removesuffix(f'; {RESTORE}')}. The run is finished, but its record was changed: restore "
             f"the file from a copy, or move {run} aside and repeat the same command"
         ) from None
 
 
 @contextlib.contextmanager
 def _failure_noted(folder: RunDir, config: TrainConfig) -> Iterator[None]:
-    """Leave a status that says how a run ended when it ends by an exception, and say what to lower out of memory."""
+    """Record in status.json how a run ended by an exception; out of memory, add what to lower."""
     try:
         try:
             yield
@@ -181,7 +169,7 @@ def _failure_noted(folder: RunDir, config: TrainConfig) -> Iterator[None]:
             raise OutOfMemoryError(f"out of memory ({str(problem).splitlines()[0]}): {what_to_lower(config)}") from problem
     except BaseException as problem:
         resumable = isinstance(problem, KeyboardInterrupt) or getattr(problem, "exit_code", None) == STOPPED
-        # What went wrong counts, not what goes wrong in noting it.
+        # An error while recording must not hide the error that ended the run.
         with contextlib.suppress(OelmError):
             log.error("%s: %s", type(problem).__name__, problem)
         with contextlib.suppress(OelmError):
@@ -191,14 +179,14 @@ def _failure_noted(folder: RunDir, config: TrainConfig) -> Iterator[None]:
 
 
 def _last_progress(folder: RunDir, config: TrainConfig) -> Progress:
-    """Return how far a run is that ended by an exception: at its newest checkpoint."""
-    said = read_status(folder.path)
+    """Return the progress of a run that ended by an exception: that of its newest checkpoint."""
+    status = read_status(folder.path)
     try:
         step = saved_step(folder.path)
     except OelmError:
-        # The error that ended the run is told, not that of a pointer that is damaged besides.
-        step = said.step if said is not None else 0
-    known = said.model_dump(include={"loss", "best", "metric", "step_s", "device"}) if said is not None else {}
+        # Report the error that ended the run, not a damaged pointer.
+        step = status.step if status is not None else 0
+    known = status.model_dump(include={"loss", "best", "metric", "step_s", "device"}) if status is not None else {}
     return Progress(step=step, steps=config.steps, **known)
 
 
@@ -220,17 +208,14 @@ def _announce(session: Session, needs: Estimate) -> None:
         f"{torch.get_num_threads()} threads; about {gibibytes(needs.memory)} of memory, {gibibytes(needs.disk)} of disk"
     )
     log.info("%s", report)
-    if told := shortened_warmup(session.config):
-        session.watch.on_remark(told)
-        log.info("%s", told)
+    if remark := shortened_warmup(session.config):
+        session.watch.on_remark(remark)
+        log.info("%s", remark)
     method, config = session.config.method, session.config
-    starts_fresh = config.init_from is None if isinstance(config, RunConfig) else _is_fresh(config)
-    if method.freeze and method.keeps_weights and starts_fresh:
-        log.warning("this method keeps the weights it finds, and without a trained model to start from those are random ones")
-
-
-def _is_fresh(config: TrainConfig) -> bool:
-    return isinstance(config, FinetuneConfig) and config.model.source is None
+    assert isinstance(config, RunConfig | FinetuneConfig)
+    start = config.init_from if isinstance(config, RunConfig) else config.model.source
+    if start is None and method.freeze and method.keeps_weights:
+        log.warning("this method keeps the weights that it finds; without a trained model to start from, they are random")
 
 
 def _manifest(session: Session) -> Manifest:

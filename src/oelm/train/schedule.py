@@ -1,4 +1,4 @@
-"""The learning rate of a step: warm-up, then cosine; an extended run enters the longer cosine where it stands."""
+"""The learning rate of a step: warm-up, then cosine; an extended run continues on the longer cosine."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from oelm.config import TrainConfig
 
 def learning_rate(config: TrainConfig, step: int) -> float:
     """Return the rate of the update that takes the model from `step` to `step + 1`."""
-    # An extended run followed the shorter schedule up to its old end; repeating it from its config gives the same.
+    # An extended run followed the shorter schedule up to its old end; its config alone reproduces that.
     horizon = next(stage for stage in (*config.extended_at, config.steps) if step < stage)
     return config.optim.lr * _fraction(config, step, horizon)
 
 
 def warmup_steps(config: TrainConfig, horizon: int) -> int:
-    """Return the steps of warm-up in a training of `horizon` steps, half of them at most; an arm may have its own."""
+    """Return the warm-up steps of a training of `horizon` steps: at most half of them; a method may set its own."""
     return min(_asked(config), horizon // 2)
 
 
 def shortened_warmup(config: TrainConfig) -> str:
-    """Say that a run warms up for fewer steps than its config says, because it is so short; '' where it does not."""
-    # An extended run warmed up by its first length.
+    """Return a remark if a run is too short for its warm-up, else ''."""
+    # An extended run warmed up for its first length.
     horizon = (*config.extended_at, config.steps)[0]
     used, asked = warmup_steps(config, horizon), _asked(config)
-    # Where epochs say how long a run is, nobody knows yet.
+    # 0: the steps follow from epochs, and are not known yet.
     if horizon == 0 or used == asked:
         return ""
     key = "schedule.warmup_steps" if config.method.warmup_steps is None else "method.warmup_steps"
-    return f"{key} {asked} is cut to {used}: a warm-up is half of a run's {horizon} steps at most"
+    return f"{key} {asked} is cut to {used}: a warm-up is at most half of the run's {horizon} steps"
 
 
 def _asked(config: TrainConfig) -> int:

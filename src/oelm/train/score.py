@@ -1,4 +1,4 @@
-"""Score a loaded run on any data whose tokenizer is its own."""
+"""Evaluate a loaded language model on any data with its tokenizer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from oelm.data.prepare import prepare
 from oelm.data.tokenizer import end_of_text_id
 from oelm.data.tokens import Tokens, TokenSet
 from oelm.errors import DataError
-from oelm.runs.layout import TOKENIZER
-from oelm.train.device import choose_compute, look
-from oelm.train.evaluate import Evaluation, evaluate_tokens
+from oelm.train.device import choose_compute
+from oelm.train.evaluate import TokenEvaluation, evaluate_tokens
 from oelm.train.load import LoadedRun
 from oelm.train.stop import StopFlag
 from oelm.train.watch import Watch
@@ -24,8 +23,8 @@ from oelm.train.watch import Watch
 
 def score_run(
     run: LoadedRun, *, data: str | None, text: Path | None, split: str, batch_size: int, stop: StopFlag, watch: Watch
-) -> tuple[str, Evaluation | None]:
-    """Return the name of what was scored, and the evaluation (None when stopped). Raises DataError on a misfit."""
+) -> tuple[str, TokenEvaluation | None]:
+    """Return the name of the data and the evaluation (None if stopped); raise DataError if they do not fit the run."""
     tokenizer = run.tokenizer()
     if text is not None:
         name, tokens, text_bytes = f"all of '{text.name}'", *_encode_all(text, tokenizer)
@@ -38,8 +37,8 @@ def score_run(
         tokens, text_bytes = opened.splits[split], opened.meta.splits[split].text_bytes
         name = f"{opened.meta.name}, split {split}"
     if len(tokens) < 2:
-        raise DataError(f"{name}: {len(tokens)} token; a loss needs two at least")
-    compute = choose_compute(run.config.device, run.config.precision, look())
+        raise DataError(f"{name}: {len(tokens)} token; a loss needs at least two")
+    compute = choose_compute(run.config.device, run.config.precision)
     run.model.to(compute.device)
     evaluation = evaluate_tokens(
         run.model,
@@ -56,21 +55,21 @@ def score_run(
 
 def _prepared(run: LoadedRun, source: str, watch: Watch) -> TokenSet:
     known, data = run.checkpoint.saved.data_fingerprint, run.config.data
-    # The limit is the run's own data's; other text is taken as it is.
+    # The limit applies to the run's own data.
     most = data.max_tokens if source == data.source else None
-    # Of a token set made with a tokenizer's file, the config has only the digest; the file itself is in the run.
-    tokenizer = str(run.path / TOKENIZER) if data.tokenizer.startswith("file-") else data.tokenizer
+    # For a token set made with a tokenizer file, the config has only the digest; the run has the file.
+    tokenizer = str(run.path / "tokenizer.json") if data.tokenizer.startswith("file-") else data.tokenizer
     return prepare(source, tokenizer=tokenizer, max_tokens=most, known=known, progress=watch.on_preparing)
 
 
 def check_tokenizer_fits(tokens: TokenSet, run: LoadedRun) -> None:
-    """Raise DataError unless a token set was made with the very tokenizer the run was trained with."""
+    """Raise DataError unless a token set was made with the run's tokenizer."""
     theirs = run.checkpoint.saved.tokenizer_sha256
     if theirs != tokens.meta.tokenizer_sha256:
         raise DataError(
             f"{tokens.meta.name} was tokenized with another tokenizer ({tokens.meta.tokenizer}, sha256 "
             f"{tokens.meta.tokenizer_sha256[:12]}...) than the run ({theirs[:12]}...): its ids mean other text to this model. "
-            "Give the text itself with --text, it is then tokenized as the run's own"
+            "Give the text itself with --text"
         )
 
 
@@ -82,14 +81,14 @@ def _encode_all(path: Path, tokenizer: Tokenizer) -> tuple[Tokens, int]:
 
 
 def probe_windows(run: LoadedRun, *, watch: Watch, most: int = 8) -> torch.Tensor:
-    """Return the first windows of the run's validation split, to look at its heads with: (B, T)."""
+    """Return the first windows of the run's validation split, to inspect its heads: (B, T)."""
     tokens = _prepared(run, run.config.data.source, watch)
     check_tokenizer_fits(tokens, run)
     return first_windows(tokens, run.config.model.seq_len, most=most)
 
 
 def first_windows(tokens: TokenSet, seq_len: int, *, most: int) -> torch.Tensor:
-    """Return up to `most` whole windows from the start of the validation split, or one shorter: (B, T)."""
+    """Return up to `most` whole windows from the start of the validation split, or a shorter one: (B, T)."""
     count = max(1, min(most, len(tokens.val) // seq_len))
     values = np.asarray(tokens.val[: count * seq_len]).astype(np.int64)
     return torch.from_numpy(values).view(count, -1)

@@ -1,4 +1,4 @@
-"""Everything one sitting of a run works with: built from the config, or continued from a checkpoint."""
+"""A session: everything that training uses, built from the config and resumed from a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from oelm.runs.layout import METRICS, checkpoint_folders
 from oelm.runs.metrics import Metrics, NoMetrics
 from oelm.runs.rundir import RunDir
 from oelm.runs.status import Metric, Progress
-from oelm.train.binding import bound_settings, check_bound, check_frozen
+from oelm.train.binding import bound_settings, check_bound, check_frozen_saved, freeze_as_of
 from oelm.train.checkpoint import Checkpoint, Checkpoints, load_model, load_optimizer
 from oelm.train.device import Compute, apply_determinism, device_name, gpu_uuid
 from oelm.train.dist import ALONE, World, agreed
-from oelm.train.evaluate import Judged
-from oelm.train.held import freeze_as_of
+from oelm.train.evaluate import Evaluation
 from oelm.train.optim import build_optimizer
 from oelm.train.state import SavedState, TrainState, environment, software
 from oelm.train.stop import StopFlag
@@ -40,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Session:
-    """One sitting of a run. `state` is where it is, `saved` what the newest checkpoint holds."""
+    """One session of a run. `state` is its position, `saved` that of the newest checkpoint."""
 
     config: TrainConfig
     folder: RunDir
@@ -61,12 +60,12 @@ class Session:
     clock: Clock = field(default_factory=lambda: Clock({}))
     meter: Meter = field(default_factory=lambda: Meter({}))
     started_at: tuple[float, int] = (0.0, 0)
-    last_evaluation: Judged | None = None
+    last_evaluation: Evaluation | None = None
     last_loss: float | None = None
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=20))
 
     def save(self) -> None:
-        """Publish a checkpoint of the present state; metrics up to here are durable before it appears."""
+        """Publish a checkpoint of the present state, after its metrics are durable."""
         if self.scaler.is_enabled():
             self.state = self.state.model_copy(update={"loss_scale": dict(self.scaler.state_dict())})
         with self.clock.phase("checkpoint"):
@@ -94,13 +93,13 @@ class Session:
         )
 
     def evaluated_steps(self) -> list[int]:
-        """Return the steps that were evaluated up to the state: every one that was due."""
+        """Return the steps that were evaluated up to the present one: every step that was due."""
         last, config = self.state.evaluated_step, self.config
         due = {*range(config.eval_every, last + 1, config.eval_every), *config.extended_at, config.steps}
         return sorted(step for step in due if step <= last)
 
-    def tell_traffic(self) -> None:
-        """Say how many bytes of gradients the last step summed over the processes, and how many it would without freezing."""
+    def report_traffic(self) -> None:
+        """Report the bytes of gradients that the last step summed over the processes, and what freezing saved."""
         picked = sum(each.out_features * each.in_features for each in selections(self.model).values())
         whole = sum(parameter.nbytes for parameter in self.model.parameters()) + 4 * picked
         summed = self.world.step_bytes
@@ -111,15 +110,19 @@ class Session:
         log.info("%s", text)
         self.watch.on_remark(text)
 
+    def report_validation(self, done: int, total: int) -> None:
+        self.folder.heartbeat(self.progress)
+        self.watch.on_validating(done, total)
+
     def eta_s(self) -> float | None:
-        """Return the seconds left at this sitting's pace, everything between the steps included."""
+        """Return the seconds left at this session's pace, including everything between the steps."""
         since, first = self.started_at
         done = self.state.step - first
         return (time.perf_counter() - since) / done * (self.config.steps - self.state.step) if done else None
 
     def progress(self) -> Progress:
         """Return how far the run is, for status.json."""
-        # With every heartbeat: energy counters come round within minutes.
+        # At every heartbeat: energy counters wrap around within minutes.
         self.meter.joules()
         metric: Metric = ""
         best: float | None = None
@@ -147,7 +150,7 @@ def build_session(
     watch: Watch,
     world: World = ALONE,
 ) -> Session:
-    """Build model, optimizer and the rest as they are at step 0."""
+    """Build model, optimizer and the rest as at step 0."""
     apply_determinism(deterministic=config.deterministic)
     checkpoints = Checkpoints(folder.path, keep=config.keep_checkpoints, guard=folder.check_held)
     folder.check_held()
@@ -169,14 +172,14 @@ def build_session(
         stop=agreed(stop, world),
         watch=watch,
         world=world,
-        # Of several processes each would see a part of the GPUs, or another host.
+        # Each of several processes would see only part of the GPUs, or another host.
         meter=Meter(energy_counters(gpu_uuid=gpu_uuid(compute.device)) if world.size == 1 else {}),
     )
 
 
 def _forward(model: nn.Module, config: TrainConfig, world: World) -> nn.Module:
-    """Return what a training step calls: the model, compiled where asked for, shared among the processes."""
-    # Compiled inside and not around: whether a backward pass sums gradients is decided for each, outside of what is compiled.
+    """Return the module that a training step calls: the model, compiled if asked for, wrapped for several processes."""
+    # Compiled inside the wrapper, which decides for each backward pass whether to sum gradients.
     called: nn.Module = torch.compile(model) if config.compile else model  # type: ignore[assignment]
     # A pretrained classifier may have weights that this task does not use.
     return world.wrap(called, may_skip=not isinstance(config, RunConfig))
@@ -190,26 +193,26 @@ def _optimizer(
 
 
 def follow_plan(session: Session) -> None:
-    """Freeze and thaw what is due before the next update; the optimizer keeps what it knows of what goes on learning."""
+    """Freeze and thaw what is due before the next update; the optimizer keeps the state of what still trains."""
     was = record_of(session.model)
     hold(session.model, session.plan.frozen_at(session.state.step))
     session.optimizer = _optimizer(session.model, session.config, session.plan, session.compute, before=session.optimizer)
-    _wrap_anew(session)
+    _rewrap(session)
     now = record_of(session.model)
     log.info("step %d: %d tensors are frozen from here on, %d were", session.state.step, len(now), len(was))
 
 
-def _wrap_anew(session: Session) -> None:
-    """Share the gradients of what learns from here on, and no others."""
+def _rewrap(session: Session) -> None:
+    """Wrap again, so that only gradients of what trains now are summed."""
     if session.world.size > 1:
-        # The former wrap first: while it lives it waits for the gradients of what it knew.
+        # Drop the old wrapper first: it would wait for the gradients of what it knew.
         session.forward = session.model
         gc.collect()
         session.forward = _forward(session.model, session.config, session.world)
 
 
 def resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
-    """Continue from the newest whole checkpoint, if there is one; cut the metrics back to it."""
+    """Resume from the newest whole checkpoint, if any, and cut the metrics back to it."""
     with session.world.writer_first():
         _resume(session, strict=strict, exact_step=exact_step)
     session.world.check_same(session.model, session.state.step)
@@ -223,10 +226,10 @@ def _resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
         hold(session.model, session.plan.frozen_at(max(0, checkpoint.saved.state.step - 1)))
         session.optimizer = _optimizer(session.model, session.config, session.plan, session.compute)
         load_model(checkpoint, session.model)
-        check_frozen(session.model, checkpoint, session.folder.path)
+        check_frozen_saved(session.model, checkpoint, session.folder.path)
         load_optimizer(checkpoint, session.model, session.optimizer)
         saved = checkpoint.saved
-        # Equal, or the manifest that said it is gone.
+        # Equal, unless the manifest is missing.
         session.folder.run_id = saved.run or session.folder.run_id
         session.state = session.saved = saved.state
         session.clock = Clock(saved.clock)
@@ -235,10 +238,10 @@ def _resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
             session.scaler.load_state_dict(dict(saved.state.loss_scale))
         if session.world.is_writer:
             session.checkpoints.point(saved)
-            # After the pointers, which would lead nowhere if it were killed between the two.
+            # After the pointers: a kill between the two must not leave them without a target.
             if exact_step is not None:
                 session.checkpoints.forget_after(exact_step)
-        _wrap_anew(session)
+        _rewrap(session)
         session.watch.on_remark(f"continuing from step {saved.state.step:,}")
         log.info("continuing from %s", checkpoint.path.name)
     session.folder.check_held()

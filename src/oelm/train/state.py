@@ -1,4 +1,4 @@
-"""What a run must remember to continue exactly, beside its tensors."""
+"""What a run saves to resume exactly, apart from tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oelm.train.device import Compute
 
 
 class TrainState(Strict):
-    """The position of a run. Batch order and dropout noise are functions of (seed, step): nothing of them is here."""
+    """The position of a run. Batch order and dropout noise are functions of (seed, step), so they are not saved."""
 
     step: int = Field(default=0, ge=0)
     tokens: int = Field(default=0, ge=0)
@@ -30,7 +30,7 @@ class TrainState(Strict):
         return self.model_copy(update={"step": self.step + 1, "tokens": self.tokens + tokens})
 
     def evaluated(self, value: float) -> TrainState:
-        """Return the state after an evaluation at this step; less is better, and the first of equals stays the best."""
+        """Return the state after an evaluation at this step; less is better, and the first of equals is the best."""
         update: dict[str, Any] = {"evaluated_step": self.step}
         if self.best_value is None or value < self.best_value:
             update |= {"best_value": value, "best_step": self.step}
@@ -38,7 +38,7 @@ class TrainState(Strict):
 
     @property
     def is_best_here(self) -> bool:
-        """Whether the best evaluation so far is the one of this very step."""
+        """Whether the best evaluation so far is that of this step."""
         return self.best_step == self.step
 
 
@@ -51,7 +51,7 @@ class SavedState(Strict):
     data_fingerprint: str
     tokenizer_sha256: str
     environment: dict[str, str]
-    # Of checkpoints from before these were noted, nothing is known.
+    # Empty in old checkpoints.
     software: dict[str, str] = {}
     run: str = ""
     config: dict[str, Any] = {}
@@ -59,7 +59,7 @@ class SavedState(Strict):
 
 
 def environment(compute: Compute, *, processes: int = 1) -> dict[str, str]:
-    """Return what decides the low bits of a computation; a change of any of these is told on resume."""
+    """Return what decides the low bits of a computation; a change is reported on resume."""
     return {
         "torch": str(torch.__version__),
         "device": torch.cuda.get_device_name() if compute.device == "cuda" else compute.device,
@@ -72,7 +72,7 @@ def environment(compute: Compute, *, processes: int = 1) -> dict[str, str]:
 
 
 def software() -> dict[str, str]:
-    """Return which code computes: a change of any of these is told on resume, for it may change more than low bits."""
+    """Return the versions of the code; a change is reported on resume, as it may change more than low bits."""
     return {"oelm": version("oelm"), "source": source_revision() or "unknown", "python": platform.python_version()}
 
 

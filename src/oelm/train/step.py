@@ -19,7 +19,7 @@ _SMALLEST_LOSS_SCALE = 2.0**-10
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an update did: mean loss before it, and the gradient's norm before clipping."""
+    """The mean loss before an update, and the gradient's norm before clipping."""
 
     loss: float
     grad_norm: float
@@ -40,16 +40,16 @@ def train_step(
     forward: nn.Module | None = None,
     stop: StopFlag | None = None,
 ) -> Outcome:
-    """Update the model once; `compute_loss(i)` gives the mean loss of micro-batch i, by way of `forward`.
+    """Update the model once; `compute_loss(i)` returns the mean loss of micro-batch i, computed with `forward`.
 
-    Dropout's noise is a function of `noise_seed` and the micro-batch, so that no generator state needs saving, and that
-    it does not matter which process of the world computes it. All of them come to the same gradient and loss.
-    Raises NonFiniteError, before anything is updated, when loss or gradient is not finite.
+    Dropout noise is a function of `noise_seed` and the micro-batch: no generator state needs saving, and any process of the
+    world may compute a micro-batch. All processes get the same gradient and loss. Raises NonFiniteError, before anything is
+    updated, if loss or gradient is not finite.
     """
     optimizer.zero_grad(set_to_none=True)
     losses = [0.0] * num_micro_batches
     mine = world.share(num_micro_batches)
-    # Where an epoch's last batch leaves a process none, it takes part in the sum with a gradient of zeros.
+    # A process without a micro-batch, in an epoch's last batch, adds a gradient of zeros.
     for micro_batch in mine or [0]:
         torch.manual_seed(stream_seed(noise_seed, "noise", step, micro_batch))
         with unsynced(forward or model, is_last=micro_batch == (mine or [0])[-1]):
@@ -63,7 +63,7 @@ def train_step(
     scaler.unscale_(optimizer)
     trainable = [parameter for parameter in model.parameters() if parameter.grad is not None]
     grad_norm = float(nn.utils.clip_grad_norm_(trainable, clip_norm))
-    # A float16 gradient may overflow now and then: the scaler then skips the update and lowers its scale.
+    # A float16 gradient may overflow: the scaler then skips the update and lowers its scale.
     is_overflow = scaler.is_enabled() and math.isfinite(total) and scaler.get_scale() > _SMALLEST_LOSS_SCALE
     if not math.isfinite(total) or (not math.isfinite(grad_norm) and not is_overflow):
         optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""A stop flag that signals set and every loop polls."""
+"""A stop flag that signals set and loops poll."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-# A terminal that is closed sends SIGHUP; Windows has none.
+# Closing a terminal sends SIGHUP; Windows has none.
 _ASKING = (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hasattr(signal, "SIGHUP") else ()))
 
 
 class StopFlag:
-    """While entered, SIGINT, SIGTERM and SIGHUP ask for a stop at the next step boundary; a second SIGINT stops at once."""
+    """As a context manager: SIGINT, SIGTERM and SIGHUP ask for a stop after the present step; a second SIGINT stops at once."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -25,10 +25,10 @@ class StopFlag:
         self.reason = self.reason or reason
 
     def __enter__(self) -> StopFlag:
-        # Only the main thread may set handlers; elsewhere the caller stops us by request().
+        # Only the main thread may set handlers; in others the caller uses request().
         if threading.current_thread() is threading.main_thread():
             for number in _ASKING:
-                # Whoever starts a run with nohup wants it to outlive its terminal.
+                # nohup ignores SIGHUP, so that a run outlives its terminal.
                 if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) != signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._on_signal)
         return self

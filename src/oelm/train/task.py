@@ -1,4 +1,4 @@
-"""What a run learns, as the loop sees it, and the first kind: predict the next token of a token set."""
+"""What a run learns, as the loop sees it; the language model's task."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from oelm.runs.status import Metric
 from oelm.train.checkpoint import load_weights
 from oelm.train.device import Compute
 from oelm.train.dist import ALONE, World
-from oelm.train.evaluate import Evaluation, Judged, evaluate_tokens
+from oelm.train.evaluate import Evaluation, TokenEvaluation, evaluate_tokens
 from oelm.train.load import load_run
 from oelm.train.loss import mean_cross_entropy
 from oelm.train.preflight import Estimate, estimate
@@ -34,13 +34,13 @@ from oelm.train.score import first_windows
 from oelm.train.stop import StopFlag
 
 _PROBED_WINDOWS = 8
-# What a model is judged on: chosen by the first, and told of the second once, at the end.
+# Splits to evaluate on: the best model is chosen on the first, and evaluated on the second once, at the end.
 Judging = Literal["val", "test"]
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a run remembers of its data, and the line that tells a reader about it."""
+    """What a run records of its data, and a one-line summary."""
 
     name: str
     source: str
@@ -52,7 +52,7 @@ class DataFacts:
 
     @classmethod
     def of(cls, data: TokenSet | ExampleSet, summary: str) -> DataFacts:
-        """Return what a run remembers of a prepared set."""
+        """Return the facts of a prepared set."""
         meta = data.meta
         return cls(
             name=meta.name,
@@ -66,7 +66,7 @@ class DataFacts:
 
 
 class Batch(Protocol):
-    """What one step learns from: `ids` name the examples, `num_tokens` counts what is learnt, padding left out."""
+    """What one step learns from: `ids` are the examples; `num_tokens` does not count padding."""
 
     @property
     def ids(self) -> list[int]: ...
@@ -79,7 +79,7 @@ class Batch(Protocol):
 
 
 class Task(Protocol):
-    """Batches, their loss, and an evaluation over the whole validation split, or the test split where there is one."""
+    """What a run learns: batches, their loss, and evaluation on a whole split."""
 
     @property
     def data(self) -> DataFacts: ...
@@ -88,16 +88,16 @@ class Task(Protocol):
     def has_test(self) -> bool: ...
 
     def build_model(self, run: Path, *, is_new: bool) -> nn.Module:
-        """Return the model before freezing: with the weights it starts from, or, of a run begun before, only its shape."""
+        """Return the model before freezing, with its starting weights; for a resumed run, only the shape matters."""
 
     def join(self, world: World) -> None:
-        """Cut batches so that every process of the world gets its share, and leave the run's folder to the writer."""
+        """Split batches among the processes of a world; only its writer may touch the run's folder."""
 
     def batch(self, step: int) -> Batch:
-        """Return batch `step` of the run: a pure function of the seed and the step."""
+        """Return batch `step`: a pure function of the seed and the step."""
 
     def loss(self, forward: nn.Module, model: nn.Module, batch: Any, micro_batch: int) -> Tensor:
-        """Return one micro-batch's share of the mean loss, times their number; `forward` is the model or its compiled form."""
+        """Return a micro-batch's share of the mean loss, times their number; `forward` is the model or its compiled form."""
 
     def evaluate(
         self,
@@ -107,28 +107,28 @@ class Task(Protocol):
         progress: Callable[[int, int], None],
         split: Judging = "val",
         world: World = ALONE,
-    ) -> Judged | None:
-        """Return what the model is worth on all of a split, or None when a stop was asked for meanwhile."""
+    ) -> Evaluation | None:
+        """Evaluate the model on a whole split; None if a stop came first."""
 
     def references(self, stop: StopFlag) -> dict[str, Any] | None:
-        """Return what plain models make of the same splits, to judge any model by; None when a stop came first."""
+        """Return the figures of plain models on the same splits, as references; None if a stop came first."""
 
     def estimate(self, device: str) -> Estimate:
-        """Return the memory and disk that training will need."""
+        """Estimate the memory and disk that training needs."""
 
     def look_at_heads(self, model: nn.Module) -> dict[str, Any] | None:
-        """Return what attention.json holds beside the step, where heads of this kind of model can be looked at."""
+        """Return the content of attention.json; None if the heads of this model cannot be inspected."""
 
     def reading(self, criterion: float) -> tuple[Metric, float]:
-        """Return what people read in place of the criterion that the best checkpoint has least of."""
+        """Return the metric that people read in place of the criterion, and its value."""
 
     def figures(self, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the final and best figures from the evaluations' rows in metrics.jsonl."""
+        """Return the final and best figures from the evaluations in metrics.jsonl."""
 
 
 @dataclass(frozen=True)
 class WindowBatch:
-    """Windows of one token more than the model reads; `ids` are the offsets at which they start."""
+    """Windows of one token more than the model reads; `ids` are their offsets."""
 
     ids: list[int]
     windows: Tensor
@@ -152,7 +152,7 @@ class LanguageModelTask:
         self.micro_batch_size = config.micro_batch_size
         self.order = WindowOrder(len(tokens.train), config.model.seq_len, config.batch_size, config.seed)
         if len(tokens.val) < 2:
-            raise DataError(f"{tokens.path}: the validation split holds {len(tokens.val)} token; it needs two at least")
+            raise DataError(f"{tokens.path}: the validation split holds {len(tokens.val)} token; it needs at least two")
 
     @property
     def data(self) -> DataFacts:
@@ -163,7 +163,7 @@ class LanguageModelTask:
 
     def build_model(self, run: Path, *, is_new: bool) -> GPT:
         model = build_gpt(self.config.model, seed=self.config.seed)
-        # A continued run has these weights in its checkpoint; the path may be gone by then.
+        # A resumed run has its weights in its checkpoint, and the path may no longer exist.
         if self.config.init_from is not None and is_new:
             load_start(model, self.config.init_from, self.tokens)
         return model
@@ -187,7 +187,7 @@ class LanguageModelTask:
 
     @property
     def has_test(self) -> bool:
-        # The first token is predicted by nothing.
+        # The first token is not predicted.
         return len(self.tokens.splits.get("test", ())) > 1
 
     def evaluate(
@@ -198,7 +198,7 @@ class LanguageModelTask:
         progress: Callable[[int, int], None],
         split: Judging = "val",
         world: World = ALONE,
-    ) -> Evaluation | None:
+    ) -> TokenEvaluation | None:
         assert isinstance(model, GPT)
         return evaluate_tokens(
             model,
@@ -239,7 +239,7 @@ class LanguageModelTask:
 
 
 def load_start(model: GPT, start: InitFrom, tokens: TokenSet) -> None:
-    """Copy the weights of another run's checkpoint into a fresh model, if both read the same tokens."""
+    """Copy the weights of another run's checkpoint into a fresh model; raise DataError if its tokenizer differs."""
     if start.tokenizer_sha256 != tokens.meta.tokenizer_sha256:
         raise DataError(
             f"--init-from: those weights were trained with another tokenizer than {tokens.meta.name} was made with "
@@ -247,8 +247,8 @@ def load_start(model: GPT, start: InitFrom, tokens: TokenSet) -> None:
         )
     path = Path(start.checkpoint) / SAVED_MODEL
     if not path.is_file():
-        raise CheckpointError(f"--init-from: {path} is not there any more; its sha256 was {start.sha256[:12]}...")
+        raise CheckpointError(f"--init-from: {path} no longer exists; its sha256 was {start.sha256[:12]}...")
     if (found := sha256_file(path)) != start.sha256:
         raise CheckpointError(f"--init-from: {path} has sha256 {found[:12]}..., this run started from {start.sha256[:12]}...")
-    # What learnt on top there is folded: here the same may be frozen, or something else learn on it.
+    # Folded: what learnt on top there may be frozen here.
     load_weights(model, load_run(path.parent).folded().state_dict(), where=str(path))

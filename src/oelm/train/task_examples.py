@@ -1,4 +1,4 @@
-"""The encoded examples that a classifier's config names, and whether a model can read them."""
+"""The encoded examples of a classifier's config, and checks that a model can read them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _COUNTED_FROM_PAD = ("roberta", "camembert", "mpnet", "longformer", "xmod")
 def prepare_task_examples(
     config: ExamplesConfig, tokenizer: Path | None, *, vocab_size: int, progress: Progress, known: str = ""
 ) -> ExampleSet:
-    """Return the encoded examples that a config names, with a tokenizer (a model's folder, or its file) or one of their own."""
+    """Return the encoded examples of a config, with a tokenizer (a model's folder, or a file) or one trained on them."""
     if tokenizer is not None:
         return open_or_prepare(config, tokenizer, splits=("train", "val"), known=known, progress=progress)
     source = example_source(config)
     if config.task != "stdlib":
-        raise ConfigError(f"task {config.task!r} needs a model to read it with: --model FOLDER, or a hub id")
+        raise ConfigError(f"task {config.task!r} needs a model with a tokenizer: --model FOLDER, or a hub id")
     own = stdlib_tokenizer(vocab_size, progress)
     return prepare_examples(source, tokenizer=str(own), max_length=config.max_length, progress=progress)
 
@@ -39,10 +39,10 @@ def prepare_task_examples(
 def open_or_prepare(
     config: ExamplesConfig, tokenizer: Path, *, splits: tuple[str, ...], known: str, progress: Progress
 ) -> ExampleSet:
-    """Return the examples that a config names in a tokenizer's ids.
+    """Return the examples of a config, encoded with a tokenizer.
 
-    A named task is found on the shelf, from wherever it was prepared, where it has these splits; of several, the one with
-    the fingerprint `known`. Else its local copies are read, or the hub is asked.
+    A named task that was prepared with these splits is opened; of several, the one with the fingerprint `known`. Otherwise
+    it is prepared from local copies or the hub.
     """
     source, length = example_source(config), config.max_length
     is_shelved = config.task in TASKS and config.folder is None
@@ -63,7 +63,7 @@ def open_or_prepare(
 
 
 def example_source(config: ExamplesConfig) -> ExampleSource:
-    """Return the examples that a config names."""
+    """Return where the examples of a config come from."""
     if config.task == "stdlib":
         unfit = {"--dev": config.dev, "--columns": config.columns, "--labels": config.labels}
         unfit |= {"--language": config.language} if config.language != "en" else {}
@@ -72,7 +72,7 @@ def example_source(config: ExamplesConfig) -> ExampleSource:
         return stdlib_examples()
     named = config.task in TASKS
     if not named and not Path(config.task).exists() and "/" not in config.task:
-        if "/" in config.task or "." in config.task:
+        if "." in config.task:
             raise ConfigError(f"no file {config.task!r} here; give the path of a table, or a task: stdlib, {', '.join(TASKS)}")
         raise ConfigError(f"no task called {config.task!r}: there are stdlib, {', '.join(TASKS)}; or give the path of a table")
     request = Request(
@@ -88,25 +88,25 @@ def example_source(config: ExamplesConfig) -> ExampleSource:
 
 
 def num_positions(facts: dict[str, Any]) -> int:
-    """Return how many tokens a model reads at most; 0 where it has no such limit."""
-    # T5 sees distances only, whatever its config.json says.
+    """Return the most tokens that a model can read; 0 if it has no limit."""
+    # T5 uses relative positions, whatever its config.json says.
     if "t5" in str(facts.get("model_type")):
         return 0
     positions = int(facts.get("max_position_embeddings") or facts.get("n_positions") or 0)
-    # RoBERTa's kin count positions from behind the pad's.
+    # Models derived from RoBERTa count positions from the pad token's.
     is_kin = any(name in str(facts.get("model_type")) for name in _COUNTED_FROM_PAD)
     offset = int(facts.get("pad_token_id") or 0) + 1 if is_kin else 0
     return max(positions - offset, 0)
 
 
 def check_fits_model(examples: ExampleSet, facts: dict[str, Any], folder: Path) -> None:
-    """Raise when a pretrained model has fewer words or fewer places than the examples need."""
+    """Raise if a pretrained model's vocabulary or context is too small for the examples."""
     vocab, positions = int(facts.get("vocab_size", 0)), num_positions(facts)
     largest = max(int(split.ids.max()) for split in examples.splits.values())
     if vocab and largest >= vocab:
         raise DataError(
-            f"{folder}: its tokenizer gives ids up to {largest}, the model's vocabulary has {vocab}: the tokenizer's files are "
-            "another model's; give the model with its own"
+            f"{folder}: its tokenizer gives ids up to {largest}, the model's vocabulary has {vocab}: its tokenizer is another "
+            "model's; give the model with its own"
         )
     if positions and examples.meta.max_length > positions:
         raise ConfigError(
@@ -115,7 +115,7 @@ def check_fits_model(examples: ExampleSet, facts: dict[str, Any], folder: Path) 
 
 
 def closing_mark(examples: ExampleSet) -> int:
-    """Return the id that ends every example; DataError when they do not all end alike."""
+    """Return the id that ends every example; raise DataError if they differ."""
     last = np.unique(np.concatenate([split.ids[split.ends - 1] for split in examples.splits.values()]))
     if len(last) != 1:
         raise DataError(
@@ -126,9 +126,9 @@ def closing_mark(examples: ExampleSet) -> int:
 
 
 def check_marks(examples: ExampleSet, model: nn.Module, *, pad: int) -> None:
-    """Raise DataError unless an encoder-decoder finds as many end marks in one example as in any other.
+    """Raise DataError unless all examples for an encoder-decoder have the same number of end marks.
 
-    It classifies at the last of them, and the library gives up in the middle of training where their number differs.
+    The model classifies at the last one, and transformers fails in the middle of training if their number differs.
     """
     if not is_encoder_decoder(model):
         return
@@ -136,7 +136,7 @@ def check_marks(examples: ExampleSet, model: nn.Module, *, pad: int) -> None:
     if not isinstance(end, int) or pad == end:
         raise DataError(
             f"{examples.meta.name}: the model's end mark is {end}, short texts are filled up with {pad}: it classifies at the "
-            "mark, which must be one token and not the filling; mend eos_token_id and pad_token_id in its config.json"
+            "mark, which must be one token other than the filling; fix eos_token_id and pad_token_id in its config.json"
         )
     counts = {name: split.counts(end) for name, split in examples.splits.items()}
     usual = max(1, int(np.median(np.concatenate(list(counts.values())))))

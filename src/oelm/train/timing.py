@@ -1,4 +1,4 @@
-"""Where time and energy go: seconds by phase, statistics of the steps, and joules where the machine measures them."""
+"""Time and energy: seconds by phase, statistics of the steps, and joules if the machine measures them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 PHASES = ("step", "data", "validation", "checkpoint", "other")
-# Steps slower than this many medians (another process woke up, a laptop slept) are left out of the mean.
+# Slower steps, in medians (another process ran, a laptop slept), are left out of the mean.
 OUTLIER_MEDIANS = 3.0
-# Where Linux shows the energy counters of CPUs (RAPL).
+# The energy counters of CPUs (RAPL) on Linux.
 POWERCAP = Path("/sys/class/powercap")
-# A package, or a zone within one. What other drivers show besides (intel-rapl-mmio) is the same energy once more.
+# A package, or a zone within one; other drivers (intel-rapl-mmio) repeat the same energy.
 _ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
-# No CPU package takes more: in less than its counter's range at this power, a counter has come round once at most.
+# No CPU package uses more, so a counter wraps around at most once in the time of its range at this power.
 _MOST_W = 1000.0
 
 
 class Clock:
-    """Seconds by phase, over all sittings of a run; what is in no phase is 'other', so that the sum is the wall time."""
+    """Seconds by phase, over all sessions of a run; time outside phases is 'other', so that the sum is the wall time."""
 
     def __init__(self, earlier: dict[str, float]) -> None:
         self._seconds = {phase: earlier.get(phase, 0.0) for phase in PHASES}
@@ -38,7 +38,7 @@ class Clock:
             self._charge(name)
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds charged so far by phase, all time up to now included."""
+        """Return the seconds by phase up to now."""
         self._charge("other")
         return dict(self._seconds)
 
@@ -49,7 +49,7 @@ class Clock:
 
 
 def step_statistics(step_seconds: Sequence[float], *, warmup_steps: int) -> dict[str, Any]:
-    """Summarise step times after the first `warmup_steps` (or a tenth of them all, where the run is shorter)."""
+    """Summarise step times after the first `warmup_steps` (in a short run, after a tenth of all)."""
     skipped = min(warmup_steps, len(step_seconds) // 10)
     measured = sorted(step_seconds[skipped:])
     if not measured:
@@ -74,20 +74,20 @@ class EnergyCounter(Protocol):
     """A counter of energy."""
 
     def spent_j(self) -> float | None:
-        """Return the joules since the last call; None where that cannot be known."""
+        """Return the joules since the last call; None if unknown."""
 
 
 class RaplCounter:
-    """The energy of the machine's CPU packages and memory, of all processes together.
+    """The energy of the machine's CPU packages and memory, for all processes together.
 
-    Raises OSError or ValueError where there is no counter, or it is not ours to read.
+    Raises OSError or ValueError without a counter that we may read.
     """
 
     def __init__(self, powercap: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         names = sorted(path.name for path in powercap.iterdir() if _ZONE.fullmatch(path.name))
         self._zones = [powercap / name for name in names if _is_counted(powercap / name)]
         if not self._zones:
-            raise ValueError(f"{powercap}: no CPU package has an energy counter here")
+            raise ValueError(f"{powercap}: no CPU package has an energy counter")
         self._ranges = [_microjoules(zone / "max_energy_range_uj") for zone in self._zones]
         self._clock, self._read_at = clock, clock()
         self._last = [_microjoules(zone / "energy_uj") for zone in self._zones]
@@ -98,7 +98,7 @@ class RaplCounter:
             read = [_microjoules(zone / "energy_uj") for zone in self._zones]
         except (OSError, ValueError):
             return None
-        # After so long a counter may have come round twice, and nobody could tell.
+        # A counter may have wrapped around twice.
         if any((now - before) * _MOST_W * 1e6 > whole for whole in self._ranges):
             return None
         spent = [(new - old) % whole for new, old, whole in zip(read, self._last, self._ranges, strict=True)]
@@ -107,7 +107,7 @@ class RaplCounter:
 
 
 def _is_counted(zone: Path) -> bool:
-    """Whether a zone is a package, or memory beside one; cores are part of their package, and `psys` holds all of them."""
+    """Whether a zone is a package or memory; cores are part of their package, and `psys` is the sum of all."""
     return (zone / "name").read_text(encoding="ascii").strip().startswith(("package-", "dram"))
 
 
@@ -116,7 +116,7 @@ def _microjoules(path: Path) -> int:
 
 
 class NvmlCounter:
-    """The energy of one GPU, by NVML. Raises NVML's error where the card does not count it."""
+    """The energy of one GPU, by NVML. Raises NVML's error if the card does not count it."""
 
     def __init__(self, nvml: Any, card: Any) -> None:
         self._nvml, self._card = nvml, card
@@ -128,12 +128,12 @@ class NvmlCounter:
         except self._nvml.NVMLError:
             return None
         spent, self._last = read - self._last, read
-        # The driver was loaded anew, and counts from zero.
+        # Negative: the driver was reloaded, and counts from zero.
         return spent / 1e3 if spent >= 0 else None
 
 
 def energy_counters(*, gpu_uuid: str | None, powercap: Path | None = None) -> dict[str, EnergyCounter]:
-    """Return the counters that this machine has and lets us read: 'cpu', and 'gpu' for the card of this UUID."""
+    """Return the counters that we may read: 'cpu', and 'gpu' for the card with this UUID."""
     found: dict[str, EnergyCounter] = {}
     with contextlib.suppress(OSError, ValueError):
         found["cpu"] = RaplCounter(powercap or POWERCAP)
@@ -148,19 +148,19 @@ def energy_counters(*, gpu_uuid: str | None, powercap: Path | None = None) -> di
 
 
 class Meter:
-    """Joules by source over all sittings of a run. Of a source that was not read throughout, nothing is returned."""
+    """Joules by source over all sessions of a run; a source that was not read throughout is left out."""
 
     def __init__(self, counters: Mapping[str, EnergyCounter], *, earlier: Mapping[str, float] | None = None) -> None:
-        # What an earlier sitting did not count is not the whole energy of the run.
+        # A source that an earlier session did not count is incomplete.
         self._counters = {name: counter for name, counter in counters.items() if earlier is None or name in earlier}
         self._joules = {name: (earlier or {}).get(name, 0.0) for name in self._counters}
 
     def continued(self, earlier: Mapping[str, float]) -> Meter:
-        """Return a meter that goes on from what earlier sittings counted."""
+        """Return a meter that continues from the joules of earlier sessions."""
         return Meter(self._counters, earlier=earlier)
 
     def joules(self) -> dict[str, float]:
-        """Return the joules up to now. Call it every few seconds: a counter that comes round unseen is lost."""
+        """Return the joules up to now. Call it every few seconds, before a counter wraps around twice."""
         for name, counter in list(self._counters.items()):
             spent = counter.spent_j()
             if spent is None:

@@ -24,7 +24,7 @@ from oelm.runs.layout import CONFIG, MANIFEST, METRICS
 from oelm.runs.metrics import read_metrics
 
 if TYPE_CHECKING:
-    from oelm.train.evaluate import Judged
+    from oelm.train.evaluate import Evaluation
     from oelm.train.watch import StepReport, Watch
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class TrackWatch:
     def on_validating(self, done: int, total: int) -> None:
         self._watch.on_validating(done, total)
 
-    def on_evaluation(self, step: int, evaluation: Judged, *, is_best: bool) -> None:
+    def on_evaluation(self, step: int, evaluation: Evaluation, *, is_best: bool) -> None:
         self._write(step, evaluation.as_row())
         self._watch.on_evaluation(step, evaluation, is_best=is_best)
 

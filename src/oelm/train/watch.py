@@ -1,11 +1,11 @@
-"""What a run tells whoever watches it."""
+"""What a run reports to its watch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from oelm.train.evaluate import Judged
+from oelm.train.evaluate import Evaluation
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Watch(Protocol):
 
     def on_validating(self, done: int, total: int) -> None: ...
 
-    def on_evaluation(self, step: int, evaluation: Judged, *, is_best: bool) -> None: ...
+    def on_evaluation(self, step: int, evaluation: Evaluation, *, is_best: bool) -> None: ...
 
 
 class Silence:
@@ -45,4 +45,4 @@ class Silence:
 
     def on_validating(self, done: int, total: int) -> None: ...
 
-    def on_evaluation(self, step: int, evaluation: Judged, *, is_best: bool) -> None: ...
+    def on_evaluation(self, step: int, evaluation: Evaluation, *, is_best: bool) -> None: ...

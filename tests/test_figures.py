@@ -76,7 +76,7 @@ def test_the_demo_is_shown_as_it_prints_its_recorded_runs(figures: ModuleType) -
     perplexities = [line.split("│")[2].strip() for line in lines if line.startswith("│")]
     recorded = [
         json.loads((ROOT / "results/demo" / arm / "laptop/default/seed-0/timing_stats.json").read_text())["best_ppl"]
-        for arm in ("demo-learn", "demo-frozen", "demo-lowrank", "demo-slices")
+        for arm in ("demo-learn", "demo-frozen", "demo-lowrank", "demo-slices-q")
     ]
     assert perplexities == [f"{ppl:.2f}" for ppl in recorded]
     # It was let loose on a copy.

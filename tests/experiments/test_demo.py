@@ -13,7 +13,7 @@ from oelm.method.method import PRESETS
 from oelm.runs.records import read_any_config
 
 RESULTS = Path(__file__).parents[2] / "results" / "demo"
-ARMS = {"demo-learn": "baseline", "demo-frozen": "oelm_freeze", "demo-lowrank": "oelm_lowrank", "demo-slices": "oelm_axes_q"}
+ARMS = {"demo-learn": "baseline", "demo-frozen": "oelm_freeze", "demo-lowrank": "oelm_lowrank", "demo-slices-q": "oelm_axes_q"}
 
 
 @pytest.fixture(scope="module")

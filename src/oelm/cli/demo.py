@@ -65,7 +65,7 @@ def _print_results(runs: Sequence[PlannedRun], budget: str) -> None:
     say("")
     print_table(("arm", "PPL", "vs baseline", "stored", "trainable"), cells, left=("arm",), title=note, boxed=True)
     costs = {str(row.experiment.method): fixed(100 * (row.gap.value - 1), 1, sign=True) for row in rows if row.gap is not None}
-    saved = audits["demo-learn"].total - audits["demo-slices"].total
+    saved = audits["demo-learn"].total - audits["demo-slices-q"].total
     say(
         f"\nFreezing queries and keys at random (oelm_freeze) changes the perplexity by {costs['oelm_freeze']}%; a small part "
         f"that learns on top, an eighth of their parameters (oelm_lowrank), makes that {costs['oelm_lowrank']}%.\n"

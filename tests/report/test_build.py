@@ -14,8 +14,7 @@ import pytest
 from oelm.report.build import Report, build_report
 from oelm.report.document import Document
 from oelm.report.html import render_html
-from oelm.report.ladder import ratio_text
-from oelm.report.stats import paired_log_ratio
+from oelm.report.stats import interval_text, paired_log_ratio
 from oelm.report.verdict import Looks
 from oelm.report.verdicts import record_looks
 from tests.experiments.recorded import status_of
@@ -235,7 +234,7 @@ def test_the_interval_that_is_shown_is_the_one_that_decides(tmp_path: Path, lang
     for row, judged in zip(table(document, "verdicts").rows, report.judged, strict=True):
         decided = judged.judgement.interval
         assert decided is not None and decided.level == 0.975 and decided.low <= 1.05 < decided.high
-        assert row[4].text == ratio_text(decided) and row[10].text == "97.5%"
+        assert row[4].text == interval_text(decided, "ppl") and row[10].text == "97.5%"
     for point in values(document, "forest-ppl"):
         assert point["high"] > 1.05 and "97.5%" in point["text"]
     assert all("97.5%" in row[4].text for row in table(document, "classes").rows)

@@ -14,7 +14,7 @@ import pytest
 from oelm.experiments.monitor import look_at
 from oelm.method.method import PRESETS
 from oelm.report.build import Report, build_report
-from oelm.report.collect import read_run
+from oelm.report.collect import FinishedRun, read_run
 from oelm.report.document import Table, Text
 from oelm.report.verdicts import Judged
 from tests.conftest import run_here, tiny_config
@@ -231,7 +231,7 @@ def test_a_step_evaluated_twice_is_refused(tmp_path: Path) -> None:
 def test_what_training_leaves_is_not_refused(text_file: Path, tmp_path: Path, method: str) -> None:
     run_here(tiny_config(text_file, steps=4, eval_every=2, save_every=2, method=method), tmp_path / "run")
     run = read_run(look_at(tmp_path / "run"))
-    assert run.problem == "" and run.is_finished
+    assert run.problem == "" and isinstance(run, FinishedRun)
 
 
 @pytest.mark.parametrize(("method", "is_frozen"), [("oelm_freeze", False), ("baseline", True), ("train_then_freeze", True)])

@@ -75,7 +75,8 @@ def show(
     budget: Annotated[str | None, typer.Option(help="Size: paper, workstation, laptop (default) or smoke.")] = None,
     overrides: Overrides = None,
     on: Annotated[
-        str | None, typer.Option(metavar="GPU", help="Estimate time, memory and cost on A5000, V100, L4, A100, H100, 8xA100, ...")
+        str | None,
+        typer.Option(metavar="GPU", help="Estimate time, memory and cost on A5000, V100, L4, A100, H100, 8xA100, ..."),
     ] = None,
     price: Annotated[float, typer.Option(min=0.0, help="With --on: cost of one GPU for an hour.")] = 2.0,
     catalog: CatalogFile = None,
@@ -120,9 +121,7 @@ def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, ro
     out.print(f"\nrun it: {printable(shlex.join(command))}", soft_wrap=True)
 
 
-def _print_projection(
-    name: str, gpus: str, budget: str, price: float, overrides: list[str], catalog: Path | None
-) -> None:
+def _print_projection(name: str, gpus: str, budget: str, price: float, overrides: list[str], catalog: Path | None) -> None:
     """Print what an experiment, or a group, takes on GPUs according to their data sheets."""
     from rich.table import Table
 

@@ -114,9 +114,7 @@ def _question(
 
 def _print_damages(made: Report) -> None:
     """Warn of records that are not used: the whole report has this among its remarks, one table alone has no place for it."""
-    from oelm.report.findings import damages
-
-    for damage in damages(made.findings):
+    for damage in made.findings.damages():
         err.print(f"warning: not used: {printable(damage)}", style="yellow", soft_wrap=True)
 
 

@@ -14,7 +14,7 @@ from oelm.report.collect import Arm, ImportedStudy, collect, collect_imported
 from oelm.report.costs import costs_section, totals_section
 from oelm.report.document import Document, Section, Text
 from oelm.report.earlier import reported_section
-from oelm.report.findings import Findings, find, swept_remarks
+from oelm.report.findings import Findings, find
 from oelm.report.imported import JudgedStudy, Question, imported_section, judge_studies
 from oelm.report.kept import kept_section
 from oelm.report.ladder import across_section, ladder_section
@@ -40,7 +40,7 @@ class Report:
         """Return the whole report in one language; sections without anything to say are left out."""
         words, findings = Words(lang), self.findings
         budgets = words.listed(sorted({arm.budget for arm in findings.arms})) or "-"
-        verdicts = _warned(verdict_section(findings, self.judged, words), swept_remarks(findings, words))
+        verdicts = _warned(verdict_section(findings, self.judged, words), _swept_remarks(findings, words))
         others = imported_section(self.imported, self.judged_imported, words)
         sections = (
             kept_section(findings, self.judged, words),
@@ -79,6 +79,13 @@ def _warned(section: Section, remarks: Sequence[str]) -> Section:
     return replace(section, blocks=(*section.blocks[:place], *warnings, *section.blocks[place:]))
 
 
+def _swept_remarks(findings: Findings, words: Words) -> list[str]:
+    """Say which seeds are left out of comparisons, for a sweep chose the arm's setting on them."""
+    return [
+        words("remark.swept", arm="/".join(key), seeds=words.listed(seeds)) for key, seeds in sorted(findings.swept.items())
+    ]
+
+
 def build_report(
     roots: Sequence[Path],
     catalog: Catalog,
@@ -111,6 +118,6 @@ def report_on(arms: Sequence[Arm], roots: Sequence[Path], catalog: Catalog, *, o
     judged = judge_all(findings)
     if only:
         wanted = _with_baselines(only, catalog)
-        findings = find([arm for arm in arms if arm.experiment in wanted], catalog, roots)
+        findings = findings.restricted(wanted)
         judged = [row for row in judged if row.pair.arm.experiment in wanted]
     return Report(findings, judged)

@@ -8,9 +8,8 @@ from typing import NamedTuple
 from oelm.experiments.fair import is_tuned_alone
 from oelm.report.collect import Arm, ArmKey, common_split
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
-from oelm.report.findings import DEMO, Findings, Pair, has_short_conv, label, on_architecture
+from oelm.report.findings import DEMO, Findings, Pair, gap_between, has_short_conv, label, on_architecture
 from oelm.report.kinds import CLASSES, change_later, class_of, learning_in_qk, pair_text
-from oelm.report.ladder import compared
 from oelm.report.plots import forest_by_set
 from oelm.report.stats import LEVEL
 from oelm.report.verdicts import BOUNDS, Judged, decided_by, mixed_text, target_of
@@ -89,11 +88,11 @@ def _forest(found: Found, words: Words) -> list[Block]:
     points = []
     for line, by_set in found.items():
         for name, row in by_set.items():
-            gap, text = decided_by(row, words)
-            if gap is not None:
+            gap = decided_by(row, words)
+            if (end := gap.interval) is not None:
                 verdict = words(f"verdict.{row.judgement.verdict}")
-                place = {"name": title_of(line, found, words), "arm": name, "text": text, "verdict": verdict}
-                points.append({**place, "value": gap.value, "low": gap.low, "high": gap.high})
+                place = {"name": title_of(line, found, words), "arm": name, "text": gap.text, "verdict": verdict}
+                points.append({**place, "value": end.value, "low": end.low, "high": end.high})
     if not points:
         return []
     bound = BOUNDS["ppl"]
@@ -135,7 +134,7 @@ def _beside_plain(found: Found, words: Words) -> list[Block]:
     # Those of one name and size make a row, by data set.
     arms: dict[tuple[str, int], dict[str, Arm]] = {}
     for title, name, arm in told:
-        arms.setdefault((title, _trainable(arm)), {})[name] = arm
+        arms.setdefault((title, arm.first.audit.trainable), {})[name] = arm
     sets = [name for name in sets_of(found) if any(name in by_set for by_set in arms.values())]
     rows = []
     for (title, trainable), by_set in arms.items():
@@ -144,12 +143,6 @@ def _beside_plain(found: Found, words: Words) -> list[Block]:
     columns = (words("classes.method"), words("classes.trainable"), *sets)
     table = Table("plain", words("classes.plain"), columns, tuple(rows), frozenset(range(1, len(columns))))
     return [table] if rows else []
-
-
-def _trainable(arm: Arm) -> int:
-    audit = arm.runs[0].audit
-    assert audit is not None
-    return audit.trainable
 
 
 def _is_beside(control: Line, line: Line) -> bool:
@@ -181,9 +174,9 @@ def _against(ours: Arm | None, theirs: Arm, words: Words) -> Cell:
     if ours is None or ours is theirs:
         return Cell("")
     split = common_split(ours, theirs)
-    gap, text = compared(ours, theirs, split)
-    told = words("across.on_test", gap=text) if split == "test" and text else text
-    return Cell(told, gap.value if gap is not None else None)
+    gap = gap_between(ours, theirs, split)
+    told = words("across.on_test", gap=gap.text) if split == "test" and gap.text else gap.text
+    return Cell(told, gap.value)
 
 
 def _table(found: Found, words: Words) -> Table:
@@ -211,19 +204,13 @@ def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:
         # Of several sweeps on one data set the digests tell which is whose.
         told = arm.variant if _is_plain(arm) else arm.shown
         more = [arm.budget] * has_budgets + [told] * (not is_alone)
-        names[arm.key] = f"{_data(pair)} ({', '.join(more)})" if more else _data(pair)
+        names[arm.key] = f"{pair.arm.data} ({', '.join(more)})" if more else pair.arm.data
     return names
 
 
 def _family(pair: Pair) -> tuple[str, str, bool]:
     """Return what arms share that stand in one row or column by right: each architecture has its own sweep."""
-    return _data(pair), pair.arm.budget, has_short_conv(pair.arm)
-
-
-def _data(pair: Pair) -> str:
-    manifest = pair.arm.runs[0].manifest
-    assert manifest is not None
-    return manifest.data.name
+    return pair.arm.data, pair.arm.budget, has_short_conv(pair.arm)
 
 
 def _is_plain(arm: Arm) -> bool:
@@ -260,9 +247,9 @@ def _share(arm: Arm, line: Line, words: Words) -> str:
 def _gap(row: Judged | None, words: Words) -> Cell:
     if row is None:
         return Cell("")
-    gap, text = decided_by(row, words)
-    text = words("across.on_test", gap=text) if row.pair.split == "test" else text
+    gap = decided_by(row, words)
+    text = words("across.on_test", gap=gap.text) if row.pair.split == "test" else gap.text
     judgement = row.judgement
     verdict = mixed_text(words(f"verdict.{judgement.verdict}"), row.pair, words)
     told = f"{text} {verdict}" if judgement.verdict in _MARKS else text
-    return Cell(told, gap.value if gap is not None else None, _MARKS.get(judgement.verdict, ""))
+    return Cell(told, gap.value, _MARKS.get(judgement.verdict, ""))

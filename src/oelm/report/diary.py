@@ -8,7 +8,7 @@ from pathlib import Path
 
 from oelm.decimals import fixed
 from oelm.experiments.portable import this_machine
-from oelm.report.collect import Run, collect
+from oelm.report.collect import FinishedRun, Run, collect
 from oelm.report.plain import one_line
 from oelm.train.status import read_status
 
@@ -41,10 +41,9 @@ def _day(moment: str) -> str:
 
 def _line(run: Run) -> str:
     name = _code(run.name)
-    if not run.is_finished:
+    if run.problem or not isinstance(run, FinishedRun):
         why = this_machine().stripped(run.problem or run.message)
         return f"{name}: {run.state}" + (f" ({_code(why)})" if why.strip() else "")
-    assert run.figures is not None and run.manifest is not None and run.audit is not None
     figures, data = run.figures, run.manifest.data
     best = (
         f"best PPL {fixed(figures.best_ppl, 2)}" if figures.best_ppl is not None else f"best accuracy {100 * figures.best:.2f}%"

@@ -20,8 +20,7 @@ from oelm.experiments.imported import IMPORTED, ImportedRun, run_path
 from oelm.experiments.registry import Criterion, nearest
 from oelm.report.collect import ImportedStudy, collect_imported, mean_figure
 from oelm.report.document import Block, Cell, Mark, Section, Table, Text
-from oelm.report.ladder import level_text, points_text, ratio_text
-from oelm.report.stats import LEVEL
+from oelm.report.stats import LEVEL, interval_text, level_text
 from oelm.report.verdict import Judgement, Looks, Reason, Verdict, comparison_key, judge, judge_together
 from oelm.report.words import Words
 
@@ -328,7 +327,7 @@ def gap_text(judgement: Judgement, question: Question) -> str:
     """Return the gap with the interval that decides; nothing where there is none."""
     if judgement.interval is None:
         return ""
-    return ratio_text(judgement.interval) if question.is_ratio else points_text(judgement.interval)
+    return interval_text(judgement.interval, "ppl" if question.is_ratio else "accuracy")
 
 
 def bound_text(criterion: Criterion) -> str:

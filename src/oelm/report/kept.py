@@ -9,9 +9,8 @@ from oelm.report.classes import Found, lines_of, sets_of, title_of
 from oelm.report.collect import Arm, ArmKey
 from oelm.report.document import Block, Cell, Chart, Section, Table, Text
 from oelm.report.findings import Findings, Pair, is_uniform
-from oelm.report.ladder import ratio_text
 from oelm.report.plots import Target, forest_by_set
-from oelm.report.stats import Interval, share_kept
+from oelm.report.stats import Interval, interval_text, share_kept
 from oelm.report.verdicts import Judged
 from oelm.report.words import Words
 
@@ -49,7 +48,7 @@ def _picture(
             if share is None or worth is None:
                 continue
             place = {"name": title_of(line, found, words), "arm": name, "is_worth": _is_worth(worth)}
-            told = {"text": _share_text(share), "verdict": words("kept.worth", worth=ratio_text(worth))}
+            told = {"text": _share_text(share), "verdict": words("kept.worth", worth=interval_text(worth, "ppl"))}
             points.append({**place, **told, "value": share.value, "low": share.low, "high": share.high})
     if not points:
         return []
@@ -83,7 +82,7 @@ def _share_cell(share: Interval | None, worth: Interval | None, words: Words) ->
 
 
 def _worth_cell(worth: Interval | None) -> Cell:
-    return Cell("") if worth is None else Cell(ratio_text(worth), worth.value)
+    return Cell("") if worth is None else Cell(interval_text(worth, "ppl"), worth.value)
 
 
 def _share_text(share: Interval) -> str:

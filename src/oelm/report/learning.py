@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from oelm.report.collect import Arm, Run
+from oelm.report.collect import Arm, FinishedRun
 from oelm.report.document import Block, Cell, Chart, Section, Table, Text
 from oelm.report.findings import Findings, Pair, label
 from oelm.report.plots import curves
@@ -22,8 +22,8 @@ def learning_section(findings: Findings, words: Words) -> Section | None:
     """Return the learning curves of every family of arms."""
     blocks: list[Block] = []
     families = findings.by_weight()
-    for number, (baseline, pairs) in enumerate(families[:_MOST_FAMILIES]):
-        arms = [baseline, *(pair.arm for pair in pairs)]
+    for number, arms in enumerate(families[:_MOST_FAMILIES]):
+        baseline = arms[0]
         rows = [row for arm in arms for row in band(label(arm), [run.curve for run in arm.runs], least=len(arm.runs))]
         if not rows:
             continue
@@ -61,7 +61,7 @@ def band(name: str, curves: Iterable[Mapping[int, float]], *, least: int) -> lis
 
 def reach_section(findings: Findings, words: Words) -> Section | None:
     """Return how many tokens and minutes each arm needs to reach the quality that the worst of its family reaches."""
-    families = findings.families()
+    families = findings.families
     told = [(baseline, pairs) for baseline, pairs in families if _is_resolved([baseline, *(pair.arm for pair in pairs)])]
     rows = [row for baseline, pairs in told for row in _reach_rows(baseline, pairs, words)]
     if not rows:
@@ -102,7 +102,7 @@ def _reach_rows(baseline: Arm, pairs: list[Pair], words: Words) -> list[tuple[Ce
 
 def _final(arm: Arm) -> float:
     """Return the mean over seeds of the best validation loss."""
-    return statistics.fmean(run.figures.best_val_loss for run in arm.runs if run.figures is not None)
+    return statistics.fmean(run.figures.best_val_loss for run in arm.runs)
 
 
 def _reach(arm: Arm, target: float) -> tuple[float, float, float]:
@@ -115,16 +115,15 @@ def _reach(arm: Arm, target: float) -> tuple[float, float, float]:
     return statistics.fmean(steps), tokens, minutes
 
 
-def _first_at(run: Run, target: float) -> int | None:
+def _first_at(run: FinishedRun, target: float) -> int | None:
     return next((step for step, loss in sorted(run.curve.items()) if loss <= target), None)
 
 
-def _last(run: Run) -> int:
+def _last(run: FinishedRun) -> int:
     return max(run.curve)
 
 
-def _per_step(run: Run) -> tuple[float, float]:
+def _per_step(run: FinishedRun) -> tuple[float, float]:
     """Return tokens and seconds that a run spent on each of its steps, everything included."""
-    assert run.figures is not None
     steps = _last(run)
     return run.figures.tokens / steps, run.figures.wall_s["total"] / steps

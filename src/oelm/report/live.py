@@ -90,7 +90,7 @@ def news(before: Moment, now: Moment) -> list[tuple[Event, str, str]]:
 def decision_text(row: Judged) -> str:
     """Return a preliminary verdict as one sentence for a notification."""
     name, experiment = "/".join(row.pair.arm.key), row.pair.arm.experiment
-    _, gap = decided_by(row, Words("en"))
+    gap = decided_by(row, Words("en")).text
     told = f"{name}: preliminary verdict {row.judgement.verdict}, gap {gap}"
     return f"{told}; `oelm report {experiment}` gives and records the verdict"
 

@@ -14,12 +14,11 @@ from oelm.experiments.portable import this_machine
 from oelm.report.baselines import baseline_remarks, unfit_baselines
 from oelm.report.collect import Arm, ArmKey, Mixture
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
-from oelm.report.findings import Findings, Pair, damaged_sweeps, draw_of, label, split_text, unswept
+from oelm.report.findings import Findings, Pair, PairedGap, draw_of, label, over_documents, over_examples, split_text
 from oelm.report.kinds import CLASSES, class_of, pair_text
-from oelm.report.ladder import compared, detectable_text, level_text, over_documents, over_examples, points_text, ratio_text
 from oelm.report.plots import SHAPES, Target, forest
 from oelm.report.questions import questions_of
-from oelm.report.stats import LEVEL, POWER, Interval, pooled_log_ratio
+from oelm.report.stats import LEVEL, POWER, Interval, detectable_text, interval_text, level_text, pooled_log_ratio
 from oelm.report.verdict import Judgement, Look, Looks, Reason, ReasonCode, comparison_key, judge, judge_together
 from oelm.report.words import Words
 from oelm.train.records import Split
@@ -48,18 +47,14 @@ class Judged:
     examples: Interval | None
 
 
-def decided_by(row: Judged, words: Words) -> tuple[Interval | None, str]:
-    """Return the interval that decided, and how the gap is written with it: with its level where that is not the usual one."""
+def decided_by(row: Judged, words: Words) -> PairedGap:
+    """Return the gap with the interval that decided, and with its level where that is not the usual one."""
     interval = row.judgement.interval
     if interval is None:
-        return compared(row.pair.arm, row.pair.baseline, row.pair.split)
-    text = _interval_text(interval, row.pair)
+        return row.pair.gap
+    text = interval_text(interval, row.pair.arm.metric)
     is_usual = interval.level == LEVEL
-    return interval, text if is_usual else words("verdict.at", gap=text, level=level_text(interval.level))
-
-
-def _interval_text(interval: Interval, pair: Pair) -> str:
-    return ratio_text(interval) if pair.arm.metric == "ppl" else points_text(interval)
+    return PairedGap(interval, text if is_usual else words("verdict.at", gap=text, level=level_text(interval.level)))
 
 
 def judge_all(findings: Findings) -> list[Judged]:
@@ -67,7 +62,7 @@ def judge_all(findings: Findings) -> list[Judged]:
     unfit = unfit_baselines(findings)
     looks = _numbered(findings, unfit)
     judgements: dict[ArmKey, Judgement] = {}
-    for _, family in findings.families():
+    for _, family in findings.families:
         counted = [pair for pair in family if _can_be_judged(pair, unfit)]
         judges = [partial(_judge, pair, looks[pair.arm.key], unfit, len(counted)) for pair in counted]
         judgements |= {pair.arm.key: found for pair, found in zip(counted, judge_together(judges), strict=True)}
@@ -190,7 +185,7 @@ def _can_be_judged(pair: Pair, unfit: Collection[ArmKey]) -> bool:
 def _pooled(findings: Findings, pair: Pair) -> Interval | None:
     if pair.arm.metric != "ppl":
         return None
-    family = next(pairs for baseline, pairs in findings.families() if baseline.key == pair.baseline.key)
+    family = next(pairs for baseline, pairs in findings.families if baseline.key == pair.baseline.key)
     # On the split of this comparison, with those of the family that are compared on it too.
     arms = {"/".join(other.arm.key): other.arm for other in family if pair.split in ("val", other.split)}
     figures = {key: arm.on(pair.split) for key, arm in arms.items()} | {"": pair.baseline.on(pair.split)}
@@ -269,14 +264,12 @@ def verdict_table(findings: Findings, judged: list[Judged], words: Words) -> Tab
 
 def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
     pair, judgement, kind = row.pair, row.judgement, class_of(row.pair)
-    interval = judgement.interval
-    plain, text = compared(pair.arm, pair.baseline, pair.split)
-    if interval is not None:
-        plain, text = interval, _interval_text(interval, pair)
+    interval, metric = judgement.interval, pair.arm.metric
+    gap = pair.gap if interval is None else PairedGap(interval, interval_text(interval, metric))
     other = row.pooled if pair.arm.metric == "ppl" else row.examples
-    other_text = "" if other is None else _interval_text(other, pair)
+    other_text = "" if other is None else interval_text(other, metric)
     if row.pooled is not None and row.examples is not None:
-        other_text = words("verdict.documents", pooled=other_text, documents=_interval_text(row.examples, pair))
+        other_text = words("verdict.documents", pooled=other_text, documents=interval_text(row.examples, metric))
     is_smoke = pair.arm.budget == _SMOKE
     verdict = words("verdict.SMOKE") if is_smoke else mixed_text(words(f"verdict.{judgement.verdict}"), pair, words)
     return (
@@ -284,7 +277,7 @@ def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
         Cell(pair.arm.budget),
         Cell(f"{judgement.num_seeds}/{judgement.planned}", judgement.num_seeds),
         Cell(best_text(pair.arm, pair.split), pair.arm.mean(pair.split)),
-        Cell(text, plain.value if plain is not None else None),
+        Cell(gap.text, gap.value),
         Cell(verdict, judgement.verdict, "muted" if is_smoke else _MARKS.get(judgement.verdict, "")),
         Cell(words(f"classes.{kind}"), CLASSES.index(kind)),
         Cell(other_text, other.value if other is not None else None),
@@ -341,19 +334,26 @@ def _bound(pair: Pair) -> float:
 
 
 def _point(row: Judged, words: Words) -> dict[str, Any] | None:
-    gap, text = decided_by(row, words)
-    if gap is None:
+    gap = decided_by(row, words)
+    if (interval := gap.interval) is None:
         return None
     name = f"{label(row.pair.arm)}, {row.pair.arm.budget}"
     name = words("forest.on_test", name=name) if row.pair.split == "test" else name
     verdict = words("verdict.SMOKE") if row.pair.arm.budget == _SMOKE else words(f"verdict.{row.judgement.verdict}")
-    return {"name": name, "value": gap.value, "low": gap.low, "high": gap.high, "text": text, "verdict": verdict}
+    return {
+        "name": name,
+        "value": interval.value,
+        "low": interval.low,
+        "high": interval.high,
+        "text": gap.text,
+        "verdict": verdict,
+    }
 
 
 def _figures(findings: Findings, words: Words) -> Table:
     """Return every arm's figures by seed, as far as they are no points of sweeps: nothing that was not measured stands here."""
     usable = [arm for arm in findings.arms if arm.is_usable]
-    arms = unswept(usable, findings.roots) or usable
+    arms = findings.unswept(usable) or usable
     shown: dict[str, list[Cell]] = {"arm": [Cell(label(arm)) for arm in arms], "budget": [Cell(arm.budget) for arm in arms]}
     splits: tuple[tuple[Split, str, str, str], ...] = (
         ("val", "best", "majority", "seeds"),
@@ -401,7 +401,7 @@ def _remarks(findings: Findings, words: Words) -> list[str]:
     remarks += [words("remark.alone", arm="/".join(arm.key), baseline="/".join(key)) for arm, key in lonely]
     remarks += [_some_tested(pair, words) for pair in findings.pairs if pair.split == "val" and _tested(pair)]
     remarks += baseline_remarks(findings, words)
-    remarks += [words("remark.damaged", why=machine.stripped(why)) for why in damaged_sweeps(findings)]
+    remarks += [words("remark.damaged", why=machine.stripped(why)) for why in findings.sweeps.damages]
     for arm in findings.arms:
         for state in sorted({run.state for run in arm.unfinished}):
             runs = [run for run in arm.unfinished if run.state == state]

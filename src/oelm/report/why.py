@@ -11,7 +11,7 @@ from oelm.dotted import flatten
 from oelm.experiments.fair import CLOSE, TUNED, is_tuned_alone
 from oelm.report.collect import Arm
 from oelm.report.document import Block, Cell, Chart, Section, Table, Text
-from oelm.report.findings import Findings, label, sweep_of
+from oelm.report.findings import Findings, label
 from oelm.report.plots import grouped, rates
 from oelm.report.words import Words
 
@@ -28,8 +28,7 @@ MEASURES = ("entropy", "logit_std", "mean_distance", "effective_rank", "inductio
 def why_section(findings: Findings, words: Words) -> Section | None:
     """Return what heads do in every arm, from attention.json: means over heads, spread over seeds."""
     blocks: list[Block] = []
-    families = [[baseline, *(pair.arm for pair in pairs)] for baseline, pairs in findings.by_weight()]
-    looked_at = [arms for arms in families if any(run.heads for arm in arms for run in arm.runs)]
+    looked_at = [arms for arms in findings.by_weight() if any(run.heads for arm in arms for run in arm.runs)]
     for number, arms in enumerate(looked_at[:_MOST_FAMILIES]):
         baseline = arms[0]
         for measure in MEASURES:
@@ -76,10 +75,8 @@ def _by_layer(arm: Arm, measure: str) -> list[dict[str, object]]:
 def tuning_section(findings: Findings, words: Words) -> Section | None:
     """Return the sweeps behind the arms: the same grid for all, the best of each, and whether it lies at the edge."""
     sweeps: list[SweepRecord] = []
-    for arm in findings.arms:
-        sweep = sweep_of(arm, findings.roots)
-        if sweep is not None and sweep not in sweeps:
-            sweeps.append(sweep)
+    for sweep in (found[0] for arm in findings.arms if (found := findings.sweeps.of(arm))):
+        sweeps += [] if sweep in sweeps else [sweep]
     rows = [row for sweep in sweeps for row in _sweep_rows(sweep, words)]
     if not rows:
         return None
@@ -147,7 +144,7 @@ def _rate_points(sweep: SweepRecord) -> list[dict[str, object]]:
 
 def _swept_otherwise(findings: Findings, words: Words) -> list[str]:
     """Say which sweeps had settings of their own, and which arms have some that the sweep of theirs had not."""
-    arms = [(arm, sweep) for arm in findings.arms if (sweep := sweep_of(arm, findings.roots)) is not None]
+    arms = [(arm, sweeps[0]) for arm in findings.arms if (sweeps := findings.sweeps.of(arm))]
     own = {f"{sweep.experiment}, {sweep.budget}": sweep.changes for _, sweep in arms if sweep.like is None}
     by_settings: dict[str, list[str]] = {}
     for name, changes in own.items():
@@ -176,7 +173,7 @@ def _has_more(arm: Arm, sweep: SweepRecord) -> bool:
     # Not above: it plans runs, and so waits for torch.
     from oelm.experiments.plan import variant_name
 
-    settings = flatten(arm.runs[0].config or {})
+    settings = flatten(arm.first.config)
     shared = {key: value for key, value in sweep.changes.items() if settings.get(key) == value}
     # Names end in a digest, which is of the sweep's grid too.
     return not shared or arm.variant.rsplit("-", 1)[0] != TUNED + variant_name(shared).rsplit("-", 1)[0]

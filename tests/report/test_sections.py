@@ -60,11 +60,11 @@ def test_every_figure_stands_seed_by_seed(ladder: Path) -> None:
 
 def test_the_forest_shows_the_same_intervals_as_the_table(ladder: Path) -> None:
     document = english(ladder)
-    shown = {row["name"]: row for row in values(document, "forest-ppl")}
+    shown = {row["name"]: row for row in values(document, "classes")}
     logs = [math.log(LADDER["GPT-02"][seed] / BASE[seed]) for seed in BASE]
-    assert shown["GPT-02, laptop"]["value"] == pytest.approx(math.exp(statistics.fmean(logs)), rel=1e-9)
-    assert shown["GPT-02, laptop"]["text"] == ratio_by_hand(LADDER["GPT-02"], BASE)
-    assert shown["GPT-02, laptop"]["low"] < shown["GPT-02, laptop"]["value"] < shown["GPT-02, laptop"]["high"]
+    assert shown["oelm_freeze (pure)"]["value"] == pytest.approx(math.exp(statistics.fmean(logs)), rel=1e-9)
+    assert shown["oelm_freeze (pure)"]["text"] == ratio_by_hand(LADDER["GPT-02"], BASE)
+    assert shown["oelm_freeze (pure)"]["low"] < shown["oelm_freeze (pure)"]["value"] < shown["oelm_freeze (pure)"]["high"]
     assert len(shown) == 4
 
 
@@ -76,10 +76,10 @@ def test_each_target_has_a_forest_of_its_own(tmp_path: Path) -> None:
     for experiment in ("GPT-01", "GPT-02", "BASE", "STRICT"):
         write_by_seed(tmp_path, experiment, LADDER.get(experiment, {0: 30.0, 1: 30.4, 2: 30.1}))
     document = english(tmp_path, catalog=catalog_with(*entries))
-    names_by_chart = {name: [row["name"] for row in values(document, name)] for name in ("forest-ppl", "forest-ppl-1.01")}
-    assert names_by_chart == {"forest-ppl": ["GPT-02, laptop"], "forest-ppl-1.01": ["STRICT, laptop"]}
-    assert "the target 1.01." in chart(document, "forest-ppl-1.01").caption
-    layers = chart(document, "forest-ppl-1.01").spec["layer"]
+    names_by_chart = {name: [row["name"] for row in values(document, name)] for name in ("classes", "classes-1.01")}
+    assert names_by_chart == {"classes": ["oelm_freeze (pure)"], "classes-1.01": ["STRICT (control)"]}
+    assert "the target 1.01." in chart(document, "classes-1.01").caption
+    layers = chart(document, "classes-1.01").spec["layer"]
     drawn = [layer["data"]["values"][0]["place"] for layer in layers if "data" in layer and layer["mark"]["type"] == "rule"]
     assert drawn == [1.0, 1.01]
 
@@ -364,7 +364,7 @@ def test_totals_computed_by_hand(tmp_path: Path) -> None:
 
 def test_charts_tell_in_words_what_they_show(ladder: Path) -> None:
     document = english(ladder)
-    for name in ("forest-ppl", "learning-0", "why-0-entropy"):
+    for name in ("learning-0", "why-0-entropy"):
         assert all(experiment in chart(document, name).alt for experiment in LADDER if experiment != "GPT-01")
     assert section(document, "verdicts").blocks
 

@@ -51,8 +51,8 @@ def test_where_every_run_has_test_figures_gap_and_verdict_are_on_test(tmp_path: 
     assert row["best"] == f"{statistics.geometric_mean(ARM_TEST.values()):.2f}" and row["on"] == "test"
     assert "All on the test split" in texts(document, "verdicts")[0]
     assert any("laptop: On test." in note for note in texts(document, "verdicts", "note"))
-    (point,) = values(document, "forest-ppl")
-    assert point["name"] == "GPT-02, laptop, on test" and point["text"] == row["gap [interval]"]
+    (point,) = values(document, "classes")
+    assert point["text"] == row["gap [interval]"]
 
 
 def test_without_test_figures_everything_is_on_validation_and_says_so(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from oelm.report.earlier import source_text
 from oelm.report.imported import SCALES, TAKES
 from oelm.report.kinds import CLASSES
 from oelm.report.ladder import RUNGS
-from oelm.report.plots import SHAPES
 from oelm.report.verdict import ReasonCode, Verdict
 from oelm.report.words import LANGUAGES, Words, templates
 from tests.report.recorded_study import MESSAGE, OWN_SOURCE, arm, own_catalog, record_study, second_root
@@ -36,7 +35,6 @@ TYPED = re.compile(r"\boelm (train|finetune|data) ")
 FAMILIES: dict[str, tuple[str, ...]] = {
     "f'verdict.{judgement.verdict}'": get_args(Verdict),
     "f'verdict.{row.judgement.verdict}'": get_args(Verdict),
-    "f'verdict.{code}'": tuple(SHAPES),
     # Arms that are judged together are told of together.
     "f'reason.{reason.code}'": tuple({*get_args(ReasonCode)} - {"many_comparisons"}),
     "f'mixture.{mixture.code}'": get_args(MixtureCode),
@@ -48,7 +46,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "f'classes.{kind}'": CLASSES,
     "f'classes.{CLASSES[line.place]}'": CLASSES,
     "f'classes.{later}'": ("thawed", "frozen"),
-    "f'across.{metric}'": ("ppl", "accuracy"),
+    "f'answer.{name}'": ("passed", "failed", "open"),
+    "f'forest.{metric}'": ("ppl", "accuracy"),
+    "f'forest.caption.{metric}'": ("ppl", "accuracy"),
     "f'forest.bound.{metric}'": ("ppl", "accuracy"),
     "f'forest.target.{metric}'": ("ppl", "accuracy"),
     "f'inconsistency.{problem.code}'": get_args(InconsistencyCode),

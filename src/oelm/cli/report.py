@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from oelm.report.document import Document, Table
     from oelm.report.imported import Question
 
-# Sensitivity, method, split and level (the notes say these too), without which the verdicts fit a narrow terminal, words whole.
-_IN_FILES_ONLY, _WIDE = frozenset({7, 8, 9, 10}), 120
+# In a terminal narrower than this, the matrix has no intervals and the verdicts no column that the notes repeat.
+_WIDE = 120
+_NARROW_VERDICTS = (8, 11, 4, 5)
+_LONGEST_NAME = 16
 
 Metric = Annotated[str | None, typer.Option(help="Imported runs: the metric to compare, such as eval_loss.")]
 Baseline = Annotated[str | None, typer.Option(help="Imported runs: the arm that the others are compared with.")]
@@ -84,7 +86,7 @@ def report(
         return
     # A reader that leaves after the first lines still wants the files.
     with contextlib.suppress(ReaderLeftError):
-        _print_verdicts(document)
+        _print_answer(document)
     _write(document, html=html, markdown=markdown, csv=csv, latex=latex)
     if not any((html, markdown, csv, latex)):
         out.print("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex", soft_wrap=True)
@@ -136,6 +138,7 @@ def _check_files(files: Mapping[str, Path | None]) -> None:
 
 
 def _one(document: Document, *, table: str | None, picture: str | None) -> str:
+    from oelm.experiments.registry import nearest
     from oelm.report.document import Chart, Table
     from oelm.report.markdown import picture_text, table_text
 
@@ -148,9 +151,7 @@ def _one(document: Document, *, table: str | None, picture: str | None) -> str:
     nothing = "" if "verdicts" in tables else "; no arm in it has finished runs beside its baseline's"
     for option, name, there in (("--table", table, list(tables)), ("--picture", picture, list(charts))):
         if name is not None and name not in there:
-            near = difflib.get_close_matches(name, there, n=1)
-            hint = f" (did you mean '{near[0]}'?)" if near else ""
-            raise ConfigError(f"{option} {name!r}{hint}: this report has {', '.join(there) or 'none'}{nothing}")
+            raise ConfigError(f"{option} {name!r}{nearest(name, there)}: this report has {', '.join(there) or 'none'}{nothing}")
     return table_text(tables[table]) if table is not None else picture_text(charts[picture or ""])
 
 
@@ -159,30 +160,60 @@ def _places(roots: list[Path] | None) -> list[Path]:
     return list({path.resolve(): path for path in roots or [Path("outputs")]}.values())
 
 
-def _print_verdicts(document: Document) -> None:
+def _print_answer(document: Document) -> None:
+    """Print the sections that open a report: texts and tables in the order of the page."""
     from oelm.report.document import Table, Text
 
     for section in document.sections:
-        for block in section.blocks if section.name in ("verdicts", "imported") else ():
+        for block in section.blocks if section.name in ("answer", "verdicts", "imported") else ():
             if isinstance(block, Text):
                 style = {"warning": "yellow", "note": "dim"}.get(block.kind)
                 out.print(printable(block.text), style=style, soft_wrap=True)
+            elif isinstance(block, Table) and block.name == "classes":
+                _print_matrix(block)
             elif isinstance(block, Table) and block.name == "verdicts":
-                _print_table(block, without=_IN_FILES_ONLY if out.width < _WIDE else frozenset())
+                _print_table(block, block.shown if out.width >= _WIDE else _NARROW_VERDICTS)
             elif isinstance(block, Table) and section.name == "imported":
                 out.print(printable(block.caption), soft_wrap=True)
                 _print_table(block)
 
 
-def _print_table(table: Table, *, without: frozenset[int] = frozenset()) -> None:
+def _print_matrix(table: Table) -> None:
+    """Print methods by data sets; in a narrow terminal each gap alone, with the sign of its verdict."""
+    from oelm.report.markdown import SIGNS
+
+    if out.width >= _WIDE:
+        _print_table(table)
+        return
+    gaps = range(4, len(table.columns))
+    rows = [
+        tuple(replace(cell, text=SIGNS.get(cell.mark, "") + cell.text.split(" ")[0]) if n in gaps else cell for n, cell in row)
+        for row in map(enumerate, table.rows)
+    ]
+    _print_table(replace(table, rows=tuple(rows)), (1, *gaps))
+
+
+def _print_table(table: Table, columns: Sequence[int] | None = None) -> None:
+    from rich.cells import cell_len
     from rich.table import Table as Grid
 
-    shown = [number for number in range(len(table.columns)) if number not in without]
+    shown = table.shown if columns is None else columns
     grid = Grid(box=None, pad_edge=False)
-    for number in shown:
-        grid.add_column(table.columns[number], justify="right" if number in table.numeric else "left", overflow="fold")
-    for row in table.rows:
-        grid.add_row(*(printable(row[number].text) for number in shown))
+    rows = [[printable(row[number].text) for number in shown] for row in table.rows]
+    for place, number in enumerate(shown):
+        name, cells = table.columns[number], [row[place] for row in rows]
+        # Names and intervals stay whole; what is longer than a name, such as a path, may break anywhere.
+        words = [cell_len(word) for text in (name, *cells) for word in text.split()]
+        is_figure = number in table.numeric and max(map(cell_len, cells), default=0) >= cell_len(name)
+        grid.add_column(
+            name,
+            justify="right" if number in table.numeric else "left",
+            overflow="fold",
+            no_wrap=is_figure,
+            min_width=min(_LONGEST_NAME, max(words, default=0)),
+        )
+    for row in rows:
+        grid.add_row(*row)
     out.print(grid)
 
 
@@ -255,7 +286,7 @@ def compare(
         out.print(table.caption, soft_wrap=True)
         record_imported_looks([judged])
     # An imported study's metric is in its caption.
-    _print_table(table, without=frozenset() if named is None else frozenset({1}))
+    _print_table(table, table.shown if named is None else [place for place in table.shown if place != 1])
     for remark in remarks:
         out.print(printable(remark), style="yellow", soft_wrap=True)
 

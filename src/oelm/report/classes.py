@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from oelm.experiments.fair import is_tuned_alone
 from oelm.report.collect import Arm, ArmKey, common_split
@@ -12,7 +12,7 @@ from oelm.report.findings import DEMO, Findings, Pair, gap_between, has_short_co
 from oelm.report.kinds import CLASSES, change_later, class_of, learning_in_qk, pair_text
 from oelm.report.plots import forest_by_set
 from oelm.report.stats import LEVEL
-from oelm.report.verdicts import BOUNDS, Judged, decided_by, mixed_text, target_of
+from oelm.report.verdicts import BOUNDS, Judged, bound_of, decided_by, mixed_text, target_of, told_bound
 from oelm.report.words import Words
 
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "UNFIT_BASELINE": "warn"}
@@ -32,24 +32,25 @@ Found = dict[Line, dict[str, Judged]]
 
 
 def classes_section(findings: Findings, judged: Sequence[Judged], words: Words) -> Section | None:
-    """Return every language model's arm under its class, with what learns in Q and K, and its gap on every data set."""
-    rows = [row for row in judged if _belongs(row.pair)]
+    """Return what the classes are, and frozen arms against controls and against baselines of another architecture."""
+    rows = results(judged)
     if not any(class_of(row.pair) != "control" for row in rows):
         return None
-    found = lines_of(findings, rows, words)
-    blocks: list[Block] = [Text(words("classes.text")), _table(found, words), *_together(rows, words), *_forest(found, words)]
+    found = lines_of(findings, [row for row in rows if row.pair.arm.metric == "ppl"], words)
+    blocks: list[Block] = [Text(words("classes.text")), *gap_charts(findings, judged, words), *_together(rows, words)]
     blocks += [*_beside_controls(found, words), *_beside_plain(found, words)]
     return Section("classes", words("classes.title"), tuple(blocks))
+
+
+def results(judged: Sequence[Judged]) -> list[Judged]:
+    """Return the comparisons that say something of a method: no smoke tests, and nothing confounded."""
+    return [row for row in judged if row.pair.arm.budget != "smoke" and not row.pair.confounded]
 
 
 def _together(rows: Sequence[Judged], words: Words) -> list[Block]:
     """Say why some intervals are wider than usual."""
     is_wider = any(row.judgement.is_look and row.judgement.level > LEVEL for row in rows)
     return [Text(words("classes.together"), "note")] if is_wider else []
-
-
-def _belongs(pair: Pair) -> bool:
-    return pair.arm.metric == "ppl" and pair.arm.budget != "smoke" and not pair.confounded
 
 
 def lines_of(findings: Findings, rows: Sequence[Judged], words: Words) -> Found:
@@ -84,21 +85,30 @@ def title_of(line: Line, found: Found, words: Words) -> str:
     return f"{line.name}{size} ({words(f'classes.{CLASSES[line.place]}')})"
 
 
-def _forest(found: Found, words: Words) -> list[Block]:
-    points = []
-    for line, by_set in found.items():
-        for name, row in by_set.items():
-            gap = decided_by(row, words)
-            if (end := gap.interval) is not None:
-                verdict = words(f"verdict.{row.judgement.verdict}")
-                place = {"name": title_of(line, found, words), "arm": name, "text": gap.text, "verdict": verdict}
-                points.append({**place, "value": end.value, "low": end.low, "high": end.high})
-    if not points:
-        return []
-    bound = BOUNDS["ppl"]
-    spec = forest_by_set(points, sets_of(found), target=target_of("ppl", bound, words), title=words("forest.ppl"))
-    alt = words("forest.alt", arms=words.listed(dict.fromkeys(point["name"] for point in points)))
-    return [Chart("classes", words("forest.caption.ppl", bound=bound), spec, alt)]
+def gap_charts(findings: Findings, judged: Sequence[Judged], words: Words) -> list[Chart]:
+    """Return the gaps by method and data set: a picture for each bound that arms are compared with."""
+    charts = []
+    for metric, bound in sorted({(row.pair.arm.metric, bound_of(row.pair)) for row in results(judged)}, reverse=True):
+        rows = [row for row in results(judged) if (row.pair.arm.metric, bound_of(row.pair)) == (metric, bound)]
+        found = lines_of(findings, rows, words)
+        points = [_point(title_of(line, found, words), name, row, words) for line in found for name, row in found[line].items()]
+        drawn = [point for point in points if point is not None]
+        if drawn:
+            target, title = target_of(metric, bound, words), words(f"forest.{metric}")
+            spec = forest_by_set(drawn, sets_of(found), target=target, title=title)
+            alt = words("forest.alt", arms=words.listed(dict.fromkeys(point["name"] for point in drawn)))
+            name = "classes" if metric == "ppl" else "accuracies"
+            name = name if bound == BOUNDS[metric] else f"{name}-{told_bound(metric, bound):g}"
+            charts.append(Chart(name, words(f"forest.caption.{metric}", bound=told_bound(metric, bound)), spec, alt))
+    return charts
+
+
+def _point(title: str, name: str, row: Judged, words: Words) -> dict[str, Any] | None:
+    gap = decided_by(row, words)
+    if (interval := gap.interval) is None:
+        return None
+    place = {"name": title, "arm": name, "text": gap.text, "verdict": words(f"verdict.{row.judgement.verdict}")}
+    return place | {"value": interval.value, "low": interval.low, "high": interval.high}
 
 
 def _beside_controls(found: Found, words: Words) -> list[Block]:
@@ -179,7 +189,8 @@ def _against(ours: Arm | None, theirs: Arm, words: Words) -> Cell:
     return Cell(told, gap.value)
 
 
-def _table(found: Found, words: Words) -> Table:
+def matrix(found: Found, words: Words) -> Table:
+    """Return every method's gap and verdict on every data set, and what learns in its Q and K."""
     sets = sets_of(found)
     body = tuple(_row(line, by_set, sets, words) for line, by_set in found.items())
     columns = (*(words(f"classes.{name}") for name in ("class", "method", "learns", "share")), *sets)

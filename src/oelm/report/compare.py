@@ -126,9 +126,8 @@ def _over_examples(arm: Arm, first: Arm, split: Split) -> Interval | None:
     if len(arm.runs) == len(first.runs) == 1:
         return over_examples(arm.runs, first.runs, split)
     seeds = common_seeds(arm.on(split), first.on(split))
-    ours, theirs = ([run for run in each.runs if run.seed in seeds] for each in (arm, first))
-    by_seed = [sorted(runs, key=lambda run: run.seed) for runs in (ours, theirs)]
-    return over_examples(*by_seed, split)
+    ours, theirs = ({run.seed: run for run in each.runs} for each in (arm, first))
+    return over_examples([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], split)
 
 
 def _power(folder: RunFolder, first: RunFolder, split: Split) -> list[str]:

@@ -1,13 +1,12 @@
-"""What each ingredient is worth: arms of one data set in a row, each compared with the one before it; and across data sets."""
+"""What each ingredient is worth: arms of one data set in a row, each compared with the one before it;"""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 from oelm.report.collect import Arm, common_split
-from oelm.report.document import Block, Cell, Section, Table, Text
-from oelm.report.findings import DEMO, Findings, Pair, gap_between, label, method_of, split_text
-from oelm.report.kinds import class_of, pair_text
+from oelm.report.document import Cell, Section, Table, Text
+from oelm.report.findings import Findings, gap_between, label, method_of, split_text
 from oelm.report.words import Words
 from oelm.train.records import Split
 
@@ -60,42 +59,3 @@ def _step(baseline: Arm, below: Arm, arm: Arm, adds: str, split: Split) -> tuple
     common = len(arm.best.keys() & below.best.keys())
     family = f"{label(baseline)}, {baseline.budget}"
     return Cell(family), Cell(label(below)), Cell(label(arm)), Cell(adds), Cell(gap.text, gap.value), Cell(str(common), common)
-
-
-def across_section(findings: Findings, words: Words) -> Section | None:
-    """Return every method's gap on every data set, and language models beside classifiers."""
-    fair = [pair for pair in findings.pairs if not pair.confounded]
-    blocks: list[Block] = []
-    for metric in ("ppl", "accuracy"):
-        chosen = [pair for pair in fair if pair.arm.metric == metric]
-        if len({_data(pair) for pair in chosen}) > 1:
-            blocks.append(_matrix(findings, chosen, metric, words))
-    if len({pair.arm.metric for pair in fair}) == 2:
-        blocks.append(Text(words("across.kinds"), "note"))
-    if not blocks:
-        return None
-    return Section("across", words("across.title"), (Text(words("across.text")), *blocks))
-
-
-def _data(pair: Pair) -> str:
-    is_plain = pair.arm.variant == "default" or pair.arm.experiment == DEMO
-    return ", ".join([pair.arm.data, pair.arm.budget] + [pair.arm.shown] * (not is_plain))
-
-
-def _matrix(findings: Findings, pairs: list[Pair], metric: str, words: Words) -> Table:
-    sets = sorted({_data(pair) for pair in pairs})
-    cells: dict[tuple[str, str], Cell] = {}
-    for pair in sorted(pairs, key=lambda pair: -len(pair.seeds)):
-        gap = pair.gap
-        text = words("across.on_test", gap=gap.text) if pair.split == "test" and gap.text else gap.text
-        # A control is called by its end alone, as by class: with its baseline's name it would have a row on each data set.
-        row = pair_text(pair, findings.catalog, words)
-        # What has the method of another arm, or of its own baseline, stands under its own name.
-        is_alike = method_of(pair.arm, findings.catalog) == method_of(pair.baseline, findings.catalog)
-        if (is_alike and class_of(pair) != "control") or (row, _data(pair)) in cells:
-            row = f"{row}, {pair.arm.experiment}"
-        cells[row, _data(pair)] = Cell(text, gap.value)
-    methods = sorted({method for method, _ in cells})
-    rows = tuple((Cell(method), *(cells.get((method, name), Cell("")) for name in sets)) for method in methods)
-    columns = (words("across.method"), *sets)
-    return Table(f"across-{metric}", words(f"across.{metric}"), columns, rows, frozenset(range(1, len(columns))))

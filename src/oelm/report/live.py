@@ -23,6 +23,7 @@ from oelm.experiments.portable import this_machine
 from oelm.experiments.registry import Catalog
 from oelm.files import read_json
 from oelm.report.build import Report, report_on
+from oelm.report.classes import gap_charts
 from oelm.report.collect import Run, arms_of, read_run
 from oelm.report.document import Block, Cell, Chart, Document, Mark, Section, Table, Text
 from oelm.report.findings import DEMO
@@ -30,7 +31,7 @@ from oelm.report.learning import band
 from oelm.report.plain import one_line
 from oelm.report.plots import curves
 from oelm.report.verdict import LOOKS
-from oelm.report.verdicts import Judged, decided_by, forests, verdict_table
+from oelm.report.verdicts import Judged, decided_by, verdict_table
 from oelm.report.words import Words
 from oelm.train.status import now_text
 
@@ -367,7 +368,7 @@ def _verdict_section(moment: Moment, words: Words) -> Section:
     columns[_VERDICT_COLUMNS.index(5)] = words("live.verdict")
     numeric = frozenset(place for place, number in enumerate(_VERDICT_COLUMNS) if number in whole.numeric)
     table = Table("verdicts", words("live.verdict_caption"), tuple(columns), rows[:_MOST_ROWS], numeric)
-    pictures = forests(report.judged, words) if len(rows) <= _MOST_IN_FOREST else []
+    pictures = gap_charts(report.findings, report.judged, words) if len(rows) <= _MOST_IN_FOREST else []
     left_out = len(rows[_MOST_ROWS:])
     notes = [Text(words("live.verdicts_left_out", count=left_out), "note")] if left_out else []
     return Section("verdicts", title, (Text(words("live.preliminary"), "warning"), table, *notes, *pictures))

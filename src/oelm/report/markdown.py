@@ -11,7 +11,7 @@ from oelm.report.gather import gather
 from oelm.report.plain import distinct_names, one_line
 from oelm.report.svg import PAPER, chart_svg
 
-_SIGNS = {"good": "\u2713 ", "bad": "\u2717 ", "warn": "\u25b3 "}
+SIGNS = {"good": "\u2713 ", "bad": "\u2717 ", "warn": "\u25b3 "}
 _ALERTS = {"note": "NOTE", "warning": "WARNING"}
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _SPECIAL = re.compile(r"[\\`*_\[\]|~$#&<>]")
@@ -71,13 +71,14 @@ def picture_text(chart: Chart) -> str:
 
 def table_text(table: Table) -> str:
     """Return a table as Markdown."""
-    rules = ["---:" if column in table.numeric else "---" for column in range(len(table.columns))]
-    rows = [[_escaped(column) for column in table.columns], rules, *([_cell(cell) for cell in row] for row in table.rows)]
+    rules = ["---:" if column in table.numeric else "---" for column in table.shown]
+    head = [_escaped(table.columns[column]) for column in table.shown]
+    rows = [head, rules, *([_cell(row[column]) for column in table.shown] for row in table.rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _cell(cell: Cell) -> str:
-    return _SIGNS.get(cell.mark, "") + (_code(cell.text) if cell.is_code else _escaped(cell.text))
+    return SIGNS.get(cell.mark, "") + (_code(cell.text) if cell.is_code else _escaped(cell.text))
 
 
 def _code(text: str) -> str:

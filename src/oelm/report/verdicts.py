@@ -13,10 +13,10 @@ from oelm.decimals import fixed
 from oelm.experiments.portable import this_machine
 from oelm.report.baselines import baseline_remarks, unfit_baselines
 from oelm.report.collect import Arm, ArmKey, Mixture
-from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
+from oelm.report.document import Block, Cell, Mark, Section, Table, Text
 from oelm.report.findings import Findings, Pair, PairedGap, draw_of, label, over_documents, over_examples, split_text
 from oelm.report.kinds import CLASSES, class_of, pair_text
-from oelm.report.plots import SHAPES, Target, forest
+from oelm.report.plots import Target
 from oelm.report.questions import questions_of
 from oelm.report.stats import LEVEL, POWER, Interval, detectable_text, interval_text, level_text, pooled_log_ratio
 from oelm.report.verdict import Judgement, Look, Looks, Reason, ReasonCode, comparison_key, judge, judge_together
@@ -203,16 +203,24 @@ def _examples(pair: Pair) -> Interval | None:
 
 
 def verdict_section(findings: Findings, judged: list[Judged], words: Words) -> Section:
-    """Return the table of verdicts, the forest plot, and what to know about the runs."""
-    blocks: list[Block] = [Text(text, "warning") for text in _remarks(findings, words)]
+    """Return the table of verdicts, every arm's figures, and what to know about the runs."""
+    warnings: list[Block] = [Text(text, "warning") for text in (*_remarks(findings, words), *_swept_remarks(findings, words))]
+    figures: list[Block] = [_figures(findings, words)] if any(arm.is_usable for arm in findings.arms) else []
     if not judged:
-        blocks.append(Text(words("verdict.nothing"), "warning"))
-        blocks += [_figures(findings, words)] if any(arm.is_usable for arm in findings.arms) else []
+        blocks: list[Block] = [*warnings, Text(words("verdict.nothing"), "warning"), *figures]
         return Section("verdicts", words("verdict.title"), tuple(blocks))
-    blocks.insert(0, Text(words("sentence.separator").join([_headline(judged, words), _where(judged, words)])))
-    blocks += [verdict_table(findings, judged, words), *forests(judged, words), _figures(findings, words)]
-    blocks += [Text(text, "note") for text in _reasons(judged, words)]
+    table = verdict_table(findings, judged, words)
+    opening = Text(words("sentence.separator").join([_headline(judged, words), _where(judged, words)]))
+    notes = [Text(text, "note") for text in _reasons(judged, words)]
+    blocks = [opening, table, *warnings, *notes, *_sensitivity(table, words), *figures]
     return Section("verdicts", words("verdict.title"), tuple(blocks))
+
+
+def _swept_remarks(findings: Findings, words: Words) -> list[str]:
+    """Say which seeds are left out of comparisons, for a sweep chose the arm's setting on them."""
+    return [
+        words("remark.swept", arm="/".join(key), seeds=words.listed(seeds)) for key, seeds in sorted(findings.swept.items())
+    ]
 
 
 def _headline(judged: list[Judged], words: Words) -> str:
@@ -239,27 +247,41 @@ def _where(judged: list[Judged], words: Words) -> str:
     return words("verdict.on_both", tested=len(tested), others=len(judged) - len(tested))
 
 
+_COLUMNS = (
+    "arm",
+    "budget",
+    "seeds",
+    "best",
+    "gap",
+    "verdict",
+    "kind",
+    "sensitivity",
+    "method",
+    "on",
+    "interval_level",
+    "data",
+)
+_ON_PAGE = ("method", "data", "gap", "interval_level", "verdict", "kind", "best", "seeds", "budget", "on", "arm")
+# Where all rows agree in these, the page says so elsewhere: in its subtitle, its first paragraph and the caption.
+_MAY_AGREE = {"budget", "on", "interval_level"}
+
+
 def verdict_table(findings: Findings, judged: list[Judged], words: Words) -> Table:
-    names = ("arm", "budget", "seeds", "best", "gap", "verdict", "kind", "sensitivity", "method", "on", "interval_level")
-    columns = tuple(words(f"verdict.{name}") for name in names)
+    """Return every comparison with its verdict; a page leaves the sensitivity to a table of its own."""
     rows = tuple(_row(findings, row, words) for row in judged)
-    on_page = tuple(
-        names.index(name)
-        for name in (
-            "method",
-            "arm",
-            "kind",
-            "gap",
-            "interval_level",
-            "verdict",
-            "on",
-            "best",
-            "seeds",
-            "budget",
-            "sensitivity",
-        )
-    )
+    places = {name: _COLUMNS.index(name) for name in _ON_PAGE}
+    differ = {name for name, place in places.items() if len({row[place].text for row in rows}) > 1}
+    on_page = tuple(place for name, place in places.items() if name in differ or name not in _MAY_AGREE)
+    columns = tuple(words(f"verdict.{name}") for name in _COLUMNS)
     return Table("verdicts", words("verdict.caption"), columns, rows, frozenset({2, 3, 4, 7, 10}), on_page)
+
+
+def _sensitivity(table: Table, words: Words) -> list[Block]:
+    """Return the sensitivity analyses of a table of verdicts, next to the gaps."""
+    places = [_COLUMNS.index(name) for name in ("method", "data", "gap", "sensitivity", "arm")]
+    rows = tuple(tuple(row[place] for place in places) for row in table.rows if row[_COLUMNS.index("sensitivity")].text)
+    columns = tuple(table.columns[place] for place in places)
+    return [Table("sensitivity", words("verdict.sensitivities"), columns, rows, frozenset({2, 3}))] if rows else []
 
 
 def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
@@ -284,6 +306,7 @@ def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
         Cell(pair_text(pair, findings.catalog, words)),
         Cell(split_text(pair.split, words)),
         Cell("" if interval is None else level_text(interval.level), interval.level if interval is not None else None),
+        Cell(pair.arm.data),
     )
 
 
@@ -292,38 +315,19 @@ def best_text(arm: Arm, split: Split) -> str:
     return _seed_text(arm, arm.mean(split))
 
 
-def forests(judged: list[Judged], words: Words) -> list[Block]:
-    """Return a forest plot for each target that arms are held against."""
-    charts: list[Block] = []
-    verdicts = {code: words(f"verdict.{code}") for code in SHAPES}
-    for metric in ("ppl", "accuracy"):
-        rows = [row for row in judged if row.pair.arm.metric == metric]
-        for bound in sorted({_bound(row.pair) for row in rows}):
-            points = [point for row in rows if _bound(row.pair) == bound and (point := _point(row, words)) is not None]
-            if not points:
-                continue
-            told = _told(metric, bound)
-            spec = forest(points, verdicts, target=target_of(metric, bound, words), title=words(f"forest.{metric}"))
-            names = words.listed(point["name"] for point in points)
-            name = f"forest-{metric}" if bound in BOUNDS.values() else f"forest-{metric}-{told:g}"
-            caption = words(f"forest.caption.{metric}", bound=told)
-            charts.append(Chart(name, caption, spec, words("forest.alt", arms=names)))
-    return charts
-
-
 def target_of(metric: str, bound: float, words: Words) -> Target:
-    """Return the line in a picture that arms of a metric are held against, with its words."""
-    told = _told(metric, bound)
+    """Return the line in a picture that arms of a metric are compared with, with its words."""
+    told = told_bound(metric, bound)
     name, whole = words(f"forest.target.{metric}", bound=told), words(f"forest.bound.{metric}", bound=told)
     return Target(bound, name, whole, words("forest.none"), nothing=1.0 if metric == "ppl" else 0.0)
 
 
-def _told(metric: str, bound: float) -> float:
+def told_bound(metric: str, bound: float) -> float:
     """Return a bound as people read it: a ratio, or points that may be lost."""
     return bound if metric == "ppl" else -100 * bound
 
 
-def _bound(pair: Pair) -> float:
+def bound_of(pair: Pair) -> float:
     """Return what an arm's criterion allows at most; the study's own target where the catalog names none."""
     criterion = pair.experiment.criterion if pair.experiment is not None else None
     if criterion is not None and criterion.ppl_ratio_at_most is not None:
@@ -331,23 +335,6 @@ def _bound(pair: Pair) -> float:
     if criterion is not None and criterion.accuracy_loss_at_most is not None:
         return -criterion.accuracy_loss_at_most
     return BOUNDS[pair.arm.metric]
-
-
-def _point(row: Judged, words: Words) -> dict[str, Any] | None:
-    gap = decided_by(row, words)
-    if (interval := gap.interval) is None:
-        return None
-    name = f"{label(row.pair.arm)}, {row.pair.arm.budget}"
-    name = words("forest.on_test", name=name) if row.pair.split == "test" else name
-    verdict = words("verdict.SMOKE") if row.pair.arm.budget == _SMOKE else words(f"verdict.{row.judgement.verdict}")
-    return {
-        "name": name,
-        "value": interval.value,
-        "low": interval.low,
-        "high": interval.high,
-        "text": gap.text,
-        "verdict": verdict,
-    }
 
 
 def _figures(findings: Findings, words: Words) -> Table:

@@ -12,7 +12,7 @@ from oelm.experiments.fair import CLOSE, TUNED, is_tuned_alone
 from oelm.report.collect import Arm
 from oelm.report.document import Block, Cell, Chart, Section, Table, Text
 from oelm.report.findings import Findings, label
-from oelm.report.plots import grouped, rates
+from oelm.report.plots import grouped
 from oelm.report.words import Words
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 # Five pictures each.
 _MOST_FAMILIES = 4
-# One picture each, as of learning curves.
-_MOST_SWEPT = 8
 MEASURES = ("entropy", "logit_std", "mean_distance", "effective_rank", "induction")
 
 
@@ -81,7 +79,7 @@ def tuning_section(findings: Findings, words: Words) -> Section | None:
     if not rows:
         return None
     columns = tuple(words(f"tuning.{name}") for name in ("arm", "budget", "setting", "score", "seeds", "remark"))
-    blocks: list[Block] = [Text(words("tuning.text", close=CLOSE)), *_sweep_charts(findings, sweeps, words)]
+    blocks: list[Block] = [Text(words("tuning.text", close=CLOSE))]
     blocks.append(Table("tuning", words("tuning.caption"), columns, tuple(rows), frozenset({3, 4})))
     blocks += [Text(text, "note") for text in _swept_otherwise(findings, words)]
     return Section("tuning", words("tuning.title"), tuple(blocks))
@@ -110,36 +108,6 @@ def _sweep_rows(sweep: SweepRecord, words: Words) -> list[tuple[Cell, ...]]:
             )
         )
     return rows
-
-
-def _sweep_charts(findings: Findings, sweeps: Sequence[SweepRecord], words: Words) -> list[Block]:
-    """Return a picture for each baseline with its arms: all sweeps in one have more lines than there are colours."""
-    baselines = findings.catalog.baselines()
-    families: dict[tuple[str, str], list[SweepRecord]] = {}
-    for sweep in sweeps:
-        if sweep.like is None and _rate_points(sweep):
-            families.setdefault((baselines.get(sweep.experiment, sweep.experiment), sweep.budget), []).append(sweep)
-    blocks: list[Block] = []
-    for number, ((baseline, budget), family) in enumerate(families.items()):
-        if number == _MOST_SWEPT:
-            blocks.append(Text(words("pictures.left_out", count=len(families) - number), "note"))
-            break
-        # The baseline has the first colour, as in other pictures.
-        ordered = sorted(family, key=lambda sweep: sweep.experiment != baseline)
-        arms = [sweep.experiment for sweep in ordered]
-        points = [point for sweep in ordered for point in _rate_points(sweep)]
-        spec = rates(points, arms, x="optim.lr", y=words("tuning.score"))
-        caption = words("tuning.chart", baseline=baseline, budget=budget)
-        blocks.append(Chart(f"tuning-{number}", caption, spec, words("tuning.alt", arms=words.listed(arms))))
-    return blocks
-
-
-def _rate_points(sweep: SweepRecord) -> list[dict[str, object]]:
-    return [
-        {"arm": sweep.experiment, "rate": rate, "score": point.score, "best": number == sweep.best}
-        for number, point in enumerate(sweep.points)
-        if isinstance(rate := point.values.get("optim.lr"), int | float) and point.score is not None
-    ]
 
 
 def _swept_otherwise(findings: Findings, words: Words) -> list[str]:

@@ -15,7 +15,7 @@ from oelm.report.build import build_report
 from oelm.report.collect import Arm
 from oelm.report.findings import is_uniform, method_of
 from oelm.report.stats import share_kept
-from oelm.report.verdicts import Judged, decided_by
+from oelm.report.verdicts import JudgedPair, decided_by
 from oelm.report.words import Words
 
 STUDY = Path(__file__).resolve().parent.parent / "results" / "study"
@@ -85,7 +85,7 @@ def _stored(arm: Arm) -> str:
     return f"{arm.first.audit.total:,}"
 
 
-def _row(row: Judged, floor: Arm | None, timings: dict[str, TimingRecord], texts: dict[str, str], lang: str) -> list[str]:
+def _row(row: JudgedPair, floor: Arm | None, timings: dict[str, TimingRecord], texts: dict[str, str], lang: str) -> list[str]:
     pair, words, catalog = row.pair, Words(lang), load_catalog()
     arm, _, data = pair.arm.experiment.partition(".")
     gap = decided_by(row, words).text

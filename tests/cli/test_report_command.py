@@ -130,7 +130,7 @@ def test_every_format_is_written_and_named(root: Path, tmp_path: Path) -> None:
     pictures = sorted((tmp_path / "deep" / "r-pictures").iterdir())
     assert pictures and all(f"r-pictures/{picture.name}" in markdown for picture in pictures)
     tables = {path.stem for path in (tmp_path / "deep" / "tables").glob("*.csv")}
-    assert {"verdicts", "figures", "costs", "reach", "reported", "totals"} <= tables
+    assert {"verdicts", "figures", "costs", "reported", "totals"} <= tables
     assert "\\toprule" in (tmp_path / "deep" / "r.tex").read_text(encoding="utf-8")
 
 

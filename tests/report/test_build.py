@@ -458,7 +458,6 @@ def test_a_report_takes_a_study_of_every_kind_at_once(tmp_path: Path) -> None:
         "learning",
         "ladder",
         "costs",
-        "reach",
         "why",
         "reported",
         "repeat",

@@ -16,7 +16,7 @@ from oelm.method.method import PRESETS
 from oelm.report.build import Report, build_report
 from oelm.report.collect import FinishedRun, read_run
 from oelm.report.document import Table, Text
-from oelm.report.verdicts import Judged
+from oelm.report.verdicts import JudgedPair
 from tests.conftest import run_here, tiny_config
 from tests.report.synthetic import Fate, package_catalog, write_arm, write_lines, write_plain, write_run
 
@@ -35,7 +35,7 @@ def report(root: Path) -> Report:
     return build_report([root], package_catalog())
 
 
-def judged(root: Path) -> Judged:
+def judged(root: Path) -> JudgedPair:
     (row,) = report(root).judged
     return row
 

@@ -17,7 +17,7 @@ from oelm.errors import MissingExtraError
 from oelm.report import html
 from oelm.report.document import Cell, Chart, Document, Section, Table, Text
 from oelm.report.html import render_html
-from oelm.report.plain import one_line, plain_text
+from oelm.report.plain import on_one_line, plain_text
 from oelm.report.svg import unthemed
 from tests.report.sample_document import ATTACKS, curves, hostile_document, large_document, sample_document, verdicts
 
@@ -142,7 +142,7 @@ def test_every_text_is_shown_as_it_is(attack: str) -> None:
 def test_a_command_is_code_and_nothing_else(attack: str) -> None:
     row = (Cell("x"), Cell(ATTACKS[attack], is_code=True), Cell("", is_code=True))
     page = Page(render_html(only(Table("t", "c", ("a", "b", "c"), (row,)))))
-    assert [" ".join(text.split()) for text in page.all_text("code")] == [one_line(ATTACKS[attack])]
+    assert [" ".join(text.split()) for text in page.all_text("code")] == [on_one_line(ATTACKS[attack])]
 
 
 @pytest.mark.parametrize("attack", ["ansi", "bidi", "nul", "not_unicode"])

@@ -15,7 +15,7 @@ from oelm.experiments.imported import write_imported
 from oelm.report.document import Chart
 from tests.experiments.recorded import record
 from tests.report.by_hand import BASE, LADDER, T, catalog_with, ratio_by_hand, write_by_seed
-from tests.report.reading import cells, chart, english, everything, names, rows, section, texts, values
+from tests.report.reading import chart, english, names, rows, section, texts, values
 from tests.report.recorded_study import reported
 from tests.report.synthetic import (
     TOKENS_PER_STEP,
@@ -92,34 +92,6 @@ def write_curves(root: Path) -> None:
     for seed, losses in arms.items():
         fate = Fate(ppl=math.exp(losses[-1]), losses=losses, step_s=1.0, overhead_s=20.0, method="oelm_freeze")
         write_run(root, "GPT-02", seed, fate)
-
-
-def test_time_to_quality_computed_by_hand(tmp_path: Path) -> None:
-    write_curves(tmp_path)
-    baseline, arm = rows(english(tmp_path), "reach")
-    # The worst mean of the best losses is that of the arm, (1.75 + 2.25) / 2. The baseline's third evaluation, at step 15 of
-    # 20, reaches it; the arm's first seed reaches it at step 10, and its second counts whole, 20.
-    assert baseline["target loss"] == arm["target loss"] == "2.0000"
-    assert (baseline["steps"], arm["steps"]) == ("15", "15")
-    assert baseline["tokens"] == f"{15 * TOKENS_PER_STEP / 1e6:.2f}M" == arm["tokens"]
-    # Everything included, a step took (20 x 0.5 + 10) / 20 = 1 s, and (20 x 1 + 20) / 20 = 2 s.
-    assert (baseline["minutes"], arm["minutes"]) == (f"{15 * 1 / 60:.1f}", f"{15 * 2 / 60:.1f}")
-    assert (baseline["steps against baseline"], arm["steps against baseline"]) == ("1.00x", "1.00x")
-
-
-def test_nothing_is_told_of_text_to_a_quality_where_too_few_evaluations_would_tell_it(tmp_path: Path) -> None:
-    write_curves(tmp_path)
-    few = {"GPT-04": (4.0, 1.0), "GPT-05": (4.0, 1.5)}
-    for name, losses in few.items():
-        method = "baseline" if name == "GPT-04" else "oelm_freeze"
-        write_run(tmp_path, name, 0, Fate(ppl=math.exp(losses[-1]), losses=losses, data="openwebtext", method=method))
-    assert [row["arm"] for row in rows(english(tmp_path), "reach")] == ["GPT-01", "GPT-02"]
-    assert "fewer than 4 evaluations each: the families of GPT-04." in everything(english(tmp_path))
-
-
-def test_ratios_are_sorted_by_themselves(tmp_path: Path) -> None:
-    write_curves(tmp_path)
-    assert [cell.sort for cell in cells(english(tmp_path), "reach", "steps against baseline")] == [1.0, 1.0]
 
 
 def test_learning_curves_are_means_with_bands_over_seeds(tmp_path: Path) -> None:

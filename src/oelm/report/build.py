@@ -17,10 +17,10 @@ from oelm.report.findings import Findings, find
 from oelm.report.imported import JudgedStudy, Question, imported_section, judge_studies
 from oelm.report.kept import answer_section, kept_section
 from oelm.report.ladder import ladder_section
-from oelm.report.learning import learning_section, reach_section
+from oelm.report.learning import learning_section
 from oelm.report.repeat import repeat_section
 from oelm.report.sizes import sizes_section
-from oelm.report.verdicts import Judged, judge_all, verdict_section
+from oelm.report.verdicts import JudgedPair, judge_all, verdict_section
 from oelm.report.why import tuning_section, why_section
 from oelm.report.words import Words
 from oelm.train.status import now_text
@@ -31,7 +31,7 @@ class Report:
     """A report's findings and verdicts, from which a document is made in any language."""
 
     findings: Findings
-    judged: list[Judged]
+    judged: list[JudgedPair]
     imported: list[ImportedStudy] = field(default_factory=list)
     judged_imported: list[JudgedStudy] = field(default_factory=list)
 
@@ -53,7 +53,6 @@ class Report:
             ladder_section(findings, words),
             sizes_section(findings, words),
             costs_section(findings, words),
-            reach_section(findings, words),
             tuning_section(findings, words),
             why_section(findings, words),
             reported_section(findings, words),

@@ -12,7 +12,7 @@ from oelm.report.findings import DEMO, Findings, Pair, gap_between, has_short_co
 from oelm.report.kinds import CLASSES, change_later, class_of, learning_in_qk, pair_text
 from oelm.report.plots import forest_by_set
 from oelm.report.stats import LEVEL
-from oelm.report.verdicts import BOUNDS, Judged, bound_of, decided_by, mixed_text, target_of, told_bound
+from oelm.report.verdicts import BOUNDS, JudgedPair, bound_of, decided_by, mixed_text, target_of, told_bound
 from oelm.report.words import Words
 
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "UNFIT_BASELINE": "warn"}
@@ -28,10 +28,10 @@ class Line(NamedTuple):
 
 
 # Of every line, its comparisons by data set.
-Found = dict[Line, dict[str, Judged]]
+Found = dict[Line, dict[str, JudgedPair]]
 
 
-def classes_section(findings: Findings, judged: Sequence[Judged], words: Words) -> Section | None:
+def classes_section(findings: Findings, judged: Sequence[JudgedPair], words: Words) -> Section | None:
     """Return what the classes are, and frozen arms against controls and against baselines of another architecture."""
     rows = results(judged)
     if not any(class_of(row.pair) != "control" for row in rows):
@@ -42,18 +42,18 @@ def classes_section(findings: Findings, judged: Sequence[Judged], words: Words) 
     return Section("classes", words("classes.title"), tuple(blocks))
 
 
-def results(judged: Sequence[Judged]) -> list[Judged]:
+def results(judged: Sequence[JudgedPair]) -> list[JudgedPair]:
     """Return the comparisons that say something of a method: no smoke tests, and nothing confounded."""
     return [row for row in judged if row.pair.arm.budget != "smoke" and not row.pair.confounded]
 
 
-def _together(rows: Sequence[Judged], words: Words) -> list[Block]:
+def _together(rows: Sequence[JudgedPair], words: Words) -> list[Block]:
     """Say why some intervals are wider than usual."""
     is_wider = any(row.judgement.is_look and row.judgement.level > LEVEL for row in rows)
     return [Text(words("classes.together"), "note")] if is_wider else []
 
 
-def lines_of(findings: Findings, rows: Sequence[Judged], words: Words) -> Found:
+def lines_of(findings: Findings, rows: Sequence[JudgedPair], words: Words) -> Found:
     """Return the comparisons of each class, method and size, in the classes' order."""
     names = _names([row.pair for row in rows])
     found: Found = {}
@@ -85,7 +85,7 @@ def title_of(line: Line, found: Found, words: Words) -> str:
     return f"{line.name}{size} ({words(f'classes.{CLASSES[line.place]}')})"
 
 
-def gap_charts(findings: Findings, judged: Sequence[Judged], words: Words) -> list[Chart]:
+def gap_charts(findings: Findings, judged: Sequence[JudgedPair], words: Words) -> list[Chart]:
     """Return the gaps by method and data set: a picture for each bound that arms are compared with."""
     charts = []
     for metric, bound in sorted({(row.pair.arm.metric, bound_of(row.pair)) for row in results(judged)}, reverse=True):
@@ -103,7 +103,7 @@ def gap_charts(findings: Findings, judged: Sequence[Judged], words: Words) -> li
     return charts
 
 
-def _point(title: str, name: str, row: Judged, words: Words) -> dict[str, Any] | None:
+def _point(title: str, name: str, row: JudgedPair, words: Words) -> dict[str, Any] | None:
     gap = decided_by(row, words)
     if (interval := gap.interval) is None:
         return None
@@ -171,11 +171,11 @@ def _alone(found: Found, controls: Found) -> dict[Line, list[str]]:
     return alone
 
 
-def _against_control(ours: Judged | None, theirs: Judged | None, words: Words) -> Cell:
+def _against_control(ours: JudgedPair | None, theirs: JudgedPair | None, words: Words) -> Cell:
     return _against(ours.pair.arm, theirs.pair.arm, words) if ours and theirs and _share_baseline(ours, theirs) else Cell("")
 
 
-def _share_baseline(ours: Judged, theirs: Judged | None) -> bool:
+def _share_baseline(ours: JudgedPair, theirs: JudgedPair | None) -> bool:
     return theirs is not None and ours.pair.baseline.key == theirs.pair.baseline.key
 
 
@@ -229,7 +229,7 @@ def _is_plain(arm: Arm) -> bool:
     return arm.variant == "default" or is_tuned_alone(arm.variant)
 
 
-def _row(line: Line, by_set: Mapping[str, Judged], sets: Sequence[str], words: Words) -> tuple[Cell, ...]:
+def _row(line: Line, by_set: Mapping[str, JudgedPair], sets: Sequence[str], words: Words) -> tuple[Cell, ...]:
     arm = next(iter(by_set.values())).pair.arm
     is_known = learning_in_qk(arm) is not None
     share = line.learns / line.whole if is_known and line.whole else None
@@ -255,7 +255,7 @@ def _share(arm: Arm, line: Line, words: Words) -> str:
     return words("shares.later", first=first, last=last) if first != last else f"{first:.1f}%"
 
 
-def _gap(row: Judged | None, words: Words) -> Cell:
+def _gap(row: JudgedPair | None, words: Words) -> Cell:
     if row is None:
         return Cell("")
     gap = decided_by(row, words)

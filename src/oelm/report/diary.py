@@ -9,7 +9,7 @@ from pathlib import Path
 from oelm.decimals import fixed
 from oelm.experiments.portable import this_machine
 from oelm.report.collect import FinishedRun, Run, collect
-from oelm.report.plain import one_line
+from oelm.report.plain import on_one_line
 from oelm.train.status import read_status
 
 _NO_DATE = "no date"
@@ -67,4 +67,4 @@ def _revision(revision: str | None) -> str:
 
 def _code(text: str) -> str:
     """Return text as code, which Markdown shows as it is; within its line and its quotes."""
-    return f"`{one_line(text).replace('`', chr(39)) or ' '}`"
+    return f"`{on_one_line(text).replace('`', chr(39)) or ' '}`"

@@ -8,12 +8,12 @@ from typing import NamedTuple
 from oelm.report.baselines import LEAST_WORTH, floors, worth_of
 from oelm.report.classes import Found, gap_charts, lines_of, matrix, results, sets_of, title_of
 from oelm.report.collect import ArmKey
-from oelm.report.document import Cell, Chart, Section, Table, Text
+from oelm.report.document import Block, Cell, Chart, Section, Table, Text
 from oelm.report.findings import Findings, is_uniform
 from oelm.report.kinds import CLASSES
 from oelm.report.plots import Target, forest_by_set
 from oelm.report.stats import Interval, interval_text, share_kept
-from oelm.report.verdicts import Judged
+from oelm.report.verdicts import JudgedPair
 from oelm.report.words import Words
 
 # So many names fit a sentence.
@@ -31,7 +31,7 @@ class _Kept(NamedTuple):
         return self.worth is not None and self.worth.low >= LEAST_WORTH
 
 
-def answer_section(findings: Findings, judged: Sequence[Judged], words: Words) -> Section | None:
+def answer_section(findings: Findings, judged: Sequence[JudgedPair], words: Words) -> Section | None:
     """Return the answer in a sentence, as a picture, and as a matrix of methods by data sets."""
     found = lines_of(findings, results(judged), words)
     if not found:
@@ -81,16 +81,16 @@ def _named(titles: Sequence[str], words: Words) -> str:
     return words("answer.more", arms=listed, count=left_out) if left_out else listed
 
 
-def kept_section(findings: Findings, judged: Sequence[Judged], words: Words) -> Section | None:
+def kept_section(findings: Findings, judged: Sequence[JudgedPair], words: Words) -> Section | None:
     """Return the share of attention's worth that every arm keeps, on every data set where that worth was measured."""
     found, kept = _shares(findings, judged, words)
     if not any(each.share for each in kept.values()):
         return None
-    blocks = (Text(words("kept.text")), *_picture(found, kept, words), _table(found, kept, words))
+    blocks: tuple[Block, ...] = (Text(words("kept.text")), *_picture(found, kept, words), _table(found, kept, words))
     return Section("kept", words("kept.title"), blocks)
 
 
-def _shares(findings: Findings, judged: Sequence[Judged], words: Words) -> tuple[Found, dict[ArmKey, _Kept]]:
+def _shares(findings: Findings, judged: Sequence[JudgedPair], words: Words) -> tuple[Found, dict[ArmKey, _Kept]]:
     by_baseline = floors(findings)
     rows = [row for row in judged if row.pair.baseline.key in by_baseline and not is_uniform(row.pair.arm)]
     kept = {}

@@ -28,10 +28,10 @@ from oelm.report.collect import Run, arms_of, read_run
 from oelm.report.document import Block, Cell, Chart, Document, Mark, Section, Table, Text
 from oelm.report.findings import DEMO
 from oelm.report.learning import band
-from oelm.report.plain import one_line
+from oelm.report.plain import on_one_line
 from oelm.report.plots import curves
 from oelm.report.verdict import LOOKS
-from oelm.report.verdicts import Judged, decided_by, verdict_table
+from oelm.report.verdicts import JudgedPair, decided_by, verdict_table
 from oelm.report.words import Words
 from oelm.train.status import now_text
 
@@ -65,7 +65,7 @@ class Moment:
         """Whether nothing runs and nothing waits."""
         return not any(view.state in (*ALIVE, "queued") for view in self.views)
 
-    def decided(self) -> dict[str, Judged]:
+    def decided(self) -> dict[str, JudgedPair]:
         """Return the comparisons with a PASS or a FAIL at their planned seeds, by name."""
         found = {"/".join(row.pair.arm.key): row for row in self.report.judged}
         return {name: row for name, row in found.items() if row.judgement.verdict in ("PASS", "FAIL")}
@@ -88,7 +88,7 @@ def news(before: Moment, now: Moment) -> list[tuple[Event, str, str]]:
     return found
 
 
-def decision_text(row: Judged) -> str:
+def decision_text(row: JudgedPair) -> str:
     """Return a preliminary verdict as one sentence for a notification."""
     name, experiment = "/".join(row.pair.arm.key), row.pair.arm.experiment
     gap = decided_by(row, Words("en")).text
@@ -268,7 +268,7 @@ def _run_row(view: RunView, gap: Gap | None, words: Words) -> tuple[Cell, ...]:
         Cell("" if status.loss is None else fixed(status.loss, 3), status.loss),
         Cell("" if status.step_s is None else f"{status.step_s:.3g}", status.step_s),
         Cell(view.budget),
-        Cell(one_line(status.device)),
+        Cell(on_one_line(status.device)),
     )
 
 
@@ -317,7 +317,7 @@ def _trouble_section(moment: Moment, words: Words) -> Section | None:
     machine = this_machine()
     rows = []
     for view in troubled[:_MOST_ROWS]:
-        message = one_line(view.status.message)[:_LONGEST_MESSAGE] if view.status is not None else ""
+        message = on_one_line(view.status.message)[:_LONGEST_MESSAGE] if view.status is not None else ""
         at = "" if view.status is None else words("live.steps_short", step=view.status.step, steps=view.status.steps)
         rows.append(
             (
@@ -442,6 +442,6 @@ def machine_load(root: Path) -> dict[str, str]:
 
 def _machine_section(moment: Moment, words: Words) -> Section:
     named = {name: words(f"live.{name}") for name in ("load", "cores", "memory", "disk")}
-    rows = tuple((Cell(named.get(name, name)), Cell(one_line(value))) for name, value in moment.load.items())
+    rows = tuple((Cell(named.get(name, name)), Cell(on_one_line(value))) for name, value in moment.load.items())
     columns = (words("totals.what"), words("totals.value"))
     return Section("machine", words("live.machine"), (Table("machine", words("live.machine_caption"), columns, rows),))

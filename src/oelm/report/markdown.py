@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from oelm.report.document import Block, Cell, Chart, Document, Table, Text
 from oelm.report.gather import gather
-from oelm.report.plain import distinct_names, one_line
+from oelm.report.plain import distinct_names, on_one_line
 from oelm.report.svg import PAPER, chart_svg
 
 SIGNS = {"good": "\u2713 ", "bad": "\u2717 ", "warn": "\u25b3 "}
@@ -40,12 +40,12 @@ def render_markdown(document: Document, svg_folder_name: str) -> tuple[str, dict
 def _contents(document: Document) -> list[str]:
     anchors = _anchors([section.title for section in document.sections])
     links = [f"- [{_escaped(section.title)}](#{anchor})" for section, anchor in zip(document.sections, anchors, strict=True)]
-    return [f"**{_escaped(document.contents)}**" if one_line(document.contents) else "", "\n".join(links)]
+    return [f"**{_escaped(document.contents)}**" if on_one_line(document.contents) else "", "\n".join(links)]
 
 
 def _anchors(titles: list[str]) -> list[str]:
     """Return the anchors that GitHub gives to headings: letters and digits of any script, in lower case, and hyphens."""
-    bare = [re.sub(r"[^\w\- ]", "", one_line(title).lower()).replace(" ", "-") for title in titles]
+    bare = [re.sub(r"[^\w\- ]", "", on_one_line(title).lower()).replace(" ", "-") for title in titles]
     return [f"{name}-{count}" if (count := bare[:place].count(name)) else name for place, name in enumerate(bare)]
 
 
@@ -83,13 +83,13 @@ def _cell(cell: Cell) -> str:
 
 def _code(text: str) -> str:
     """Return what is to be typed with nothing in it changed, also to who reads the Markdown itself."""
-    plain = one_line(text)
+    plain = on_one_line(text)
     # Tables cut at a bar even inside of code.
     return f"`{plain}`" if plain and not set("`|").intersection(plain) else _escaped(text)
 
 
 def _caption(text: str) -> str:
-    return f"*{_escaped(text)}*" if one_line(text) else ""
+    return f"*{_escaped(text)}*" if on_one_line(text) else ""
 
 
 def _paragraph(text: str) -> str:
@@ -99,5 +99,5 @@ def _paragraph(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """Return text on one line in which nothing is markup, wherever in a line it stands."""
-    escaped = _SPECIAL.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), one_line(text))
+    escaped = _SPECIAL.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), on_one_line(text))
     return _BARE_LINK.sub(lambda found: f"\\{found[0]}", escaped)

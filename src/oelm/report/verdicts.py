@@ -38,7 +38,7 @@ BOUNDS = {"ppl": 1.05, "accuracy": -0.05}
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedPair:
     """A pair with its verdict, and the two sensitivity analyses."""
 
     pair: Pair
@@ -47,7 +47,7 @@ class Judged:
     examples: Interval | None
 
 
-def decided_by(row: Judged, words: Words) -> PairedGap:
+def decided_by(row: JudgedPair, words: Words) -> PairedGap:
     """Return the gap with the interval that decided, and with its level where that is not the usual one."""
     interval = row.judgement.interval
     if interval is None:
@@ -57,7 +57,7 @@ def decided_by(row: Judged, words: Words) -> PairedGap:
     return PairedGap(interval, text if is_usual else words("verdict.at", gap=text, level=level_text(interval.level)))
 
 
-def judge_all(findings: Findings) -> list[Judged]:
+def judge_all(findings: Findings) -> list[JudgedPair]:
     """Judge every pair at its planned seeds, corrected for how many share its baseline and how often it was judged before."""
     unfit = unfit_baselines(findings)
     looks = _numbered(findings, unfit)
@@ -68,7 +68,7 @@ def judge_all(findings: Findings) -> list[Judged]:
         judgements |= {pair.arm.key: found for pair, found in zip(counted, judge_together(judges), strict=True)}
         rest = [pair for pair in family if pair.arm.key not in judgements]
         judgements |= {pair.arm.key: _judge(pair, looks[pair.arm.key], unfit, 1, 1) for pair in rest}
-    return [Judged(pair, judgements[pair.arm.key], _pooled(findings, pair), _examples(pair)) for pair in findings.pairs]
+    return [JudgedPair(pair, judgements[pair.arm.key], _pooled(findings, pair), _examples(pair)) for pair in findings.pairs]
 
 
 class _Seen(NamedTuple):
@@ -153,7 +153,7 @@ def _all_looks(roots: Sequence[Path]) -> Looks:
     return Looks(roots[0], entries)
 
 
-def record_looks(judged: list[Judged], roots: Sequence[Path]) -> None:
+def record_looks(judged: list[JudgedPair], roots: Sequence[Path]) -> None:
     """Write down which comparisons were given a verdict at which seeds, beside the runs that were looked at."""
     questions = questions_of(row.pair.arm for row in judged)
     for root in roots:
@@ -202,7 +202,7 @@ def _examples(pair: Pair) -> Interval | None:
     return over(ours, theirs, pair.split)
 
 
-def verdict_section(findings: Findings, judged: list[Judged], words: Words) -> Section:
+def verdict_section(findings: Findings, judged: list[JudgedPair], words: Words) -> Section:
     """Return the table of verdicts, every arm's figures, and what to know about the runs."""
     warnings: list[Block] = [Text(text, "warning") for text in (*_remarks(findings, words), *_swept_remarks(findings, words))]
     figures: list[Block] = [_figures(findings, words)] if any(arm.is_usable for arm in findings.arms) else []
@@ -223,7 +223,7 @@ def _swept_remarks(findings: Findings, words: Words) -> list[str]:
     ]
 
 
-def _headline(judged: list[Judged], words: Words) -> str:
+def _headline(judged: list[JudgedPair], words: Words) -> str:
     told = []
     for kind in CLASSES:
         verdicts = [row.judgement.verdict for row in judged if row.judgement.is_look and class_of(row.pair) == kind]
@@ -237,7 +237,7 @@ def _headline(judged: list[Judged], words: Words) -> str:
     return words("sentence.separator").join([counted, words("verdict.others", count=others)] if others else [counted])
 
 
-def _where(judged: list[Judged], words: Words) -> str:
+def _where(judged: list[JudgedPair], words: Words) -> str:
     """Say on which split the comparisons are made."""
     tested = [row for row in judged if row.pair.split == "test"]
     if not tested:
@@ -266,7 +266,7 @@ _ON_PAGE = ("method", "data", "gap", "interval_level", "verdict", "kind", "best"
 _MAY_AGREE = {"budget", "on", "interval_level"}
 
 
-def verdict_table(findings: Findings, judged: list[Judged], words: Words) -> Table:
+def verdict_table(findings: Findings, judged: list[JudgedPair], words: Words) -> Table:
     """Return every comparison with its verdict; a page leaves the sensitivity to a table of its own."""
     rows = tuple(_row(findings, row, words) for row in judged)
     places = {name: _COLUMNS.index(name) for name in _ON_PAGE}
@@ -284,7 +284,7 @@ def _sensitivity(table: Table, words: Words) -> list[Block]:
     return [Table("sensitivity", words("verdict.sensitivities"), columns, rows, frozenset({2, 3}))] if rows else []
 
 
-def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
+def _row(findings: Findings, row: JudgedPair, words: Words) -> tuple[Cell, ...]:
     pair, judgement, kind = row.pair, row.judgement, class_of(row.pair)
     interval, metric = judgement.interval, pair.arm.metric
     gap = pair.gap if interval is None else PairedGap(interval, interval_text(interval, metric))
@@ -417,7 +417,7 @@ def _mixed(arm: Arm, mixture: Mixture, words: Words) -> str:
     return words("remark.mixed", arm="/".join(arm.key), why=words(f"mixture.{mixture.code}", **values))
 
 
-def _reasons(judged: list[Judged], words: Words) -> list[str]:
+def _reasons(judged: list[JudgedPair], words: Words) -> list[str]:
     rows = [row for row in judged if row.pair.arm.budget != _SMOKE]
     lines = []
     for row in rows:
@@ -429,7 +429,7 @@ def _reasons(judged: list[Judged], words: Words) -> list[str]:
     return lines + _together(rows, words)
 
 
-def _power(row: Judged, words: Words) -> list[str]:
+def _power(row: JudgedPair, words: Words) -> list[str]:
     """Say which difference of accuracies the comparison could have seen, over seeds and over examples."""
     if row.pair.arm.metric != "accuracy":
         return []
@@ -438,9 +438,9 @@ def _power(row: Judged, words: Words) -> list[str]:
     return [words("power.text", differences=words.listed(told), power=f"{100 * POWER:g}%")] if told else []
 
 
-def _together(judged: list[Judged], words: Words) -> list[str]:
+def _together(judged: list[JudgedPair], words: Words) -> list[str]:
     """Say once of each baseline, not of every arm, that the verdicts beside it hold together, and at which level each."""
-    families: dict[ArmKey, list[Judged]] = {}
+    families: dict[ArmKey, list[JudgedPair]] = {}
     for row in judged:
         if any(reason.code == _TOGETHER for reason in row.judgement.reasons):
             families.setdefault(row.pair.baseline.key, []).append(row)
@@ -456,7 +456,7 @@ def _together(judged: list[Judged], words: Words) -> list[str]:
     return lines
 
 
-def reason_text(reason: Reason, row: Judged, words: Words) -> str:
+def reason_text(reason: Reason, row: JudgedPair, words: Words) -> str:
     """Put a reason that is an arm's own into words; bounds and ends of intervals as people read them."""
     values: dict[str, Any] = {}
     for name, value in reason.values.items():

@@ -5,8 +5,8 @@ A block begins with a comment that holds a command and ends with `<!-- end -->`:
     <!-- $ oelm report --out results/variants --table classes -->
 
 What is no table of Markdown's is fenced, with its command. `make demo` in a block is the end of what the demo prints, of the
-runs recorded under results/demo (to renew them: `make demo`, then `oelm archive demo --records results`); `make soak` what it
-last recorded.
+runs recorded under results/demo (to renew them: `make demo`, then keep the records of outputs/demo-* there); `make soak` what
+it last recorded.
 
 `make figures` writes all of them, and the pictures; `--check` writes nothing and fails if one is not what its command gives.
 """
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(?P<head><!-- \$ (?P<command>[^\n]+?) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL)
 # By their path in the project.
 PICTURES = {
-    "docs/images/demo.svg": "make demo",
+    "docs/images/demo.svg": "oelm report demo --out results/demo --picture learning-0",
     "docs/images/study.svg": "oelm report --out results/study --picture kept",
 }
 _SCRIPTS = (
@@ -56,7 +56,7 @@ def pages() -> list[Path]:
 def output(command: str) -> str:
     """Return what a command of ours prints; nothing else is ever run."""
     if command == DEMO:
-        return demo()[0]
+        return demo()
     if command in RECORDED:
         return (ROOT / RECORDED[command]).read_text(encoding="utf-8")
     program, *arguments = shlex.split(command)
@@ -108,14 +108,13 @@ def as_if_typed(argv: list[str]) -> Iterator[None]:
 
 
 @cache
-def demo() -> tuple[str, str]:
-    """Return the table of the demo and its learning curves. It finds its runs done in a copy of the records."""
+def demo() -> str:
+    """Return the table of the demo. It finds its runs done in a copy of the records."""
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(ROOT / "results" / "demo", Path(folder) / "demo")
+        shutil.copytree(ROOT / "results" / "demo", folder, dirs_exist_ok=True)
         lines = printed(DEMO, ["demo", "--out", folder]).splitlines()
         first, last = (next(n for n, line in enumerate(lines) if line.startswith(start)) for start in ("one seed:", "└"))
-        (picture,) = Path(folder).glob("demo/*.svg")
-        return "\n".join(line.rstrip() for line in lines[first : last + 1]), picture.read_text(encoding="utf-8")
+        return "\n".join(line.rstrip() for line in lines[first : last + 1])
 
 
 def renewed(text: str) -> str:
@@ -134,7 +133,7 @@ def body(command: str, shown: str) -> str:
 
 def wanted() -> dict[Path, str]:
     """Return every page and picture as it should be."""
-    drawn = {ROOT / path: demo()[1] if command == DEMO else output(command) for path, command in PICTURES.items()}
+    drawn = {ROOT / path: output(command) for path, command in PICTURES.items()}
     return {page: renewed(page.read_text(encoding="utf-8")) for page in pages()} | drawn
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Iterable
+
 # Exit codes of the command line.
 DONE, USAGE, REFUSED, STOPPED = 0, 2, 3, 75
 
@@ -89,3 +93,17 @@ class RankLostError(OelmError):
 
 class ClusterError(OelmError):
     """SLURM is not there, or does not take what was asked for."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean 'X'?)" with the nearest of known names, whatever its case; '' if none is near."""
+    by_case = {text.lower(): text for text in known}
+    # GPT2 is GPT-02.
+    alike = [text for text in by_case if _plain(text) == _plain(name)]
+    near = alike or difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=0.5)
+    return f" (did you mean '{by_case[near[0]]}'?)" if near else ""
+
+
+def _plain(name: str) -> str:
+    """Return a name without signs, and without zeros before a number."""
+    return re.sub(r"[^a-z0-9]|(?<![0-9])0+(?=[0-9])", "", name.lower())

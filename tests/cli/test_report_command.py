@@ -1,4 +1,4 @@
-"""`oelm report`, `compare` and `log` as a user types them: what they print, what they write, and with which code they end."""
+"""`oelm report` and `compare` as a user types them: what they print, what they write, and with which code they end."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from oelm.cli.report import compare, log, report
+from oelm.cli.report import compare, report
 from tests.conftest import oelm_command
 from tests.experiments.recorded import record
 from tests.report.synthetic import Fate, write_arm, write_plain, write_run, write_sweep
 
 app = typer.Typer()
-for command in (report, compare, log):
+for command in (report, compare):
     app.command()(command)
 BASE = (30.0, 30.2, 29.9, 30.1, 30.05, 29.95, 30.15)
 ARM = (30.63, 30.77, 30.56, 30.64, 30.65, 30.6, 30.71)
@@ -99,9 +99,8 @@ def test_a_budget_without_runs_is_an_empty_report(root: Path) -> None:
     assert "there is nothing to judge yet" in oelm("report", "--budget", "paper").output
 
 
-@pytest.mark.parametrize("name", ["report", "log"])
-def test_a_missing_folder_is_refused(tmp_path: Path, name: str) -> None:
-    assert "nowhere: no such folder" in oelm(name, "--out", tmp_path / "nowhere", code=2).output
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    assert "nowhere: no such folder" in oelm("report", "--out", tmp_path / "nowhere", code=2).output
 
 
 def test_chinese_is_one_option_away(root: Path) -> None:
@@ -116,7 +115,6 @@ def test_several_folders_are_one_study(root: Path, tmp_path: Path) -> None:
 
 def test_a_folder_that_is_named_twice_counts_once(root: Path, tmp_path: Path) -> None:
     assert "5/5" in oelm("report", "--out", root, "--out", tmp_path / "outputs" / ".." / "outputs").output
-    assert oelm("log", "--out", root, "--out", "outputs").output.count("best PPL") == 10
 
 
 def test_every_format_is_written_and_named(root: Path, tmp_path: Path) -> None:
@@ -187,9 +185,9 @@ def test_a_damaged_count_of_looks_is_refused_before_any_verdict(root: Path) -> N
 
 def test_text_of_users_cannot_drive_the_terminal(root: Path) -> None:
     record(root, "failed", experiment="GPT-03", budget="laptop", message=HOSTILE)
-    for shown in (oelm("report").output, oelm("log").output):
-        assert "[bold]not bold[/bold] :warning:" in shown
-        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)
+    shown = oelm("report").output
+    assert "[bold]not bold[/bold] :warning:" in shown
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(shown)
 
 
 def test_a_catalog_of_ones_own_is_judged_by_its_own_criterion(root: Path, tmp_path: Path) -> None:
@@ -220,13 +218,6 @@ def test_compare_prints_hostile_names_as_text(root: Path, tmp_path: Path) -> Non
     assert "[red]a" in shown and not {"\x1b", "\u202e"} & set(shown)
 
 
-def test_the_log_is_printed_or_written(root: Path, tmp_path: Path) -> None:
-    shown = oelm("log").output
-    assert "# Experiment log" in shown and "## 2026-01-02" in shown and shown.count("best PPL") == 10
-    assert oelm("log", "--to", tmp_path / "log.md").output == f"wrote {tmp_path / 'log.md'}\n"
-    assert (tmp_path / "log.md").read_text(encoding="utf-8").split() == shown.split()
-
-
 def test_a_report_does_not_wait_for_torch(root: Path) -> None:
     write_sweep(root, "GPT-02", best=1)
     # Its method has settings below `thaw`, which is null for the baseline.
@@ -244,7 +235,7 @@ def test_the_commands_are_there_in_a_process_of_their_own(root: Path) -> None:
     write_plain(root / "GPT-01" / "laptop" / "default" / "seed-9" / "audit.json", {})
     done = subprocess.run(oelm_command("report", "--out", "outputs"), capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "") and "done, but its files cannot be used, seeds 9" in done.stdout
-    refused = subprocess.run(oelm_command("log", "--out", "nowhere"), capture_output=True, text=True, timeout=120)
+    refused = subprocess.run(oelm_command("report", "--out", "nowhere"), capture_output=True, text=True, timeout=120)
     assert (refused.returncode, refused.stdout) == (2, "") and refused.stderr.startswith("error: nowhere: no such folder")
 
 

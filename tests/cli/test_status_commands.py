@@ -69,7 +69,7 @@ def test_ids_groups_and_budgets_choose(root: Path) -> None:
 
 def test_an_unknown_id_is_refused_with_the_nearest(root: Path) -> None:
     record(root, "done")
-    for name in ("status", "logs", "stop", "clean"):
+    for name in ("status", "stop", "clean"):
         assert "did you mean 'GPT-02'?" in oelm(name, "GPT-2", code=2).stderr
 
 
@@ -99,10 +99,36 @@ def test_five_failures_are_told_a_line_each_and_the_rest_counted(root: Path) -> 
     assert len(told) == 6 and "and 2 more" in told[5]
 
 
+@pytest.mark.parametrize(
+    ("said", "step", "own", "shown"),
+    [
+        ("failed", 0, "begun\n", "console.log"),
+        ("failed", 0, None, "console.log"),
+        ("failed", 9, "begun\n", "training.log"),
+        ("stopped", 9, "", "console.log"),
+        ("stopped", 9, "begun\n", "training.log"),
+    ],
+)
+def test_status_names_the_log_that_says_most(root: Path, said: Any, step: int, own: str | None, shown: str) -> None:
+    run = record(root, said, step=step)
+    (run / "console.log").write_text("printed\n")
+    if own is not None:
+        (run / "training.log").write_text(own)
+    assert f"log: {(run / shown).relative_to(root.parent)}" in oelm("status").stdout
+
+
+def test_logs_of_running_runs_can_be_followed_by_pasting(root: Path) -> None:
+    for seed in range(3):
+        run = record(root, "running" if seed else "done", seed=seed, host="elsewhere")
+        (run / "training.log").write_text("begun\n")
+    shown = [line for line in oelm("status").stdout.splitlines() if line.startswith("log: ")]
+    assert shown == [f"log: tail -f outputs/GPT-02/smoke/default/seed-{seed}/training.log" for seed in (1, 2)]
+
+
 def test_text_of_a_run_cannot_drive_the_terminal(root: Path) -> None:
     run = record(root, "failed", message=HOSTILE, device=HOSTILE, host=HOSTILE)
     (run / "training.log").write_text(HOSTILE)
-    for result in (oelm("status"), oelm("logs", "GPT-02"), oelm("status", "--json")):
+    for result in (oelm("status"), oelm("status", "--json")):
         assert not {"\x1b", "\x07", "\r", "\x9b"} & set(result.output)
     record(root, "running", host=HOSTILE)
     assert "\x1b" not in oelm("stop", "--all").output

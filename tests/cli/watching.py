@@ -15,24 +15,22 @@ import typer
 from typer.testing import CliRunner, Result
 
 from oelm.cli.clean import clean
-from oelm.cli.logs import logs
 from oelm.cli.status import status
 from oelm.cli.stop import stop
 
 app = typer.Typer()
-for command in (status, logs, stop, clean):
+for command in (status, stop, clean):
     app.command()(command)
-# The same four in a process of their own.
+# The same in a process of their own.
 PROGRAM = """
 import signal, typer
 # A shell that runs these tests in the background has its children ignore interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from oelm.cli.clean import clean
-from oelm.cli.logs import logs
 from oelm.cli.status import status
 from oelm.cli.stop import stop
 app = typer.Typer()
-for command in (status, logs, stop, clean):
+for command in (status, stop, clean):
     app.command()(command)
 app()
 """

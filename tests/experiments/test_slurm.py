@@ -80,7 +80,8 @@ SMOKE = ("run", "mine", "--budget", "smoke", "--slurm")
 
 
 def test_dry_run_writes_scripts_that_a_shell_understands_and_submits_nothing(place: Path, no_slurm: None) -> None:
-    words = ("--partition", "gpu", "--gres", "gpu:1", "--time", "8:00:00", "--array-limit", "8", "--account", "lab")
+    (place / "slurm.yaml").write_text("gres: gpu:1\narray_limit: 8\n")
+    words = ("--partition", "gpu", "--time", "8:00:00", "--account", "lab")
     said = oelm(*SMOKE, "--seeds", "2", "--set", "optim.weight_decay=0.1", "--dry-run", *words)
     assert "written, not submitted" in said
     (folder,) = (place / "outputs" / ".slurm").iterdir()
@@ -146,7 +147,7 @@ def test_time_below_one_checkpoint_interval_is_refused_before_submission(place: 
 
 
 def test_options_of_slurm_without_it_are_a_mistake(place: Path) -> None:
-    assert "--gres is SLURM's: add --slurm" in oelm("run", "mine", "--budget", "smoke", "--gres", "gpu:1", code=2)
+    assert "--time is SLURM's: add --slurm" in oelm("run", "mine", "--budget", "smoke", "--time", "10", code=2)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_other_times_are_refused(text: str) -> None:
 def test_users_file_and_the_command_add_up(place: Path, tmp_path: Path) -> None:
     (tmp_path / "home" / "oelm").mkdir(parents=True)
     (tmp_path / "home" / "oelm" / "slurm.yaml").write_text("partition: gpu\naccount: lab\nmodules: [cuda/12.4, gcc]\n")
-    config = cluster_config({"partition": "long", "gres": None})
+    config = cluster_config({"partition": "long", "time": None})
     assert (config.partition, config.account, config.modules) == ("long", "lab", ("cuda/12.4", "gcc"))
     # The one in the working folder stands for it.
     (place / "slurm.yaml").write_text("partition: here\n")

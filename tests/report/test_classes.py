@@ -259,13 +259,6 @@ def test_tuned_arms_and_others_have_a_column_each(study: Path) -> None:
     assert against["tinystories (default)"] == against["tinystories (tuned-1a2b3c4d)"] != ""
 
 
-def test_the_demos_arms_share_a_column_though_each_is_a_variant(tmp_path: Path) -> None:
-    for method in ("baseline", "oelm_freeze", "gaussian_matched"):
-        settings = {f"method.{key}": value for key, value in PRESETS[method].model_dump(mode="json").items()}
-        write_arm(tmp_path, "demo", BASE, budget="600-steps", variant=method, method=method, settings=settings)
-    assert [list(row)[4:] for row in rows(english(tmp_path), "classes")] == [["tinystories"]] * 2
-
-
 def test_a_control_in_which_more_learns_is_not_held_against_a_little(study: Path) -> None:
     before = rows(english(study), "controls")
     write_class(study, "GPT-01", name="GPT-01-lean")

@@ -52,14 +52,6 @@ def test_only_seeds_that_both_have_are_compared(tmp_path: Path) -> None:
     assert only_pair(tmp_path).seeds == [1, 5]
 
 
-def test_the_demos_arms_are_compared_with_its_own_baseline(tmp_path: Path) -> None:
-    for method in ("baseline", "oelm_freeze"):
-        write_arm(tmp_path, "demo", [30.0] * 2, seeds=range(2), budget="600-steps", variant=method, method=method)
-    pair = only_pair(tmp_path)
-    assert (pair.arm.variant, pair.baseline.variant, pair.confounded) == ("oelm_freeze", "baseline", ())
-    assert label(pair.arm) == method_of(pair.arm, package_catalog()) == "oelm_freeze"
-
-
 def test_an_experiment_that_no_catalog_knows_is_kept_and_not_compared(tmp_path: Path) -> None:
     write_arm(tmp_path, "MINE", [30.0] * 2, seeds=range(2))
     findings = found(tmp_path)

@@ -93,8 +93,6 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> list[JudgedPair]:
 def test_copies_of_our_own_runs_get_the_verdicts_of_the_originals(
     metric: str, originals: list[JudgedPair], tmp_path: Path
 ) -> None:
-    metric: str, originals: list[JudgedPair], tmp_path: Path
-) -> None:
     """Exported from metrics.jsonl to CSV as anybody would, imported, and judged: same verdict, interval and level."""
     assert {row.pair.split for row in originals} == {"val"} and len({row.judgement.planned for row in originals}) == 1
     arms = {row.pair.arm.experiment: row.pair.arm for row in originals} | {"GPT-01": originals[0].pair.baseline}

@@ -130,7 +130,9 @@ def test_failing_run_fails_alone_and_says_why(place: Path) -> None:
 
 def test_stopped_runs_save_and_waiting_ones_are_taken_off_slurms_queue(place: Path) -> None:
     long = [word for word in LONG if word not in ("--seeds", "0-0")]
-    oelm(place, "run", "mine-01", "--budget", "smoke", *long, "--seeds", "3", "--slurm", "--array-limit", "1")
+    settings = (place / "slurm.yaml").read_text()
+    (place / "slurm.yaml").write_text(settings.replace("array_limit: 2", "array_limit: 1"))
+    oelm(place, "run", "mine-01", "--budget", "smoke", *long, "--seeds", "3", "--slurm")
     first = run_folder(place, "mine-01")
     wait_for(lambda: says(first, "running", from_step=20), place)
     said = oelm(place, "stop", "mine-01", "--timeout", "120")
@@ -139,7 +141,8 @@ def test_stopped_runs_save_and_waiting_ones_are_taken_off_slurms_queue(place: Pa
     wait_for(lambda: all(state_of(place, run_folder(place, "mine-01", seed)) == "CANCELLED" for seed in (1, 2)), place)
     wait_for(lambda: state_of(place, first) == "FAILED", place)
     # The same command submits what is left, and it continues.
-    again = oelm(place, "run", "mine-01", "--budget", "smoke", *long, "--seeds", "3", "--slurm", "--array-limit", "2")
+    (place / "slurm.yaml").write_text(settings)
+    again = oelm(place, "run", "mine-01", "--budget", "smoke", *long, "--seeds", "3", "--slurm")
     assert "submitted 3 runs" in again
     wait_for(lambda: all(says(run_folder(place, "mine-01", seed), "done") for seed in (0, 1, 2)), place)
     assert "continuing from" in (first / "training.log").read_text()
@@ -150,7 +153,10 @@ def test_mistakes_are_told_before_anything_is_submitted(place: Path) -> None:
     assert "no such partition (did you mean 'main'?)" in oelm(place, *smoke, "--partition", "mian", code=2)
     said = oelm(place, *smoke, "--set", "steps=2000000", "--set", "save_every=2000000", "--time", "1", code=2)
     assert "--time 1 is 60 s; from one checkpoint to the next" in said
-    refused = oelm(place, *smoke, "--gres", "gpu:7", code=3)
+    settings = (place / "slurm.yaml").read_text()
+    (place / "slurm.yaml").write_text(f"{settings}gres: gpu:7\n")
+    refused = oelm(place, *smoke, code=3)
+    (place / "slurm.yaml").write_text(settings)
     assert "sbatch refused" in refused and "nothing of this submission is left in the queue" in refused
     too_long = oelm(place, *smoke, "--partition", "short", "--time", "99-0", "--no-preflight", code=0)
     assert "submitted" in too_long

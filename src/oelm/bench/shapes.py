@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from typing import Any
 
-from oelm.errors import ConfigError
+from oelm.errors import ConfigError, suggest
 from oelm.train.config import FinetuneConfig, RunConfig, parse_as, parse_config
 
 # Not the budgets: those may change, and a published ratio must keep its meaning.
@@ -63,9 +62,8 @@ def shape_settings(name: str) -> dict[str, Any]:
     if name == CLASSIFIER:
         return _classifier_settings()
     if name not in _SHAPES:
-        near = difflib.get_close_matches(name, (*_SHAPES, CLASSIFIER), n=1)
-        hint = f" (did you mean '{near[0]}'?)" if near else ""
-        raise ConfigError(f"unknown shape {name!r}{hint}; shapes: {', '.join((*_SHAPES, CLASSIFIER))}")
+        known = (*_SHAPES, CLASSIFIER)
+        raise ConfigError(f"unknown shape {name!r}{suggest(name, known)}; shapes: {', '.join(known)}")
     model: dict[str, Any] = dict(_SHAPES[name])
     batch_size = model.pop("batch_size")
     return {

@@ -21,8 +21,7 @@ from oelm.cli.finetune import finetune
 from oelm.cli.generate import generate
 from oelm.cli.imports import import_runs
 from oelm.cli.inspect import inspect
-from oelm.cli.logs import logs
-from oelm.cli.report import compare, log, report
+from oelm.cli.report import compare, report
 from oelm.cli.run import run, sweep, work
 from oelm.cli.shell import Command, Group
 from oelm.cli.status import status
@@ -66,7 +65,6 @@ _PANELS: dict[str, dict[str, Callable[..., Any]]] = {
         "sweep": sweep,
         "status": status,
         "watch": watch,
-        "logs": logs,
         "stop": stop,
         "clean": clean,
     },
@@ -74,7 +72,6 @@ _PANELS: dict[str, dict[str, Callable[..., Any]]] = {
         "report": report,
         "compare": compare,
         "import": import_runs,
-        "log": log,
         "eval": evaluate,
         "inspect": inspect,
         "generate": generate,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import out, reported
+from oelm.cli.options import Out, Overrides
+from oelm.cli.shell import out, print_table, reported, say
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,10 +35,8 @@ def bench(
     ] = False,
     tokens: Annotated[int, typer.Option(min=1, help="With --generate: how many tokens each arm writes a round.")] = 200,
     memory: Annotated[bool, typer.Option(help="Measure peak memory, each arm in a process of its own.")] = True,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting, for all arms; may be repeated.")
-    ] = None,
-    root: Annotated[Path, typer.Option("--out", help="Where the record goes, for `oelm report`.")] = Path("outputs"),
+    overrides: Overrides = None,
+    root: Out = Path("outputs"),
 ) -> None:
     """Compare training steps of methods or configs: in turn, against the first, with intervals and the arithmetic bound."""
     names = arms or ["baseline"]
@@ -60,7 +59,7 @@ def bench(
     timed = _timed_shape(sides[0][1])
     _print(comparisons, timed)
     for comparison in comparisons:
-        out.print(f"recorded in {_record(comparison, timed, sides[0][1].optim.name, root)}", soft_wrap=True)
+        say(f"recorded in {_record(comparison, timed, sides[0][1].optim.name, root)}")
 
 
 def _config(name: str, budget: str, shape: str | None, overrides: list[str]) -> RunConfig | FinetuneConfig:
@@ -154,16 +153,12 @@ def _print(comparisons: list[Comparison], shape: TimedShape) -> None:
 
 
 def _generate(sides: list[tuple[str, RunConfig]], *, rounds: int, tokens: int) -> None:
-    from rich.table import Table
-
     from oelm.bench.greedy import can_export, compare_generation
 
     has_transformers = can_export(sides[0][1])
     writers = compare_generation(sides, rounds=rounds, num_tokens=tokens, has_transformers=has_transformers)
-    table = Table("greedy text, batch 1", "tokens/s", f"against {sides[0][0]} [95%]", "against transformers [95%]")
-    for writer in writers:
-        theirs = "" if writer.against_transformers is None else str(writer.against_transformers)
-        table.add_row(writer.name, f"{writer.tokens_per_s:,.0f}", str(writer.ratio), theirs)
-    out.print(table)
+    headings = ("greedy text, batch 1", "tokens/s", f"against {sides[0][0]} [95%]", "against transformers [95%]")
+    rows = [(each.name, f"{each.tokens_per_s:,.0f}", str(each.ratio), str(each.against_transformers or "")) for each in writers]
+    print_table(headings, rows, left=headings, boxed=True)
     if not has_transformers:
         out.print("not compared with transformers: it is not installed, or GPT-2's format has no place for this model")

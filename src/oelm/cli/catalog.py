@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.run import CatalogFile, Overrides
-from oelm.cli.shell import counted, echo, out, printable, reported, roughly
+from oelm.cli.options import CatalogFile, Out, Overrides, SomeIds
+from oelm.cli.shell import counted, echo, out, print_table, printable, reported, roughly, say
 
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @reported
 def list_experiments(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Ids or groups; default: all.")] = None,
+    names: SomeIds = None,
     catalog: CatalogFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
 ) -> None:
@@ -54,7 +54,7 @@ def _print_list(chosen: list[Experiment], catalog: Catalog) -> None:
     width = max(map(len, rows), default=0)
     for name, what in rows.items():
         line = f"{name:{width}}  {printable(what)}"
-        out.print(line if len(line) <= out.width else f"{line[: out.width - 3]}...", soft_wrap=True)
+        say(line if len(line) <= out.width else f"{line[: out.width - 3]}...")
     if sets:
         out.print(f"\nSET: {', '.join(sets)}")
     named = [f"{name} ({len(members)})" for name, members in catalog.named_groups().items()]
@@ -76,11 +76,11 @@ def show(
     overrides: Overrides = None,
     on: Annotated[
         str | None,
-        typer.Option(metavar="GPU", help="Estimate time, memory and cost on A5000, V100, L4, A100, H100, 8xA100, ..."),
+        typer.Option(metavar="GPU", help="Estimate time and cost on A5000, V100, L4, A100, H100, or 8xA100."),
     ] = None,
     price: Annotated[float, typer.Option(min=0.0, help="With --on: cost of one GPU for an hour.")] = 2.0,
     catalog: CatalogFile = None,
-    root: Annotated[Path, typer.Option("--out", help="Where runs are, for measured times.")] = Path("outputs"),
+    root: Out = Path("outputs"),
 ) -> None:
     """Show one experiment: its recipe at a budget, parameters, what was reported, and how long it takes here.
 
@@ -114,17 +114,15 @@ def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, ro
     _print_facts(own, [run for run in runs if run is not own], root)
     out.print("\nrecipe:", style="bold")
     for key, value in dotted(own.config.as_dict()).items():
-        out.print(f"  {key}: {printable(str(value))}", soft_wrap=True)
+        say(f"  {key}: {value}")
     command = ["oelm", "run", experiment.id, "--budget", budget]
     command += [part for text in overrides for part in ("--set", text)]
     command += ["--catalog", str(catalog)] if catalog is not None else []
-    out.print(f"\nrun it: {printable(shlex.join(command))}", soft_wrap=True)
+    say(f"\nrun it: {shlex.join(command)}")
 
 
 def _print_projection(name: str, gpus: str, budget: str, price: float, overrides: list[str], catalog: Path | None) -> None:
     """Print what an experiment, or a group, takes on GPUs according to their data sheets."""
-    from rich.table import Table
-
     from oelm.experiments.budget import budget_settings
     from oelm.experiments.projection import Assumptions, Projection, parse_gpus, project, queue_s, reported_efficiency
     from oelm.experiments.registry import load_catalog
@@ -137,30 +135,27 @@ def _print_projection(name: str, gpus: str, budget: str, price: float, overrides
     assumed = Assumptions(gpu, count, share, price)
     study = Study(names=(name,), budget=budget, root=Path("outputs"), changes=parse_overrides(overrides))
     runs = study.plan(load_catalog(catalog))
-    table = Table(box=None, pad_edge=False)
-    for heading in ("experiment", "runs", "each alone", f"each on {count}", "memory", "summed a step"):
-        table.add_column(heading, justify="left" if heading == "experiment" else "right")
+    cells = []
     found: list[Projection] = []
     for each in dict.fromkeys(run.experiment.id for run in runs):
         own = [one for run in runs if run.experiment.id == each and (one := project(run, assumed)) is not None]
         if own:
             first = own[0]
             memory, summed = gibibytes(first.memory_bytes), f"{first.summed_bytes / 1e6:.1f} MB"
-            table.add_row(each, str(len(own)), roughly(first.alone_s), roughly(first.spread_s), memory, summed)
+            cells.append((each, str(len(own)), roughly(first.alone_s), roughly(first.spread_s), memory, summed))
         found += own
-    out.print(table)
+    headings = ("experiment", "runs", "each alone", f"each on {count}", "memory", "summed a step")
+    print_table(headings, cells, left=("experiment",))
     alone, queued, spread = sum(p.alone_s for p in found), queue_s(found, count), sum(p.spread_s for p in found)
-    one, all_of_them = (f"{seconds / 3600 * price:,.0f}" for seconds in (alone, spread * count))
-    out.print(
-        f"\n{counted(len(found), 'run')} at {budget}: {roughly(alone)} on 1 {gpu.name} (cost {one}); "
-        f"{roughly(queued)} on {count}, a run each ({one}); {roughly(spread)} on {count}, each run on all ({all_of_them})",
-        soft_wrap=True,
+    cost, cost_of_all = (f"{seconds / 3600 * price:,.0f}" for seconds in (alone, spread * count))
+    say(
+        f"\n{counted(len(found), 'run')} at {budget}: {roughly(alone)} on 1 {gpu.name} (cost {cost}); "
+        f"{roughly(queued)} on {count}, a run each ({cost}); {roughly(spread)} on {count}, each run on all ({cost_of_all})"
     )
     unknown = f"; {len(runs) - len(found)} runs of models not known here are left out" if len(found) < len(runs) else ""
-    out.print(
+    say(
         f"calculated on paper, not measured: {100 * share:.1f}% of the data sheet's {gpu.operations_per_s / 1e12:.0f} "
-        f"TFLOP/s, {price:g} per GPU and hour, gradients summed without overlap{unknown}",
-        soft_wrap=True,
+        f"TFLOP/s, {price:g} per GPU and hour, gradients summed without overlap{unknown}"
     )
 
 
@@ -206,7 +201,7 @@ def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path) -> Non
     out.print(experiment.id, style="bold")
     width = max(map(len, facts))
     for name, text in facts.items():
-        out.print(f"  {name:{width}}  {printable(text)}", soft_wrap=True)
+        say(f"  {name:{width}}  {text}")
 
 
 def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:

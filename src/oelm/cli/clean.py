@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import echo, out, printable, reported
+from oelm.cli.options import OnlyBudget, Out, SomeIds
+from oelm.cli.shell import echo, printable, reported, say
 from oelm.cli.status import no_answer
 from oelm.cli.stop import named_runs
 
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 @reported
 def clean(
-    ids: Annotated[list[str] | None, typer.Argument(help="Experiments or groups.")] = None,
+    ids: SomeIds = None,
     everything: Annotated[bool, typer.Option("--all", help="Every run there is.")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="Only the checkpoints of finished runs; figures stay.")] = False,
-    budget: Annotated[str | None, typer.Option(help="Only runs of this budget.")] = None,
-    out_dir: Annotated[Path, typer.Option("--out", help="Where the runs are.")] = Path("outputs"),
+    budget: OnlyBudget = None,
+    out_dir: Out = Path("outputs"),
     yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only say what would go.")] = False,
 ) -> None:
     """Delete runs that oelm made and nobody uses. Without --yes nothing is deleted, only listed."""
@@ -30,7 +31,7 @@ def clean(
     check_root(out_dir)
     views = named_runs(ids, everything, out_dir, budget=budget)
     if not views:
-        out.print(no_answer(out_dir, ids or [], budget), soft_wrap=True)
+        say(no_answer(out_dir, ids or [], budget))
         return
     act = remove if yes else plan_removal
     total = count = 0
@@ -43,10 +44,10 @@ def clean(
     what = "the weights of " if weights else ""
     runs = f"{count} run{'' if count == 1 else 's'}"
     if yes:
-        out.print(f"deleted {what}{runs}: {total:,} bytes", soft_wrap=True)
+        say(f"deleted {what}{runs}: {total:,} bytes")
     else:
         hint = "; nothing was deleted, --yes does it" if count else ""
-        out.print(f"would delete {what}{runs}: {total:,} bytes{hint}", soft_wrap=True)
+        say(f"would delete {what}{runs}: {total:,} bytes{hint}")
 
 
 def _line(done: Removal | Refusal) -> str:

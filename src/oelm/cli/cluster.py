@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from oelm.cli.many import How, same_command
-from oelm.cli.shell import counted, out, printable
-from oelm.errors import ClusterError, ConfigError
+from oelm.cli.shell import counted, out, say
+from oelm.errors import ClusterError
 
 if TYPE_CHECKING:
     from oelm.experiments.cluster import ClusterConfig
@@ -20,46 +19,26 @@ if TYPE_CHECKING:
     from oelm.experiments.slurm import Jobs
     from oelm.experiments.study import Study
 
-Slurm = Annotated[bool, typer.Option("--slurm", help="Submit the runs to SLURM as a job array; see docs/cluster.md.")]
-Partition = Annotated[str | None, typer.Option(help="SLURM: where; this and the next may stand in slurm.yaml.")]
-Account = Annotated[str | None, typer.Option(help="SLURM: whose hours.")]
-Gres = Annotated[str | None, typer.Option(help="SLURM: what each run gets, as in gpu:1.")]
-Time = Annotated[
-    str | None, typer.Option(help="SLURM: limit of each run, as in 8:00:00; near it a run saves and is queued again.")
-]
-ArrayLimit = Annotated[int | None, typer.Option(min=1, help="SLURM: how many runs at once.")]
 # What is SLURM's, what differs between members, and what is done once, before.
 _NOT_OF_MEMBERS = ("ids", "seeds", "no_baseline", "retry", "jobs", "gpus", "dry_run", "prepare_only")
-_OF_SLURM = ("slurm", "partition", "account", "gres", "time", "array_limit")
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What the command says of the cluster."""
-
-    partition: str | None
-    account: str | None
-    gres: str | None
-    time: str | None
-    array_limit: int | None
-
-    def is_for_slurm(self, wanted: bool) -> bool:
-        """Return whether --slurm was given; ConfigError where something is said of SLURM without it."""
-        for name in _OF_SLURM[1:]:
-            if getattr(self, name) is not None and not wanted:
-                raise ConfigError(f"--{name.replace('_', '-')} is SLURM's: add --slurm, or leave it out")
-        return wanted
+_OF_SLURM = ("slurm", "partition", "account", "time")
 
 
 def submit_study(
-    context: typer.Context, study: Study, runs: Sequence[PlannedRun], wish: Wish, how: How, *, dry_run: bool
+    context: typer.Context,
+    study: Study,
+    runs: Sequence[PlannedRun],
+    wishes: Mapping[str, str | None],
+    how: How,
+    *,
+    dry_run: bool,
 ) -> None:
     """Submit what is left of a study: its data, its runs as a job array, its report; with `dry_run`, write the scripts only."""
     from oelm.experiments.cluster import cluster_config
     from oelm.experiments.launch import enqueue
     from oelm.experiments.slurm import check_partition, submission_folder, submit, write_scripts
 
-    config = cluster_config(vars(wish))
+    config = cluster_config(dict(wishes))
     if not dry_run:
         check_partition(config)
     left = _left(study, runs, retry=how.retry, dry_run=dry_run)
@@ -72,17 +51,16 @@ def submit_study(
     if dry_run:
         folder = submission_folder(study.root, left)
         paths = write_scripts(jobs, config, folder)
-        out.print(printable(paths[1].read_text()), soft_wrap=True)
-        out.print(f"written, not submitted: {', '.join(str(path) for path in paths)}", soft_wrap=True)
+        say(paths[1].read_text())
+        say(f"written, not submitted: {', '.join(str(path) for path in paths)}")
         return
     folder, record = submit(jobs, config, study.root)
     # Only now: what SLURM refused is not queued. Runs come after the data, so that none has begun yet.
     for run in left:
         enqueue(run, study.root, retry=how.retry)
-    out.print(
+    say(
         f"submitted {counted(len(left), 'run')} as job {record.runs_job}, after job {record.data_job} (data), before job "
-        f"{record.report_job} (report); scripts and logs in {folder}. `oelm status` shows them, `oelm stop` cancels",
-        soft_wrap=True,
+        f"{record.report_job} (report); scripts and logs in {folder}. `oelm status` shows them, `oelm stop` cancels"
     )
 
 

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import Command, Group, TerminalWatch, out, path_option, printable, reported, shown_warnings
+from oelm.cli.shell import (
+    Command,
+    Group,
+    TerminalWatch,
+    out,
+    path_option,
+    print_table,
+    reported,
+    say,
+    shown_warnings,
+)
 from oelm.decimals import duration
 from oelm.errors import REFUSED
 
@@ -38,7 +48,7 @@ def list_sets() -> None:
         "\nprepared on this machine:" if prepared else "\nnothing is prepared on this machine yet: oelm data prepare NAME"
     )
     for line in prepared:
-        out.print(f"  {line}", soft_wrap=True)
+        say(f"  {line}")
 
 
 @data_app.command(cls=Command)
@@ -100,7 +110,7 @@ def prepare(
     began = time.monotonic()
     with shown_warnings(), TerminalWatch() as watch:
         prepared = request.prepare(watch.on_preparing)
-    out.print(f"ready after {duration(time.monotonic() - began)}: {prepared.path}", soft_wrap=True)
+    say(f"ready after {duration(time.monotonic() - began)}: {prepared.path}")
     _print_meta(prepared.meta)
 
 
@@ -126,7 +136,7 @@ def info(
     if context is not None and not ngram:
         raise ConfigError("--context has a meaning with --ngram only; add it, or leave --context out")
     for path in find_sets([what]):
-        out.print(str(path), soft_wrap=True)
+        say(str(path))
         meta = read_any_meta(path)
         _print_meta(meta)
         _print_ngram(path, meta, count=ngram, context=context)
@@ -148,7 +158,7 @@ def _print_ngram(path: Path, meta: TokenMeta | ExampleMeta, *, count: bool, cont
         out.print("  n-gram PPL  not counted yet: add --ngram (seconds), or train on it")
         return
     for split, values in figures.up_to(ORDERS).items():
-        out.print(f"  n-gram PPL  {_by_order(split, values)}", soft_wrap=True)
+        say(f"  n-gram PPL  {_by_order(split, values)}")
     if not figures.ppl:
         out.print("  n-gram PPL  none: too few tokens")
     if figures.tokens < meta.splits["train"].tokens:
@@ -157,7 +167,7 @@ def _print_ngram(path: Path, meta: TokenMeta | ExampleMeta, *, count: bool, cont
         tokens = open_tokens(path)
         found = perplexities(tokens.train, judged_splits(tokens), vocab_size=meta.vocab_size, context=context)
         for split, values in (found or {}).items():
-            out.print(f"  in windows  {_by_order(split, values)}; windows of {context:,} tokens", soft_wrap=True)
+            say(f"  in windows  {_by_order(split, values)}; windows of {context:,} tokens")
 
 
 def _by_order(split: str, values: list[float]) -> str:
@@ -165,8 +175,6 @@ def _by_order(split: str, values: list[float]) -> str:
 
 
 def _print_counters(path: Path, meta: TokenMeta | ExampleMeta) -> None:
-    from rich.table import Table
-
     from oelm.data.counters import count_vocabularies
     from oelm.data.tokens import TokenMeta, open_tokens
 
@@ -176,13 +184,12 @@ def _print_counters(path: Path, meta: TokenMeta | ExampleMeta) -> None:
         figures = count_vocabularies(open_tokens(path), progress=watch.on_preparing)
     out.print("  counters    bits per byte of n-gram models of the same text, by vocabulary and order:")
     orders = max(len(values) for by_split in figures.counters.values() for values in by_split.values())
-    table = Table(box=None, pad_edge=True)
-    for heading in ("split", "vocabulary", *map(str, range(1, orders + 1))):
-        table.add_column(heading, justify="left" if heading == "split" else "right")
-    for split in figures.ppl:
-        for vocabulary, by_split in figures.counters.items():
-            table.add_row(split, f"{vocabulary:,}", *(f"{value:.3f}" for value in by_split[split]))
-    out.print(table)
+    rows = [
+        (split, f"{vocabulary:,}", *(f"{value:.3f}" for value in by_split[split]))
+        for split in figures.ppl
+        for vocabulary, by_split in figures.counters.items()
+    ]
+    print_table(("split", "vocabulary", *map(str, range(1, orders + 1))), rows, left=("split",))
     for split in figures.ppl:
         best = figures.best_counter(split)
         assert best is not None
@@ -205,10 +212,10 @@ def verify(
     for path in found:
         try:
             opened = open_any(path)
-            out.print(f"whole    {path}  {_in_a_line(opened.meta)}", soft_wrap=True)
+            say(f"whole    {path}  {_in_a_line(opened.meta)}")
         except DataError as problem:
             damaged += 1
-            out.print(f"DAMAGED  {printable(str(problem))}", soft_wrap=True)
+            say(f"DAMAGED  {problem}")
     if damaged:
         raise typer.Exit(REFUSED)
 
@@ -222,8 +229,6 @@ def _in_a_line(meta: TokenMeta | ExampleMeta) -> str:
 
 
 def _print_meta(meta: TokenMeta | ExampleMeta) -> None:
-    from rich.table import Table
-
     from oelm.data.tokens import TokenMeta
 
     facts = {"name": meta.name, "source": meta.source, "revision": meta.revision, "tokenizer": meta.tokenizer}
@@ -239,22 +244,17 @@ def _print_meta(meta: TokenMeta | ExampleMeta) -> None:
         facts |= {f"in {file}": f"integer labels mean {meaning}" for file, meaning in meta.integers.items()}
     facts["fingerprint"] = meta.fingerprint
     for fact, value in facts.items():
-        out.print(f"  {fact:<11} {printable(value)}", soft_wrap=True)
+        say(f"  {fact:<11} {value}")
     if isinstance(meta, TokenMeta):
         _print_left_out(meta)
-    table = Table(box=None, pad_edge=True)
     columns = _columns(meta)
-    for heading in columns:
-        table.add_column(heading, justify="left" if heading == "split" else "right")
-    for row in zip(*columns.values(), strict=True):
-        table.add_row(*row)
-    out.print(table)
+    print_table(list(columns), list(zip(*columns.values(), strict=True)), left=("split",))
 
 
 def _print_left_out(meta: TokenMeta) -> None:
     for number, (reason, gone) in enumerate(meta.left_out.items()):
         counts = f"{gone.files:,} files, {gone.text_bytes / 1e6:.2f} MB"
-        out.print(f"  {'' if number else 'left out':<11} {printable(reason)}: {counts}", soft_wrap=True)
+        say(f"  {'' if number else 'left out':<11} {reason}: {counts}")
 
 
 def _columns(meta: TokenMeta | ExampleMeta) -> dict[str, list[str]]:

@@ -1,96 +1,95 @@
-"""`oelm demo`: learning and frozen attention side by side, in minutes, on this machine."""
+"""`oelm demo`: the group `demo` of the catalog, trained and explained in minutes."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import TerminalWatch, out, reported, shown_warnings, stoppable
+from oelm.cli.many import How
+from oelm.cli.options import Budget, Out, Queueing
+from oelm.cli.run import leave_by, load, run_all
+from oelm.cli.shell import print_table, reported, say, shown_warnings, stoppable
 from oelm.decimals import fixed
 
 if TYPE_CHECKING:
-    from oelm.report.table import ArmRow
+    from oelm.experiments.plan import PlannedRun
+    from oelm.experiments.summary import SummaryRow
+    from oelm.train.records import AuditRecord
+
+GROUP = "demo"
 
 
 @reported
 def demo(
-    out_dir: Annotated[Path, typer.Option("--out", help="Where runs and pictures go.")] = Path("outputs"),
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, another draw of frames, weights and order.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, from --seed on; two or more give intervals.")] = 1,
-    steps: Annotated[int | None, typer.Option(min=1, help="Fewer or more steps than the demo's own.")] = None,
+    root: Out = Path("outputs"),
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; two or more give intervals.")] = 1,
+    budget: Budget = "laptop",
 ) -> None:
-    """Train four small GPTs that differ only in how Q and K start and whether they learn; compare them."""
-    from oelm.errors import MissingExtraError
-    from oelm.experiments.demo import ARMS, run_demo
-    from oelm.report.charts import learning_curves, save_chart
-    from oelm.report.table import arm_rows
+    """Train four small GPTs that differ in what learns of queries and keys, and compare them.
 
-    out.print("Four GPTs on Python's standard library: same data order, steps and lr.")
-    runs: dict[str, list[Path]] = {arm: [] for arm in ARMS}
-    with stoppable() as stop, shown_warnings(), TerminalWatch() as watch:
-        results = run_demo(out_dir, seeds=range(seed, seed + seeds), steps=steps, stop=stop, watch=watch)
-        for number, arm in enumerate([*ARMS] * seeds, start=1):
-            out.print(f"\n{arm} ({number} of {len(ARMS) * seeds}): {ARMS[arm]}", style="bold")
-            finished = next(results)
-            runs[arm].append(finished.result.path)
-            assert finished.result.figures is not None
-            out.print(f"{arm}, seed {finished.seed}: PPL {fixed(finished.result.figures['best_ppl'], 2)}")
-    note = "one seed: no verdict" if seeds == 1 else f"{seeds} seeds; 95% intervals, paired by seed"
-    rows = arm_rows(runs, baseline="baseline")
-    _print_table(rows, note)
-    _print_story(rows)
-    try:
-        first = {arm: paths[0] for arm, paths in runs.items()}
-        subtitle = f"small GPTs on Python's standard library; seed {seed} alone: no verdict"
-        chart = learning_curves(first, baseline="baseline", title="Learning and frozen attention", subtitle=subtitle)
-        svg, png = save_chart(chart, out_dir / "demo" / f"learning-curves-seed-{seed}")
-        out.print(f"\nlearning curves: {svg} and {png.name}", soft_wrap=True)
-    except MissingExtraError as problem:
-        out.print(f"\nno picture: {problem}")
-    oelm = shlex.quote(str(Path(sys.argv[0]))) if Path(sys.argv[0]).name == "oelm" else "oelm"
-    out.print(
-        "\nNext:\n"
-        f"  {oelm} demo --seeds 3                            # intervals instead of one seed\n"
-        f"  {oelm} train --method oelm_axes_q --text PATH    # the method on your own text\n"
-        f"  {oelm} list                                      # every experiment of the study",
-        soft_wrap=True,
-    )
+    Takes about 5 minutes on two cores. Rerun it to resume.
+    """
+    with stoppable() as stop, shown_warnings():
+        from oelm.experiments.study import Study
+
+        study = Study(names=(GROUP,), budget=budget, root=root, seeds=list(range(seeds)))
+        runs = study.plan(load(None))
+        for run in runs[: len({run.experiment.id for run in runs})]:
+            say(f"{run.experiment.method}: {run.experiment.title}")
+        ended = run_all(study, runs, Queueing().slots(budget), How(stop), notify=None, catalog=None)
+    leave_by(ended)
+    _print_results(runs, budget)
+    _print_next(root, budget)
 
 
-def _print_story(rows: list[ArmRow]) -> None:
-    """Say what happened, and what the names mean."""
-    costs = {row.arm: 100 * (row.ratio.value - 1) for row in rows if row.ratio is not None}
-    base = next(row for row in rows if row.ratio is None)
-    smaller = {row.arm: base.trainable - row.trainable for row in rows}
-    out.print(
-        f"\nFreezing queries and keys (oelm_freeze) costs {fixed(costs['oelm_freeze'], 1, sign=True)}% perplexity; an eighth "
-        f"of their parameters, learning on top (oelm_lowrank), brings that to {fixed(costs['oelm_lowrank'], 1, sign=True)}%.\n"
-        "Taking the queries as slices of what the layer reads (oelm_axes_q) skips their product and its "
-        f"{smaller['oelm_axes_q']:,} parameters, and costs {fixed(costs['oelm_axes_q'], 1, sign=True)}%.",
-        soft_wrap=True,
-    )
+def _print_results(runs: Sequence[PlannedRun], budget: str) -> None:
+    """Print the table of arms, and in two sentences what it says."""
+    from oelm.experiments.summary import figure_text, gap_text, summarize
 
-
-def _print_table(rows: list[ArmRow], note: str) -> None:
-    from rich.table import Table
-
-    table = Table(title=note, title_justify="left", title_style="bold yellow")
-    table.add_column("arm", no_wrap=True)
-    for name in ("PPL", "vs baseline", "stored", "trainable"):
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = summarize(runs)
+    audits = {row.experiment.id: _audit(runs, row) for row in rows}
+    count = len(rows[0].best)
+    note = "one seed: no verdict" if count == 1 else f"{count} seeds; 95% intervals, paired by seed"
+    note += "; a smoke test, never a result" if budget == "smoke" else ""
+    # No time: runs that share a machine are no fair measure of it, `oelm bench` is.
+    cells = []
     for row in rows:
-        # No time: runs one after another are no fair measure of it, `oelm bench` is.
-        counts = (f"{row.trainable + row.frozen:,}", f"{row.trainable:,}")
-        table.add_row(row.arm, fixed(row.perplexity, 2), _gap(row), *counts)
-    out.print("\n", table, sep="")
+        counts = audits[row.experiment.id].total, audits[row.experiment.id].trainable
+        figures = figure_text(row.metric, row.mean), gap_text(row.gap), *(f"{count:,}" for count in counts)
+        cells.append((str(row.experiment.method), *figures))
+    say("")
+    print_table(("arm", "PPL", "vs baseline", "stored", "trainable"), cells, left=("arm",), title=note, boxed=True)
+    costs = {str(row.experiment.method): fixed(100 * (row.gap.value - 1), 1, sign=True) for row in rows if row.gap is not None}
+    saved = audits["demo-learn"].total - audits["demo-slices"].total
+    say(
+        f"\nFreezing queries and keys at random (oelm_freeze) changes the perplexity by {costs['oelm_freeze']}%; a small part "
+        f"that learns on top, an eighth of their parameters (oelm_lowrank), makes that {costs['oelm_lowrank']}%.\n"
+        f"Taking queries as slices of the layer's input (oelm_axes_q) saves their product and {saved:,} parameters, at "
+        f"{costs['oelm_axes_q']}%."
+    )
 
 
-def _gap(row: ArmRow) -> str:
-    if row.ratio is None:
-        return ""
-    value, low, high = (fixed(100 * (end - 1), 1, sign=True) for end in (row.ratio.value, row.ratio.low, row.ratio.high))
-    return f"{value}%" if row.ratio.count < 2 else f"{value}% [{low}, {high}]"
+def _audit(runs: Sequence[PlannedRun], row: SummaryRow) -> AuditRecord:
+    from oelm.train.records import AuditRecord, read_as
+
+    return read_as(AuditRecord, next(run.path for run in runs if run.experiment.id == row.experiment.id) / "audit.json")
+
+
+def _print_next(root: Path, budget: str) -> None:
+    """Print commands to paste, with the path by which this one was started."""
+    oelm = shlex.quote(sys.argv[0]) if Path(sys.argv[0]).name == "oelm" else "oelm"
+    place = "" if root == Path("outputs") else f" --out {shlex.quote(str(root))}"
+    size = "" if budget == "laptop" else f" --budget {budget}"
+    commands = {
+        f"{oelm} report demo --html demo.html{place}": "a page with learning curves",
+        f"{oelm} demo --seeds 3{size}{place}": "intervals instead of one seed",
+        f"{oelm} train --method oelm_axes_q --text PATH": "the method on your own text",
+        f"{oelm} list": "every experiment of the study",
+    }
+    width = max(map(len, commands))
+    say("\n".join(["\nNext:", *(f"  {command:{width}}  # {what}" for command, what in commands.items())]))

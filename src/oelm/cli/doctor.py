@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from oelm.cli.shell import out, reported
+from oelm.cli.shell import out, print_table, reported
 
 
 @reported
@@ -23,7 +23,5 @@ def doctor(
         table.add_row(name, value)
     out.print(table)
     if seconds > 0:
-        speeds = Table("precision", "matrix product", title="1024 x 1024 by 1024 x 1024", title_justify="left")
-        for precision, speed in matmul_speeds(seconds).items():
-            speeds.add_row(precision, speed)
-        out.print(speeds)
+        headings = ("precision", "matrix product")
+        print_table(headings, matmul_speeds(seconds).items(), left=headings, title="1024 x 1024 by 1024 x 1024", boxed=True)

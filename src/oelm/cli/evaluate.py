@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import TerminalWatch, out, path_option, reported
+from oelm.cli.options import Checkpoint, RunFolder
+from oelm.cli.shell import TerminalWatch, path_option, reported, say
 from oelm.decimals import fixed
 from oelm.errors import ConfigError, StoppedError
 
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
 @reported
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run directory, or one of its checkpoints.")],
+    run: RunFolder,
     data: Annotated[str | None, typer.Option(help="A token set; by default the run's own.")] = None,
     text: Annotated[Path | None, path_option("A text file or folder, tokenized as the run's own text was.")] = None,
     split: Annotated[str, typer.Option(help="train, val or test, where the token set has it.")] = "val",
-    checkpoint: Annotated[str, typer.Option(help="'best', 'latest' or the number of a step.")] = "best",
+    checkpoint: Checkpoint = "best",
     documents: Annotated[
         Path | None, typer.Option(help="Write each document's loss, or example's prediction, to this file, as JSON lines.")
     ] = None,
@@ -82,9 +83,9 @@ def _print(name: str, step: int, evaluation: Evaluation | ClassifierEvaluation, 
     from oelm.train.evaluate import Evaluation
 
     if not isinstance(evaluation, Evaluation):
-        out.print(f"{name}, model of step {step:,}: {evaluation.headline()}", soft_wrap=True)
+        say(f"{name}, model of step {step:,}: {evaluation.headline()}")
         if documents is not None:
-            out.print(f"predictions by example: {documents}", soft_wrap=True)
+            say(f"predictions by example: {documents}")
         return
     tokens = sum(int(row["tokens"]) for row in evaluation.documents)
     lines = [
@@ -94,4 +95,4 @@ def _print(name: str, step: int, evaluation: Evaluation | ClassifierEvaluation, 
     ]
     if documents is not None:
         lines.append(f"losses by document: {documents}")
-    out.print("\n".join(lines), soft_wrap=True)
+    say("\n".join(lines))

@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from oelm.cli.shell import out, reported
+from oelm.cli.options import Checkpoint, RunFolder
+from oelm.cli.shell import reported, say
 from oelm.errors import DataError
 
 
 @reported
 def export(
-    run: Annotated[Path, typer.Argument(help="A run directory, or one of its checkpoints.")],
+    run: RunFolder,
     folder: Annotated[Path, typer.Argument(help="A new folder to write to.")],
-    checkpoint: Annotated[str, typer.Option(help="'best', 'latest' or the number of a step.")] = "best",
+    checkpoint: Checkpoint = "best",
 ) -> None:
     """Write a run as a plain folder that `transformers` loads with no code of ours: GPT-2, or a classifier's own kind."""
     from oelm.data.tokenizer import end_of_text_id
@@ -30,10 +31,9 @@ def export(
         from oelm.models.hub import export_classifier
 
         export_classifier(loaded.folded(), loaded.tokenizer_path(), folder)
-        out.print(
+        say(
             f"exported step {loaded.step} to {folder}\n"
-            f'  from transformers import pipeline; pipeline("text-classification", model="{folder}")',
-            soft_wrap=True,
+            f'  from transformers import pipeline; pipeline("text-classification", model="{folder}")'
         )
         return
     tokenizer = loaded.tokenizer()
@@ -52,8 +52,7 @@ def export(
         loss=state.best_value if state.is_best_here else None,
     )
     export_gpt2(loaded.folded(), tokenizer, folder, end_of_text=end_of_text_id(tokenizer), card=card)
-    out.print(
+    say(
         f"exported step {loaded.step} to {folder}\n"
-        f'  from transformers import pipeline; pipeline("text-generation", model="{folder}")',
-        soft_wrap=True,
+        f'  from transformers import pipeline; pipeline("text-generation", model="{folder}")'
     )

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oelm.cli.many import Track, quiet_unless_first, train_one
-from oelm.cli.shell import Notify, out, reported, shown_warnings, stoppable
+from oelm.cli.many import default_place, quiet_unless_first, train_one
+from oelm.cli.options import Training, grouped
+from oelm.cli.shell import reported, shown_warnings, stoppable
 from oelm.errors import ConfigError
-from oelm.ranks import own_rank
 
 if TYPE_CHECKING:
     from oelm.train.config import FinetuneConfig
 
 
 @reported
+@grouped
 def finetune(
     model: Annotated[str | None, typer.Option(help="A pretrained model: its folder, or org/name[@commit] of the hub.")] = None,
     task: Annotated[
@@ -24,7 +25,6 @@ def finetune(
     ] = None,
     folder: Annotated[Path | None, typer.Option("--from", help="Take local copies of a named task from this folder.")] = None,
     method: Annotated[str | None, typer.Option(help="A preset: baseline (default), oelm_freeze_pretrained, ...")] = None,
-    budget: Annotated[str | None, typer.Option(help="Size: paper, workstation, laptop (default) or smoke.")] = None,
     epochs: Annotated[float | None, typer.Option(help="How often to see every training example.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.")] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
@@ -34,26 +34,14 @@ def finetune(
     columns: Annotated[str | None, typer.Option(help="Its columns, as text=A,label=B or text=A,pair=B,label=C.")] = None,
     labels: Annotated[str | None, typer.Option(help="What integer labels 0, 1, ... mean, as A,B,...")] = None,
     language: Annotated[str | None, typer.Option(help="Which language of xnli.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides new weights, frames, order of examples and dropout.")] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="Run directory; by default one named by the config.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Start from a run's config.json instead of a budget.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting by dotted path; may be repeated.")
-    ] = None,
-    notify: Notify = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse to resume in a setting that changes the bits.")] = False,
-    no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Skip the check of memory and disk.")] = False,
-    track: Track = None,
+    *,
+    shared: Training,
 ) -> None:
-    """Train a classifier, or continue or find finished the run that the same command started."""
+    """Train a classifier. Rerun to resume."""
     quiet_unless_first()
     with stoppable() as stop, shown_warnings():
-        from oelm.experiments.notify import notifying_of
-        from oelm.train.run import Options
-        from oelm.train.track import tracker_named
-
-        tracker = tracker_named(track)
-        if config is not None and (budget is not None or model is not None):
+        if shared.config is not None and (shared.budget is not None or model is not None):
             raise ConfigError("--config already says model and size; leave out --budget and --model")
         if epochs is not None and steps is not None:
             raise ConfigError("--epochs and --steps both say how long to train; give one of them")
@@ -67,16 +55,13 @@ def finetune(
             "examples.max_length": max_length,
             "examples.max_train": max_train,
             "optim.lr": lr,
-            "seed": seed,
+            "seed": shared.seed,
         }
         lengths = {"epochs": epochs, "steps": steps or 0} if epochs is not None or steps is not None else {}
-        run_config = _config(config, budget or "laptop", _whole_path(model), chosen, lengths, overrides or [])
-        place = Path("outputs", "finetune", (budget or "laptop") if config is None else "custom", run_config.variant)
-        path = out_dir or place / f"seed-{run_config.seed}"
-        out.print(f"run directory: {path}", soft_wrap=True)
-        with notifying_of(path, notify if own_rank() == 0 else None):
-            options = Options(strict=strict, preflight=not no_preflight)
-            train_one(run_config, path, _accuracies, stop=stop, options=options, track=tracker)
+        budget = shared.budget or "laptop"
+        config = _config(shared.config, budget, _whole_path(model), chosen, lengths, shared.overrides or [])
+        path = out_dir or default_place("finetune", budget, config, shared)
+        train_one(config, path, _accuracies, shared, stop=stop)
 
 
 def _method(name: str | None) -> dict[str, Any] | None:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import time
 from itertools import islice
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from oelm.cli.options import Checkpoint, RunFolder
 from oelm.cli.shell import err, out, printable, reported
 from oelm.errors import ConfigError
 
 
 @reported
 def generate(
-    run: Annotated[Path, typer.Argument(help="A run directory, or one of its checkpoints.")],
+    run: RunFolder,
     prompt: Annotated[str, typer.Option(help="What to continue; nothing starts a new document.")] = "",
     max_tokens: Annotated[int, typer.Option(min=1, help="How many tokens to write at most.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token every time.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Choose among the k likeliest; 0 among all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Choose among the likeliest that hold this share; 1 among all.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, another text.")] = 0,
-    checkpoint: Annotated[str, typer.Option(help="'best', 'latest' or the number of a step.")] = "best",
+    checkpoint: Checkpoint = "best",
 ) -> None:
     """Write text with a trained model, to the terminal as it comes; ends at the end of a document."""
     from pydantic import ValidationError

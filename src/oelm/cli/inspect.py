@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import TerminalWatch, out, reported
+from oelm.cli.options import Checkpoint, RunFolder
+from oelm.cli.shell import TerminalWatch, out, print_table, reported, say
 from oelm.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 @reported
 def inspect(
-    run: Annotated[Path, typer.Argument(help="A run directory, or one of its checkpoints.")],
+    run: RunFolder,
     heads: Annotated[bool, typer.Option("--heads", help="Also show what each head does, as a table and a picture.")] = False,
-    checkpoint: Annotated[str, typer.Option(help="'best', 'latest' or the number of a step.")] = "best",
+    checkpoint: Checkpoint = "best",
     picture: Annotated[Path | None, typer.Option(help="Where it goes, as .svg and .png; by default into the run.")] = None,
 ) -> None:
     """Count parameters by role, check every frozen weight by its digest, and look at the heads."""
@@ -29,7 +30,7 @@ def inspect(
 
     loaded = load_any(run, which=checkpoint)
     report = audit(loaded.model)
-    out.print(f"{loaded.path}, step {loaded.step}, method: {method_name(loaded.config.method)}", soft_wrap=True)
+    say(f"{loaded.path}, step {loaded.step}, method: {method_name(loaded.config.method)}")
     out.print(str(report))
     _print_roles(report)
     _print_projections(report)
@@ -47,7 +48,7 @@ def inspect(
         target = _without_kind(picture) if picture else loaded.path / f"heads-step-{loaded.step}"
         try:
             svg, png = save_chart(head_grid([summary.as_dict() for summary in summaries]), target)
-            out.print(f"picture: {svg} and {png.name}", soft_wrap=True)
+            say(f"picture: {svg} and {png.name}")
         except MissingExtraError as problem:
             out.print(f"no picture: {problem}")
 
@@ -58,38 +59,23 @@ def _without_kind(picture: Path) -> Path:
 
 
 def _print_roles(report: Audit) -> None:
-    from rich.table import Table
-
-    table = Table("role", title="parameters by role", title_justify="left")
-    for name in ("trainable", "frozen"):
-        table.add_column(name, justify="right")
-    for role, counts in report.by_role.items():
-        table.add_row(role, f"{counts['trainable']:,}", f"{counts['frozen']:,}")
-    out.print(table)
+    rows = [(role, f"{counts['trainable']:,}", f"{counts['frozen']:,}") for role, counts in report.by_role.items()]
+    print_table(("role", "trainable", "frozen"), rows, left=("role",), title="parameters by role", boxed=True)
 
 
 def _print_projections(report: Audit) -> None:
-    from rich.table import Table
-
-    table = Table("Q or K", "state", title="attention's maps; every digest was checked", title_justify="left")
-    table.add_column("max |W W^T - I|", justify="right")
-    table.add_column("sha256", justify="right")
+    rows = []
     for projection in report.projections:
         held = "slice, unmoved" if projection.is_selection else "frozen, unmoved"
         state = held if projection.is_frozen else "trains"
-        error = f"{projection.orthonormality_error:.1e}"
-        table.add_row(projection.name, state, error, projection.digest[:12] if projection.digest else "")
-    out.print(table)
+        rows.append((projection.name, state, f"{projection.orthonormality_error:.1e}", (projection.digest or "")[:12]))
+    title = "attention's maps; every digest was checked"
+    print_table(("Q or K", "state", "max |W W^T - I|", "sha256"), rows, left=("Q or K", "state"), title=title, boxed=True)
 
 
 def _print_heads(summaries: list[HeadSummary], num_tokens: int) -> None:
-    from rich.table import Table
-
-    table = Table("layer.head", title=f"heads, on {num_tokens:,} tokens of the validation split", title_justify="left")
-    for name in ("entropy (of uniform)", "effective rank", "logit std", "mean distance", "induction"):
-        table.add_column(name, justify="right")
-    for head in summaries:
-        table.add_row(
+    rows = [
+        (
             f"{head.layer}.{head.head}",
             f"{head.entropy:.2f} ({100 * head.entropy / max(head.uniform_entropy, 1e-9):.0f}%)",
             f"{head.effective_rank:.1f}",
@@ -97,4 +83,8 @@ def _print_heads(summaries: list[HeadSummary], num_tokens: int) -> None:
             f"{head.mean_distance:.1f}",
             f"{head.induction:.3f}",
         )
-    out.print(table)
+        for head in summaries
+    ]
+    title = f"heads, on {num_tokens:,} tokens of the validation split"
+    headings = ("layer.head", "entropy (of uniform)", "effective rank", "logit std", "mean distance", "induction")
+    print_table(headings, rows, left=("layer.head",), title=title, boxed=True)

@@ -7,30 +7,26 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import TerminalWatch, counted, err, out, print_result, printable
+from oelm.cli.shell import TerminalWatch, counted, err, out, print_problem, print_result, printable, say
 from oelm.errors import DONE, REFUSED, STOPPED, ConfigError, OelmError, RankLostError
 from oelm.ranks import is_one_of_many, own_rank
 
 if TYPE_CHECKING:
+    from oelm.cli.options import Training
     from oelm.experiments.plan import PlannedRun
     from oelm.experiments.runner import Job
     from oelm.experiments.study import Study
     from oelm.experiments.torchrun import Ranks
     from oelm.train.config import FinetuneConfig, RunConfig, TrainConfig
     from oelm.train.dist import World
-    from oelm.train.run import Options
     from oelm.train.stop import StopFlag
     from oelm.train.track import TrackerName
 
-Track = Annotated[
-    str | None,
-    typer.Option(metavar="TRACKER", help="Mirror the numbers as they are written: tensorboard, wandb or trackio."),
-]
 _OF_TORCHRUN = ("nproc", "nnodes", "rdzv_endpoint", "rdzv_id", "max_restarts")
 
 
@@ -77,29 +73,38 @@ def world_of(config: TrainConfig) -> Iterator[World]:
         with joined(choose_compute(config.device, config.precision, look()).device) as world, world.guarded():
             yield world
     except OelmError as problem:
-        word, style = ("stopped", "bold yellow") if problem.exit_code == STOPPED else ("error", "bold red")
-        err.print(f"{word}: {printable(str(problem))}", style=style, soft_wrap=True)
+        print_problem(problem)
         code, is_lost = problem.exit_code, isinstance(problem, RankLostError)
     except typer.Exit as ended:
         code = ended.exit_code
     leave(code, is_lost=is_lost)
 
 
+def default_place(command: str, budget: str, config: RunConfig | FinetuneConfig, shared: Training) -> Path:
+    """Return the folder of a run that was given none: by what its config is made of."""
+    size = budget if shared.config is None else "custom"
+    return Path("outputs", command, size, config.variant, f"seed-{config.seed}")
+
+
 def train_one(
     config: RunConfig | FinetuneConfig,
     path: Path,
     headline: Callable[[dict[str, Any]], str],
+    shared: Training,
     *,
     stop: StopFlag,
-    options: Options,
-    track: TrackerName | None,
+    exact_step: int | None = None,
 ) -> None:
-    """Train one run, on all processes that torchrun started, and say how it ended."""
-    from oelm.train.run import train
-    from oelm.train.track import tracked
+    """Train one run, on all processes that torchrun started, and print how it ended."""
+    from oelm.experiments.notify import notifying_of
+    from oelm.train.run import Options, train
+    from oelm.train.track import tracked, tracker_named
 
-    with world_of(config) as world:
-        with TerminalWatch() as terminal, tracked(terminal, path, track if world.is_writer else None) as watch:
+    tracker = tracker_named(shared.track)
+    options = Options(strict=shared.strict, exact_step=exact_step, preflight=not shared.no_preflight)
+    say(f"run directory: {path}")
+    with notifying_of(path, shared.notify if own_rank() == 0 else None), world_of(config) as world:
+        with TerminalWatch() as terminal, tracked(terminal, path, tracker if world.is_writer else None) as watch:
             result = train(config, path, stop=stop, watch=watch, options=options, world=world)
         print_result(result, headline)
 
@@ -121,24 +126,6 @@ def same_command(context: typer.Context, *, without: Sequence[str] = ()) -> list
                 # One word: a value may begin with a dash.
                 options.append(f"{parameter.opts[0]}={item}")
     return [str(context.command.name), *options, "--", *arguments]
-
-
-def ranks_of(
-    nproc: int | None, nnodes: int, endpoint: str | None, name: str | None, max_restarts: int, *, gpus: Any, jobs: Any
-) -> Ranks | None:
-    """Return how a run is spread over processes, if it is; ConfigError where other options say it, too."""
-    from oelm.experiments.torchrun import Ranks
-
-    if nproc is None:
-        if nnodes > 1 or endpoint is not None or name is not None:
-            raise ConfigError("--nnodes, --rdzv-endpoint and --rdzv-id need --nproc: how many processes on each host")
-        return None
-    if gpus is not None or jobs is not None:
-        raise ConfigError(
-            "--gpus and --jobs spread runs, one process each; --nproc gives one run several processes, and they take the GPUs "
-            "that CUDA_VISIBLE_DEVICES shows them: give one of the two"
-        )
-    return Ranks(nproc, nnodes, endpoint, name, max_restarts)
 
 
 def run_by_ranks(

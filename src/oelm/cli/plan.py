@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oelm.cli.shell import counted, err, out, roughly
+from oelm.cli.shell import counted, out, print_table, roughly, say, warn
 
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 def print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
     """Print the arms of runs with their times, memory and disk, and how long the queue takes."""
-    from rich.table import Table
-
     from oelm.experiments.forecast import START_S, Forecaster
     from oelm.experiments.monitor import queue_seconds
     from oelm.experiments.study import unfinished
@@ -28,23 +26,19 @@ def print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
     for run in runs:
         arms.setdefault((run.experiment.id, run.variant), []).append(run)
     forecasts = {arm: forecaster.forecast(planned[0]) for arm, planned in arms.items()}
-    table = Table(box=None, pad_edge=False)
-    for name in ("experiment", "variant", "seeds (which)", "done", "each about", "memory", "disk", "time from"):
-        table.add_column(name, justify="left" if name in ("experiment", "variant", "time from") else "right", overflow="fold")
+    cells = []
     for (name, variant), planned in arms.items():
         forecast, todo = forecasts[name, variant], sum(run in left for run in planned)
         needs = gibibytes(forecast.needs.memory), gibibytes(forecast.needs.disk)
-        table.add_row(
-            name, variant, _seeds(planned), str(len(planned) - todo), roughly(forecast.seconds), *needs, forecast.basis
-        )
-    out.print(table)
+        counts = _seeds(planned), str(len(planned) - todo), roughly(forecast.seconds)
+        cells.append((name, variant, *counts, *needs, forecast.basis))
+    headings = ("experiment", "variant", "seeds (which)", "done", "each about", "memory", "disk", "time from")
+    print_table(headings, cells, left=("experiment", "variant", "time from"))
     seconds = [forecasts[run.experiment.id, run.variant].seconds for run in left]
     whole = queue_seconds([length for length in seconds if length is not None], slots.count)
     unknown = sum(length is None for length in seconds)
     rest = f", and {counted(unknown, 'run')} of unknown length" if unknown else ""
-    out.print(
-        f"{counted(len(left), 'run')} at budget {runs[0].budget}: about {roughly(whole)} in all{rest}; {slots}", soft_wrap=True
-    )
+    say(f"{counted(len(left), 'run')} at budget {runs[0].budget}: about {roughly(whole)} in all{rest}; {slots}")
     if any(forecast.basis == "arithmetic" for forecast in forecasts.values()):
         start = f"and {roughly(START_S)} to start each"
         out.print(f"arithmetic: from the operations of a step, this machine's speed {start}; within a factor of two")
@@ -57,7 +51,7 @@ def print_shortened(runs: Sequence[PlannedRun]) -> None:
 
     for told in dict.fromkeys(shortened_warmup(run.config) for run in runs):
         if told:
-            err.print(told, style="bold yellow", soft_wrap=True)
+            warn(told)
 
 
 def _seeds(runs: Sequence[PlannedRun]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.live import Live
 from rich.text import Text
 
-from oelm.cli.shell import out, printable
+from oelm.cli.shell import out, say
 from oelm.decimals import duration
 from oelm.errors import DataError
 
@@ -46,7 +46,7 @@ class QueueView:
 
     def on_start(self, job: Job) -> None:
         if not out.is_terminal:
-            out.print(f"started {job.run.name}{f' on {job.slot.name}' if job.slot else ''}", soft_wrap=True)
+            say(f"started {job.run.name}{f' on {job.slot.name}' if job.slot else ''}")
 
     def on_end(self, job: Job) -> None:
         self._ended += 1
@@ -57,7 +57,7 @@ class QueueView:
         self._line(f"[{self._ended}/{self._total}] {job.run.name}: {_outcome(job)}", failed=job.state in ("failed", "killed"))
 
     def _line(self, text: str, *, failed: bool) -> None:
-        out.print(printable(text), style="bold red" if failed else None, soft_wrap=True)
+        say(text, style="bold red" if failed else None)
 
     def on_tick(self, jobs: Sequence[Job]) -> None:
         now = time.monotonic()
@@ -69,7 +69,7 @@ class QueueView:
         if self._live is not None:
             self._live.update(Text("\n".join([*lines, counts]), no_wrap=True, overflow="ellipsis"), refresh=True)
         else:
-            out.print("; ".join([counts, *lines]), soft_wrap=True)
+            say("; ".join([counts, *lines]))
 
     def eta_s(self, jobs: Sequence[Job]) -> float | None:
         """Return the seconds that are left, by what runs say of themselves and by how long earlier ones took."""

@@ -1,4 +1,4 @@
-"""`oelm report`, `oelm compare` and `oelm log`: from recorded runs to a verdict, a quick look, and a diary."""
+"""`oelm report` and `oelm compare`: from recorded runs to a verdict, and a quick look."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.run import CatalogFile
+from oelm.cli.options import CatalogFile
 from oelm.cli.shell import echo, err, out, printable, reported
 from oelm.cli.streams import ReaderLeftError
-from oelm.errors import ConfigError
+from oelm.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     from oelm.report.build import Report
@@ -138,7 +138,6 @@ def _check_files(files: Mapping[str, Path | None]) -> None:
 
 
 def _one(document: Document, *, table: str | None, picture: str | None) -> str:
-    from oelm.experiments.registry import nearest
     from oelm.report.document import Chart, Table
     from oelm.report.markdown import picture_text, table_text
 
@@ -151,7 +150,7 @@ def _one(document: Document, *, table: str | None, picture: str | None) -> str:
     nothing = "" if "verdicts" in tables else "; no arm in it has finished runs beside its baseline's"
     for option, name, there in (("--table", table, list(tables)), ("--picture", picture, list(charts))):
         if name is not None and name not in there:
-            raise ConfigError(f"{option} {name!r}{nearest(name, there)}: this report has {', '.join(there) or 'none'}{nothing}")
+            raise ConfigError(f"{option} {name!r}{suggest(name, there)}: this report has {', '.join(there) or 'none'}{nothing}")
     return table_text(tables[table]) if table is not None else picture_text(charts[picture or ""])
 
 
@@ -262,7 +261,6 @@ def compare(
 
     Imported runs: give outputs/imported/NAME, or arms in it, with --metric, and --at-most for a verdict.
     """
-    from oelm.experiments.registry import nearest
     from oelm.report.compare import compare_runs
     from oelm.report.imported import compare_imported, named_study, record_imported_looks
     from oelm.report.words import Words
@@ -277,7 +275,7 @@ def compare(
     else:
         study, arms = named
         if metric not in study.metrics:
-            found = "" if metric is None else f", and {metric!r} is none of them{nearest(metric, study.metrics)}"
+            found = "" if metric is None else f", and {metric!r} is none of them{suggest(metric, study.metrics)}"
             raise ConfigError(f"imported runs are compared by --metric, one of {', '.join(study.metrics)}{found}")
         baseline = baseline or (arms[0] if len(runs) > 1 else None)
         question = _question(metric, baseline, at_most, scale, take, planned)
@@ -289,20 +287,3 @@ def compare(
     _print_table(table, table.shown if named is None else [place for place in table.shown if place != 1])
     for remark in remarks:
         out.print(printable(remark), style="yellow", soft_wrap=True)
-
-
-@reported
-def log(
-    roots: Roots = None,
-    to: Annotated[Path | None, typer.Option(help="Write it to this file instead of the terminal.")] = None,
-) -> None:
-    """Write the dated log of all recorded runs: what was run when, on what, how it ended and what came out."""
-    from oelm.files import write_text
-    from oelm.report.diary import write_diary
-
-    text = write_diary(_places(roots))
-    if to is not None:
-        write_text(to, text)
-        out.print(f"wrote {to}", soft_wrap=True)
-    else:
-        out.print(printable(text), soft_wrap=True)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oelm.cli.cluster import Account, ArrayLimit, Gres, Partition, Slurm, Time, Wish, submit_study
-from oelm.cli.many import How, Track, code_of, quiet_unless_first, ranks_of, refuse_worker, run_by_ranks, work_together
+from oelm.cli.cluster import submit_study
+from oelm.cli.many import How, code_of, quiet_unless_first, refuse_worker, run_by_ranks, work_together
+from oelm.cli.options import Cluster, NoPreflight, Queueing, Spread, Track, What, grouped
 from oelm.cli.plan import print_plan, print_shortened
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import Notify, TerminalWatch, counted, err, out, printable, reported, shown_warnings, stoppable
+from oelm.cli.shell import TerminalWatch, counted, out, print_table, printable, reported, say, shown_warnings, stoppable, warn
 from oelm.errors import STOPPED, ConfigError
 from oelm.ranks import is_one_of_many
 
@@ -25,120 +26,51 @@ if TYPE_CHECKING:
     from oelm.experiments.study import Study
     from oelm.experiments.sweep import SweepRecord
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="Experiments or groups of `oelm list`.")]
-Budget = Annotated[str, typer.Option(help="Size: paper, workstation, laptop or smoke.")]
-Seeds = Annotated[
-    str | None, typer.Option(help="How many (5: 0 to 4), a range (5-9) or a list; default: as the catalog plans.")
-]
-Gpus = Annotated[str | None, typer.Option(help="'2,3', 'auto' (those really free) or 'none'; default: auto if there are any.")]
-Jobs = Annotated[int | None, typer.Option(help="Runs at once on the CPU; its threads are divided among them.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting by dotted path, for every arm.")
-]
-From = Annotated[Path | None, typer.Option("--from", help="Folder with local copies of the data sets, instead of the hub.")]
-Model = Annotated[Path | None, typer.Option(help="Folder with the pretrained classifier, instead of the hub.")]
-CatalogFile = Annotated[Path | None, typer.Option("--catalog", help="Your own experiments; default: experiments.yaml here.")]
-Out = Annotated[Path, typer.Option("--out", help="Where runs go.")]
-Retry = Annotated[bool, typer.Option("--retry", help="Take up runs again that failed before.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan with times, and start nothing.")]
-NoPreflight = Annotated[bool, typer.Option("--no-preflight", help="Skip the checks of memory and disk.")]
-Nproc = Annotated[int | None, typer.Option(min=1, help="Processes for each run, by torchrun: one a GPU, or shares of the CPU.")]
-Nnodes = Annotated[int, typer.Option(min=1, help="Hosts that work on each run; give the same command on each.")]
-RdzvEndpoint = Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where the hosts meet.")]
-RdzvId = Annotated[str | None, typer.Option(help="The name under which they meet.")]
-MaxRestarts = Annotated[int, typer.Option(min=0, help="How often to go on by itself after a process was lost.")]
-
 
 @reported
+@grouped
 def run(
     context: typer.Context,
-    ids: Ids = None,
-    budget: Budget = "laptop",
-    seeds: Seeds = None,
-    gpus: Gpus = None,
-    jobs: Jobs = None,
-    overrides: Overrides = None,
-    folder: From = None,
-    model: Model = None,
-    catalog: CatalogFile = None,
-    root: Out = Path("outputs"),
+    what: What,
+    seeds: Annotated[str | None, typer.Option(help="How many (5: 0 to 4), a range (5-9) or a list.")] = None,
     tuned: Annotated[bool, typer.Option("--tuned", help="Each arm with the best of its `oelm sweep`.")] = False,
-    no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Only what is named, not its baseline.")] = False,
-    retry: Retry = False,
-    notify: Notify = None,
-    dry_run: DryRun = False,
-    no_preflight: NoPreflight = False,
+    no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Only what is named, without baselines.")] = False,
+    prepare_only: Annotated[bool, typer.Option("--prepare-only", help="Prepare the data; train nothing.")] = False,
     track: Track = None,
-    nproc: Nproc = None,
-    nnodes: Nnodes = 1,
-    rdzv_endpoint: RdzvEndpoint = None,
-    rdzv_id: RdzvId = None,
-    max_restarts: MaxRestarts = 3,
-    slurm: Slurm = False,
-    partition: Partition = None,
-    account: Account = None,
-    gres: Gres = None,
-    time: Time = None,
-    array_limit: ArrayLimit = None,
-    prepare_only: Annotated[bool, typer.Option("--prepare-only", help="Prepare the data, and train nothing.")] = False,
+    *,
+    queueing: Queueing,
+    spread: Spread,
+    cluster: Cluster,
 ) -> None:
-    """Run experiments of the catalog with their baselines; repeat the command to continue, finished runs are skipped."""
+    """Run experiments with their baselines. Rerun the command to resume; finished runs are skipped."""
     quiet_unless_first()
     with stoppable() as stop, shown_warnings():
+        from oelm.experiments.plan import parse_seeds
         from oelm.train.track import tracker_named
 
-        study = _study(ids, budget, seeds, overrides, folder, model, root, tuned=tuned, baselines=not no_baseline)
-        runs = study.plan(load(catalog))
-        how = How(stop, retry=retry, preflight=not no_preflight, track=tracker_named(track))
-        is_for_slurm = (wish := Wish(partition, account, gres, time, array_limit)).is_for_slurm(slurm)
-        if prepare_only and (dry_run or is_for_slurm):
+        study = what.study(seeds=parse_seeds(seeds) if seeds is not None else None, tuned=tuned, baselines=not no_baseline)
+        runs = study.plan(load(what.catalog))
+        how = How(stop, retry=queueing.retry, preflight=not queueing.no_preflight, track=tracker_named(track))
+        cluster.check()
+        if prepare_only and (queueing.dry_run or cluster.slurm):
             raise ConfigError("--prepare-only prepares data here and now; give it without --dry-run and --slurm")
-        if notify is not None and (is_for_slurm or is_one_of_many()):
+        if queueing.notify is not None and (cluster.slurm or is_one_of_many()):
             raise ConfigError("--notify is for the process that starts the runs; use `oelm watch --notify` next to the jobs")
-        ranks = ranks_of(nproc, nnodes, rdzv_endpoint, rdzv_id, max_restarts, gpus=gpus, jobs=jobs)
-        if is_for_slurm:
-            submit_study(context, study, runs, wish, how, dry_run=dry_run)
+        ranks = spread.ranks(queueing)
+        if cluster.slurm:
+            submit_study(context, study, runs, cluster.wishes, how, dry_run=queueing.dry_run)
             return
-        if prepare_only or dry_run:
-            _prepare(study, runs, how) if prepare_only else print_plan(runs, _slots(gpus, jobs, budget), root)
+        if prepare_only or queueing.dry_run:
+            _prepare(study, runs, how) if prepare_only else print_plan(runs, queueing.slots(what.budget), what.root)
             return
         if is_one_of_many():
             work_together(study, runs, how)
         if ranks is not None:
-            ended = run_by_ranks(context, study, runs, ranks, how, notify=notify)
+            ended = run_by_ranks(context, study, runs, ranks, how, notify=queueing.notify)
         else:
-            ended = _run_all(study, runs, _slots(gpus, jobs, budget), how, notify=notify, catalog=catalog)
-    _print_summary(runs, budget)
-    _leave(ended)
-
-
-def _study(
-    ids: list[str] | None,
-    budget: str,
-    seeds: str | None,
-    overrides: list[str] | None,
-    folder: Path | None,
-    model: Path | None,
-    root: Path,
-    *,
-    tuned: bool,
-    baselines: bool,
-) -> Study:
-    from oelm.experiments.plan import parse_seeds
-    from oelm.experiments.study import Study
-    from oelm.train.config import parse_overrides
-
-    return Study(
-        names=tuple(ids or ()),
-        budget=budget,
-        root=root,
-        seeds=parse_seeds(seeds) if seeds is not None else None,
-        changes=parse_overrides(overrides or []),
-        model=model,
-        copies=folder,
-        tuned=tuned,
-        baselines=baselines,
-    )
+            ended = run_all(study, runs, queueing.slots(what.budget), how, notify=queueing.notify, catalog=what.catalog)
+    _print_summary(runs, what.budget)
+    leave_by(ended)
 
 
 def _prepare(study: Study, runs: Sequence[PlannedRun], how: How) -> None:
@@ -149,13 +81,7 @@ def _prepare(study: Study, runs: Sequence[PlannedRun], how: How) -> None:
         unready = prepare_study(runs, folder=study.copies, stop=how.stop, watch=watch, preflight=how.preflight, retry=how.retry)
     for problem, count in Counter(unready.values()).items():
         text = f"{count} of {len(runs)} runs cannot begin: {printable(problem)}"
-        err.print(text, style="bold red", soft_wrap=True)
-
-
-def _slots(gpus: str | None, jobs: int | None, budget: str) -> Slots:
-    from oelm.experiments.slots import choose_slots
-
-    return choose_slots(gpus, jobs, budget=budget)
+        warn(text, style="bold red")
 
 
 def load(catalog: Path | None) -> Catalog:
@@ -164,7 +90,7 @@ def load(catalog: Path | None) -> Catalog:
     return load_catalog(catalog)
 
 
-def _run_all(
+def run_all(
     study: Study,
     runs: Sequence[PlannedRun],
     slots: Slots,
@@ -183,7 +109,7 @@ def _run_all(
     # First of all, so that a wrong file is refused before anything is prepared.
     with notifying(notify) as notifier:
         told = f"{counted(len(runs), 'run')} at budget {study.budget}, {done} of them done; {slots}; in {where}"
-        out.print(told, soft_wrap=True)
+        say(told)
         print_shortened(runs)
         given: dict[str, Any] = {"stop": how.stop, "retry": how.retry}
         with TerminalWatch() as watch:
@@ -214,8 +140,6 @@ def _decisions(study: Study, runs: Sequence[PlannedRun], catalog: Path | None) -
 
 
 def _print_summary(runs: Sequence[PlannedRun], budget: str) -> None:
-    from rich.table import Table
-
     from oelm.experiments.summary import figure_text, gap_text, split_note, summarize
 
     rows = summarize(runs)
@@ -225,90 +149,74 @@ def _print_summary(runs: Sequence[PlannedRun], budget: str) -> None:
     counts = {row.gap.count for row in rows if row.gap is not None}
     notes += ["95% intervals, paired by seed"] if max(counts, default=0) > 1 else []
     notes += ["a gap without an interval has one seed: no verdict"] if 1 in counts else []
-    out.print(f"\nbudget {budget}: {'; '.join(notes)}", style="bold yellow", soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    for name in ("experiment", "seeds", "best", "against its baseline", ""):
-        table.add_column(name, justify="left" if name in ("experiment", "") else "right", no_wrap=name != "")
+    say(f"\nbudget {budget}: {'; '.join(notes)}", style="bold yellow")
+    cells = []
     for row in rows:
         remark = f"CONFOUNDED: {'; '.join(row.confounded)}" if row.confounded else ""
         against = f"{gap_text(row.gap)} {row.experiment.baseline}" if row.gap is not None else ""
-        table.add_row(row.experiment.id, str(len(row.best)), figure_text(row.metric, row.mean), against, remark)
-    out.print(table)
+        cells.append((row.experiment.id, str(len(row.best)), figure_text(row.metric, row.mean), against, remark))
+    print_table(("experiment", "seeds", "best", "against its baseline", ""), cells, left=("experiment", ""))
 
 
-def _leave(jobs: Sequence[Job]) -> None:
+def leave_by(jobs: Sequence[Job]) -> None:
     """Leave with the exit code that tells how the queue ended."""
     failed = [job for job in jobs if job.state == "failed"]
     open_ = [job for job in jobs if job.state in ("stopped", "killed", "left")]
     if open_:
-        err.print(
-            f"{len(open_)} of {len(jobs)} runs are not finished; repeat the same command to go on",
-            style="bold yellow",
-            soft_wrap=True,
-        )
+        warn(f"{len(open_)} of {len(jobs)} runs are not finished; repeat the same command to go on")
     if failed:
-        err.print(
-            f"{len(failed)} of {len(jobs)} runs failed (`oelm logs ID` tells why); mend the cause and repeat with --retry",
+        warn(
+            f"{len(failed)} of {len(jobs)} runs failed; `oelm status` shows why. Fix the cause and repeat with --retry",
             style="bold red",
-            soft_wrap=True,
         )
     if code := code_of(jobs):
         raise typer.Exit(code)
 
 
 @reported
+@grouped
 def sweep(
-    ids: Ids = None,
+    what: What,
     grid: Annotated[
-        list[str] | None, typer.Option("--grid", metavar="KEY=A,B,...", help="A setting and its values; may be repeated.")
+        list[str] | None, typer.Option("--grid", metavar="KEY=A,B,...", help="A setting and its values; repeatable.")
     ] = None,
     like: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="Train nothing: take over the sweep of this experiment."),
+        str | None, typer.Option(metavar="ID", help="Train nothing: take over the sweep of this experiment.")
     ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds of each point, apart from those of `oelm run`; default: 1.")
-    ] = None,
-    budget: Budget = "laptop",
-    gpus: Gpus = None,
-    jobs: Jobs = None,
-    overrides: Overrides = None,
-    folder: From = None,
-    model: Model = None,
-    catalog: CatalogFile = None,
-    root: Out = Path("outputs"),
-    retry: Retry = False,
-    notify: Notify = None,
-    dry_run: DryRun = False,
-    no_preflight: NoPreflight = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds of each point, not those of `oelm run`; default: 1.")] = None,
+    *,
+    queueing: Queueing,
 ) -> None:
     """Try the same grid on every arm (experiments and their baselines), and mark the best of each by validation."""
     refuse_worker("sweep")
     if like is not None:
-        given = {"--grid": grid, "--seeds": seeds, "--set": overrides, "--from": folder, "--model": model}
-        _refuse_beside_like(like, given | {"--gpus": gpus, "--jobs": jobs, "--retry": retry, "--no-preflight": no_preflight})
-        _take_over(ids, like, budget=budget, catalog=load(catalog), root=root, dry_run=dry_run)
+        given: dict[str, Any] = {
+            "--grid": grid,
+            "--seeds": seeds,
+            "--set": what.overrides,
+            "--from": what.folder,
+            "--model": what.model,
+        }
+        given |= {"--gpus": queueing.gpus, "--jobs": queueing.jobs, "--retry": queueing.retry}
+        _refuse_beside_like(like, given | {"--no-preflight": queueing.no_preflight})
+        _take_over(what, like, dry_run=queueing.dry_run)
         return
-
     with stoppable() as stop, shown_warnings():
-        from oelm.experiments.study import Study
         from oelm.experiments.sweep import conclude_sweep, parse_grid, standing
-        from oelm.train.config import parse_overrides
 
-        changes = parse_overrides(overrides or [])
-        study = Study(names=tuple(ids or ()), budget=budget, root=root, changes=changes, model=model, copies=folder)
-        plan = study.plan_sweep(load(catalog), parse_grid(grid or []), num_seeds=seeds or 1)
-        slots = _slots(gpus, jobs, budget)
-        if dry_run:
-            print_plan(plan.runs, slots, root)
+        study = what.study()
+        plan = study.plan_sweep(load(what.catalog), parse_grid(grid or []), num_seeds=seeds or 1)
+        slots = queueing.slots(what.budget)
+        if queueing.dry_run:
+            print_plan(plan.runs, slots, what.root)
             return
-        how = How(stop, retry=retry, preflight=not no_preflight)
-        ended = _run_all(study, plan.runs, slots, how, notify=notify, catalog=catalog)
+        how = How(stop, retry=queueing.retry, preflight=not queueing.no_preflight)
+        ended = run_all(study, plan.runs, slots, how, notify=queueing.notify, catalog=what.catalog)
         records = conclude_sweep(plan)
         for record in records:
             _print_sweep(record)
-        _print_standing(standing(records, root))
-    _leave(ended)
+        _print_standing(standing(records, what.root))
+    leave_by(ended)
 
 
 def _refuse_beside_like(like: str, given: dict[str, Any]) -> None:
@@ -317,47 +225,40 @@ def _refuse_beside_like(like: str, given: dict[str, Any]) -> None:
             raise ConfigError(f"--like {like}: nothing is trained, its sweep says what was tried; leave {option} out")
 
 
-def _take_over(ids: list[str] | None, like: str, *, budget: str, catalog: Catalog, root: Path, dry_run: bool) -> None:
+def _take_over(what: What, like: str, *, dry_run: bool) -> None:
     from oelm.experiments.sweep import take_over
 
-    if not ids:
+    if not what.ids:
         raise ConfigError(f"--like {like}: say which experiments take over its sweep")
-    for record in take_over(catalog.select(ids), catalog.get(like), budget=budget, root=root, dry_run=dry_run):
+    catalog = load(what.catalog)
+    chosen, other = catalog.select(what.ids), catalog.get(like)
+    for record in take_over(chosen, other, budget=what.budget, root=what.root, dry_run=dry_run):
         assert record.best is not None
-        out.print(f"{record.experiment} at {budget}: {record.points[record.best]}, the best of {record.like}", soft_wrap=True)
+        say(f"{record.experiment} at {what.budget}: {record.points[record.best]}, the best of {record.like}")
     if dry_run:
         out.print("nothing was written")
 
 
 def _print_sweep(record: SweepRecord) -> None:
-    from rich.table import Table
-
     from oelm.experiments.sweep import value_text
 
     title = f"{record.experiment} at {record.budget}, {counted(len(record.points[0].seeds), 'seed')} a point"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for name in (*record.grid, "score (less is better)", ""):
-        table.add_column(name, justify="right" if name else "left")
+    cells = []
     for number, point in enumerate(record.points):
         missing = "diverged" if point.has_failed else "failed" if point.problem else "unfinished"
         score = missing if point.score is None else f"{point.score:.4f}"
         remark = "best" if number == record.best else "close" if point in record.close else ""
-        table.add_row(*map(value_text, point.values.values()), score, remark)
-    out.print(table)
+        cells.append((*map(value_text, point.values.values()), score, remark))
+    print_table((*record.grid, "score (less is better)", ""), cells, left=("",), title=title, boxed=True)
     if any(point.problem for point in record.points):
-        err.print(printable(f"the sweep of {record.experiment} {record.why_no_best}"), style="bold red", soft_wrap=True)
+        warn(f"the sweep of {record.experiment} {record.why_no_best}", style="bold red")
     for key in record.at_edge:
-        err.print(
-            f"warning: {record.experiment}: the best {key} lies at the edge of the grid: try values beyond it",
-            style="bold yellow",
-            soft_wrap=True,
-        )
+        warn(f"warning: {record.experiment}: the best {key} lies at the edge of the grid: try values beyond it")
     if record.close:
-        err.print(
+        warn(
             f"{record.experiment}: other seeds may choose another of the close ones (within {record.margin:.2g} of the best); "
             "more --seeds, or tries as long as the runs that follow, tell better",
             style="yellow",
-            soft_wrap=True,
         )
 
 
@@ -367,7 +268,7 @@ def _print_standing(kept: Mapping[str, SweepRecord]) -> None:
     for name, record in kept.items():
         tried = "; ".join(f"{key} {', '.join(map(value_text, values))}" for key, values in record.grid.items())
         text = f"{name}: until this sweep is finished, --tuned goes by the one before ({tried})"
-        err.print(printable(text), style="bold yellow", soft_wrap=True)
+        warn(text)
 
 
 @reported

@@ -7,9 +7,9 @@ import functools
 import logging
 import time
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import typer
 from rich.console import Console
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
 _STDOUT, _STDERR = Stream("stdout"), Stream("stderr")
 out = Console(file=cast(IO[str], _STDOUT), markup=False, highlight=False, emoji=False)
 err = Console(file=cast(IO[str], _STDERR), stderr=True, markup=False, highlight=False, emoji=False)
-Notify = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="YAML or JSON: the command or webhook to call on failures, at the end, on verdicts."),
-]
 _PLAIN_EVERY_S = 10.0
 _BAR_EVERY_S = 0.1
 
@@ -68,8 +64,7 @@ def reported(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except OelmError as problem:
-            word, style = ("stopped", "bold yellow") if problem.exit_code == STOPPED else ("error", "bold red")
-            err.print(f"{word}: {printable(str(problem))}", style=style, soft_wrap=True)
+            print_problem(problem)
             raise typer.Exit(problem.exit_code) from None
         except ReaderLeftError:
             # It has what it wanted.
@@ -79,6 +74,37 @@ def reported(command: Callable[..., Any]) -> Callable[..., Any]:
             raise typer.Exit(STOPPED) from None
 
     return run
+
+
+def say(text: str, *, style: str | None = None) -> None:
+    """Print text as lines of its own length, without what could drive a terminal."""
+    out.print(printable(text), style=style, soft_wrap=True)
+
+
+def warn(text: str, *, style: str = "bold yellow") -> None:
+    """Print text to standard error as lines of its own length, without what could drive a terminal."""
+    err.print(printable(text), style=style, soft_wrap=True)
+
+
+def print_problem(problem: OelmError) -> None:
+    """Print why a command ends, as one paragraph."""
+    is_stop = problem.exit_code == STOPPED
+    warn(f"{'stopped' if is_stop else 'error'}: {problem}", style="bold yellow" if is_stop else "bold red")
+
+
+def print_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = (), title: str = "", boxed: bool = False
+) -> None:
+    """Print a table whose columns are aligned to the right, but for those named in `left`."""
+    from rich.table import Table
+
+    looks: dict[str, Any] = {} if boxed else {"box": None, "pad_edge": False}
+    table = Table(title=title or None, title_justify="left", title_style="bold yellow", **looks)
+    for name in headings:
+        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(printable, row))
+    out.print(table)
 
 
 def echo(text: str = "") -> None:
@@ -116,7 +142,7 @@ def stoppable() -> Iterator[StopFlag]:
 
         def on_broken(why: str) -> None:
             stop.request(why)
-            err.print(f"{printable(why)}; saving and stopping at the next step", style="bold yellow", soft_wrap=True)
+            warn(f"{why}; saving and stopping at the next step")
 
         with _STDOUT.heard_by(on_broken):
             yield stop
@@ -160,7 +186,7 @@ def print_result(result: Result, headline: Callable[[dict[str, Any]], str]) -> N
     word = "already done" if result.status == "found done" else "done"
     pace = f"{(result.figures['step_s'].get('median') or 0.0) * 1000:.0f} ms a step"
     total = duration(result.figures["wall_s"]["total"])
-    out.print(f"{word}: {headline(result.figures)}, {pace}, {total} in all", soft_wrap=True)
+    say(f"{word}: {headline(result.figures)}, {pace}, {total} in all")
 
 
 class TerminalWatch:
@@ -186,7 +212,7 @@ class TerminalWatch:
             self._bar = None
 
     def on_remark(self, text: str) -> None:
-        out.print(text, soft_wrap=True)
+        say(text)
 
     def on_preparing(self, what: str, done: int, total: int, tokens: int) -> None:
         now = time.monotonic()

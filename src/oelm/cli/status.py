@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import math
+import shlex
 import sys
 import time
 from collections import Counter
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from oelm.cli.shell import echo, err, out, printable, reported
+from oelm.cli.options import OnlyBudget, Out, SomeIds
+from oelm.cli.shell import echo, out, printable, reported, warn
 from oelm.decimals import duration, fixed
 from oelm.errors import ClusterError, ConfigError, OelmError
 
@@ -39,14 +41,14 @@ _HINTS = {
 
 @reported
 def status(
-    ids: Annotated[list[str] | None, typer.Argument(help="Experiments or groups; all by default.")] = None,
-    out_dir: Annotated[Path, typer.Option("--out", help="Where the runs are.")] = Path("outputs"),
-    budget: Annotated[str | None, typer.Option(help="Only runs of this budget.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on showing it, anew every two seconds, until Ctrl-C.")] = False,
+    ids: SomeIds = None,
+    out_dir: Out = Path("outputs"),
+    budget: OnlyBudget = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 s until Ctrl-C.")] = False,
     show_all: Annotated[bool, typer.Option("--all", help="A line for every run, however many there are.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The rows as JSON, for scripts.")] = False,
 ) -> None:
-    """Show every run's state, step, loss, best figure, pace, time left, and distance from its baseline so far."""
+    """Show every run's state, step, loss, best figure, pace, time left, gap to its baseline so far, and where its log is."""
     if as_json and watch:
         raise ConfigError("--json prints rows for scripts and --watch a table for people; give one of them")
     baselines, groups = load_known()
@@ -97,7 +99,7 @@ def load_known() -> tuple[dict[str, str], dict[str, list[str]]]:
     try:
         catalog = load_catalog()
     except OelmError as problem:
-        err.print(f"no groups and no distances from baselines: {printable(str(problem))}", style="yellow", soft_wrap=True)
+        warn(f"no groups and no distances from baselines: {problem}", style="yellow")
         return {}, {}
     return catalog.baselines(), catalog.groups()
 
@@ -147,7 +149,7 @@ def _watch(page: Callable[[int | None], Text], *, show_all: bool) -> None:
 
         with Live(console=out, auto_refresh=False, vertical_overflow="ellipsis") as live:
             while True:
-                text = page(None if show_all else min(_MAX_LINES, max(out.height - _MAX_MESSAGES - 4, 8)))
+                text = page(None if show_all else min(_MAX_LINES, max(out.height - 2 * _MAX_MESSAGES - 4, 8)))
                 text.no_wrap, text.overflow = True, "ellipsis"
                 live.update(text, refresh=True)
                 time.sleep(_REFRESH_S)
@@ -271,10 +273,22 @@ def _footer(views: Sequence[RunView]) -> Text:
     failed = [view for view in views if view.state == "failed"]
     for view in failed[:_MAX_MESSAGES]:
         said = one_line(view.status.message) if view.status is not None else ""
-        lines.append(f"failed: {view.name}: {said or 'no message'}")
+        where = f" (log: {one_line(str(view.log))})" if view.log is not None else ""
+        lines.append(f"failed: {view.name}: {said or 'no message'}{where}")
     if len(failed) > _MAX_MESSAGES:
-        lines.append(f"failed: and {len(failed) - _MAX_MESSAGES} more; `oelm logs ID --seed N` shows what happened")
-    return Text("\n".join(lines))
+        lines.append(f"failed: and {len(failed) - _MAX_MESSAGES} more; `oelm status ID` shows those of one experiment")
+    return Text("\n".join(lines + _logs(views)))
+
+
+def _logs(views: Sequence[RunView]) -> list[str]:
+    """Return where the logs of running runs are, and that of a run that is alone."""
+    from oelm.experiments.monitor import ALIVE
+
+    running = [view for view in views if view.state in ALIVE]
+    if not running and len(views) == 1 and views[0].state != "failed":
+        return [f"log: {one_line(str(views[0].log))}"] if views[0].log is not None else []
+    paths = [path for view in running[:_MAX_MESSAGES] if (path := view.log) is not None]
+    return [f"log: tail -f {one_line(shlex.quote(str(path)))}" for path in paths]
 
 
 def _print_json(views: Sequence[RunView], baselines: Mapping[str, str], jobs: Mapping[Path, JobState]) -> None:

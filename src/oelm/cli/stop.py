@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import err, out, printable, reported
+from oelm.cli.options import Out, SomeIds
+from oelm.cli.shell import err, out, printable, reported, say, warn
 from oelm.cli.status import find_runs, jobs_of, load_known, no_answer
 from oelm.errors import ClusterError, ConfigError, RunDirError
 
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
 
 @reported
 def stop(
-    ids: Annotated[list[str] | None, typer.Argument(help="Experiments or groups.")] = None,
+    ids: SomeIds = None,
     everything: Annotated[bool, typer.Option("--all", help="Every run there is.")] = False,
-    out_dir: Annotated[Path, typer.Option("--out", help="Where the runs are.")] = Path("outputs"),
+    out_dir: Out = Path("outputs"),
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait for runs to save and end.")] = 60.0,
 ) -> None:
     """Ask running runs to save and end, and take queued ones off the queue; the command that began them continues them."""
@@ -32,7 +33,7 @@ def stop(
 
     views = named_runs(ids, everything, out_dir, budget=None)
     if not views:
-        out.print(no_answer(out_dir, ids or [], None), soft_wrap=True)
+        say(no_answer(out_dir, ids or [], None))
         return
     cancelled = cancel(_jobs(out_dir, views), {view.path for view in views})
     asked = ask_to_stop(views)
@@ -51,14 +52,14 @@ def _jobs(root: Path, views: Sequence[RunView]) -> dict[Path, JobState]:
     try:
         return jobs_of(root, views)
     except ClusterError as problem:
-        err.print(f"jobs of SLURM are left alone: {printable(str(problem))}", style="bold yellow", soft_wrap=True)
+        warn(f"jobs of SLURM are left alone: {problem}")
         return {}
 
 
 def _leave_to_slurm(asked: Asked, cancelled: Mapping[Path, JobState]) -> None:
     """Say which runs SLURM was asked to end; those on other hosts are not left alone then, but waited for."""
     for path, state in cancelled.items():
-        out.print(f"{path}: SLURM job {state.job} ({state.state}) asked to end", soft_wrap=True)
+        say(f"{path}: SLURM job {state.job} ({state.state}) asked to end")
     reached = [view for view in asked.elsewhere if view.path in cancelled]
     asked.elsewhere = [view for view in asked.elsewhere if view.path not in cancelled]
     asked.signalled += reached
@@ -75,11 +76,11 @@ def named_runs(ids: list[str] | None, everything: bool, root: Path, *, budget: s
 def _tell(asked: Asked) -> None:
     for view in asked.elsewhere:
         host = printable(view.status.host) if view.status is not None else "?"
-        out.print(f"{view.name}: runs on {host}, left alone; give the same command there", soft_wrap=True)
+        say(f"{view.name}: runs on {host}, left alone; give the same command there")
     for view, reason in asked.refused:
-        out.print(f"{view.name}: not asked: {reason}", soft_wrap=True)
+        say(f"{view.name}: not asked: {reason}")
     for view in asked.unqueued:
-        out.print(f"{view.name}: taken off the queue", soft_wrap=True)
+        say(f"{view.name}: taken off the queue")
     if not (asked.signalled or asked.starting or asked.unqueued or asked.elsewhere or asked.refused):
         out.print("nothing to stop: none of these runs is running or queued")
 
@@ -99,7 +100,7 @@ def _wait(asked: Asked, timeout_s: float) -> list[RunView]:
         ended, left = wait_for_end(asked, timeout_s=timeout_s, on_wait=show)
     for view in ended:
         step = f" at step {view.status.step}" if view.status is not None else ""
-        out.print(f"{view.name}: {view.state}{step}", soft_wrap=True)
+        say(f"{view.name}: {view.state}{step}")
     for view in left:
-        out.print(f"{view.name}: asked, but still running after {timeout_s:g} s", soft_wrap=True)
+        say(f"{view.name}: asked, but still running after {timeout_s:g} s")
     return left

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oelm.cli.many import Track, quiet_unless_first, train_one
-from oelm.cli.shell import Notify, out, path_option, reported, shown_warnings, stoppable
+from oelm.cli.many import default_place, quiet_unless_first, train_one
+from oelm.cli.options import Training, grouped
+from oelm.cli.shell import path_option, reported, shown_warnings, stoppable
 from oelm.decimals import fixed
 from oelm.errors import ConfigError
-from oelm.ranks import own_rank
 
 if TYPE_CHECKING:
     from oelm.train.config import RunConfig
@@ -21,9 +21,9 @@ _OLD_NAMES = {"baseline": "baseline", "oelm_v2": "oelm_freeze", "oelm_random": "
 
 
 @reported
+@grouped
 def train(
     method: Annotated[str | None, typer.Option(help="A preset: baseline (default), oelm_freeze, gaussian_matched, ...")] = None,
-    budget: Annotated[str | None, typer.Option(help="Size: paper, workstation, laptop (default) or smoke.")] = None,
     data: Annotated[
         str | None,
         typer.Option("--data", "--dataset", help="A name of `oelm data list` (default stdlib), text, or a token set."),
@@ -32,54 +32,37 @@ def train(
     tokenizer: Annotated[str | None, typer.Option(help="'gpt2', 'bpe:N', a tokenizer.json or its folder.")] = None,
     lr: Annotated[float | None, typer.Option("--lr", "--max_lr", help="Peak learning rate.")] = None,
     steps: Annotated[
-        int | None,
-        typer.Option("--steps", "--max_steps", help="Steps; with --out, more than a finished run had extends it."),
+        int | None, typer.Option("--steps", "--max_steps", help="Steps; with --out, more than before extend a finished run.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides weights, frames, data order and dropout.")] = None,
     out_dir: Annotated[
         Path | None, typer.Option("--out", "--out_dir", help="Run directory; by default one named by the config.")
     ] = None,
     init_from: Annotated[Path | None, typer.Option(help="Start from the best weights of this run, or this checkpoint.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Start from a run's config.json instead of a budget.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting by dotted path; may be repeated.")
-    ] = None,
-    notify: Notify = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse to resume in a setting that changes the bits.")] = False,
     exact_step: Annotated[int | None, typer.Option(help="Resume from this step's checkpoint or not at all.")] = None,
-    no_preflight: Annotated[bool, typer.Option("--no-preflight", help="Skip the check of memory and disk.")] = False,
-    track: Track = None,
     model_type: Annotated[
         str | None, typer.Option("--model_type", help="The old script's flag: baseline, oelm_v2, oelm_random; budget paper.")
     ] = None,
+    *,
+    shared: Training,
 ) -> None:
-    """Train a GPT, or continue, extend or find finished the run that the same command started."""
+    """Train a GPT. Rerun to resume, or to extend a finished run."""
     quiet_unless_first()
     # Before anything heavy is loaded: a signal during start-up shall end as well as one during training.
     with stoppable() as stop, shown_warnings():
-        from oelm.experiments.notify import notifying_of
-        from oelm.train.run import Options
-        from oelm.train.track import tracker_named
-
-        tracker = tracker_named(track)
         chosen: dict[str, Any] = {
             "method": _method_name(method, model_type),
             "data.source": _source(data, text),
             "data.tokenizer": tokenizer,
             "optim.lr": lr,
             "steps": steps,
-            "seed": seed,
+            "seed": shared.seed,
         }
-        if config is not None and budget is not None:
+        if shared.config is not None and shared.budget is not None:
             raise ConfigError("--config and --budget both set the size of it all; give one of them")
-        budget = budget or ("paper" if model_type else "laptop")
-        run_config = _config(config, budget, chosen, overrides or [], init_from)
-        size = budget if config is None else "custom"
-        path = out_dir or Path("outputs") / "train" / size / run_config.variant / f"seed-{run_config.seed}"
-        out.print(f"run directory: {path}", soft_wrap=True)
-        options = Options(strict=strict, exact_step=exact_step, preflight=not no_preflight)
-        with notifying_of(path, notify if own_rank() == 0 else None):
-            train_one(run_config, path, _perplexities, stop=stop, options=options, track=tracker)
+        budget = shared.budget or ("paper" if model_type else "laptop")
+        config = _config(shared.config, budget, chosen, shared.overrides or [], init_from)
+        path = out_dir or default_place("train", budget, config, shared)
+        train_one(config, path, _perplexities, shared, stop=stop, exact_step=exact_step)
 
 
 def _perplexities(figures: dict[str, Any]) -> str:

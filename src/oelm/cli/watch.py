@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.shell import Notify, err, out, printable, reported, shown_warnings, stoppable
+from oelm.cli.options import Notify
+from oelm.cli.shell import err, out, printable, reported, shown_warnings, stoppable
 from oelm.errors import ConfigError, OelmError
 
 if TYPE_CHECKING:

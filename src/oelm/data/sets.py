@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from typing import Literal
 
 from oelm.data.tokens import Split
-from oelm.errors import DataError
+from oelm.errors import DataError, suggest
 
 # Python source that is on this machine already, and what it is; they need neither a network nor files.
 BUILT_IN = {
@@ -185,10 +184,8 @@ def unknown_set(name: str) -> DataError:
     if name in TASKS:
         return DataError(f"{name} is a task for classifiers, not text for language models: oelm finetune --task {name}")
     known = [*BUILT_IN, *CORPORA, *TASKS]
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f" (did you mean '{near[0]}'?)" if near else ""
     return DataError(
-        f"no data set called {name!r}{hint}: `oelm data list` shows those with a name ({', '.join(known)}); "
+        f"no data set called {name!r}{suggest(name, known)}: `oelm data list` shows those with a name ({', '.join(known)}); "
         "or give the path of a text file, a .jsonl, a .parquet, a folder of text, or a prepared token set"
     )
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from typing import Any
 
-from oelm.errors import ConfigError
+from oelm.errors import ConfigError, suggest
 
 # The recipe that took the baseline past the 5-gram soonest (docs/log.md). Muon trains the layers' matrices at 5 x lr.
 _SMALL_RECIPE: dict[str, Any] = {
@@ -136,7 +135,5 @@ def classifier_settings(budget: str, *, model: str | None) -> dict[str, Any]:
 
 def _settings(budgets: dict[str, dict[str, Any]], budget: str) -> dict[str, Any]:
     if budget not in budgets:
-        near = difflib.get_close_matches(budget, BUDGETS, n=1)
-        hint = f" (did you mean '{near[0]}'?)" if near else ""
-        raise ConfigError(f"unknown budget {budget!r}{hint}; there are: {', '.join(BUDGETS)}")
+        raise ConfigError(f"unknown budget {budget!r}{suggest(budget, BUDGETS)}; there are: {', '.join(BUDGETS)}")
     return copy.deepcopy(budgets[budget])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from oelm.errors import ConfigError
+from oelm.errors import ConfigError, suggest
 from oelm.experiments.yamlfile import read_yaml
 from oelm.strict import Strict
 
@@ -89,10 +88,9 @@ def cluster_config(changes: dict[str, Any]) -> ClusterConfig:
     known = list(ClusterConfig.model_fields)
     for key in file.data if file is not None else ():
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
+            hint = suggest(str(key), known) or f"; known keys: {', '.join(known)}"
             assert file is not None
-            raise ConfigError(f"{file.where(str(key))}: unknown key '{key}' ({hint})")
+            raise ConfigError(f"{file.where(str(key))}: unknown key '{key}'{hint}")
     said = {key: value for key, value in changes.items() if value is not None}
     data: dict[str, Any] = {**(file.data if file is not None else {}), **said}
     if isinstance(data.get("modules"), list):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from oelm.errors import ArchiveError, ConfigError, DataError
+from oelm.errors import ArchiveError, ConfigError, DataError, suggest
 from oelm.experiments.inventory import (
     CHECKPOINT_FILES,
     POINTERS,
@@ -49,8 +48,7 @@ def find_runs(root: Path, names: Iterable[str]) -> list[Path]:
         places = [_absolute(Path(name)), _absolute(root / name)]
         runs = [run for run in every if any(_absolute(run).is_relative_to(place) for place in places)]
         if not runs or not name:
-            near = difflib.get_close_matches(name, sorted({run.relative_to(root).parts[0] for run in every}), n=1)
-            hint = f" (did you mean '{near[0]}'?)" if near else ""
+            hint = suggest(name, sorted({run.relative_to(root).parts[0] for run in every}))
             raise ConfigError(f"{name!r} is no experiment and no run under {root}{hint}")
         found.update(runs)
     return sorted(found)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from oelm.errors import ConfigError, DataError
+from oelm.errors import ConfigError, DataError, suggest
 from oelm.experiments.earlier import TIMING, read_earlier
 from oelm.experiments.imported import FormatName, SourceRun
-from oelm.experiments.registry import nearest
 from oelm.train.track import Tracked, read_events, read_trackio, read_wandb
 
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)
@@ -57,7 +56,7 @@ class Columns:
         """Return the columns of a table by what they are; DataError where one that was given is not in it."""
         for column in self.given.values():
             if column not in header:
-                raise DataError(f"{where}: no column {column!r}{nearest(column, header)}; it has: {', '.join(header)}")
+                raise DataError(f"{where}: no column {column!r}{suggest(column, header)}; it has: {', '.join(header)}")
         found = {key: name for key, names in _USUAL.items() for name in reversed(names) if name in header}
         if {"metric", "value"} <= {*header}:
             found |= {"metric": "metric", "value": "value"}

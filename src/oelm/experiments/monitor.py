@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 import functools
 import json
 import math
@@ -18,7 +17,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from oelm.errors import ConfigError, RunDirError
+from oelm.errors import ConfigError, RunDirError, suggest
 from oelm.names import NAME
 from oelm.train.status import HEARTBEAT_S, STATUS, Metric, Status
 
@@ -61,6 +60,13 @@ class RunView:
     @property
     def name(self) -> str:
         return f"{self.experiment}/{self.budget}/{self.variant}/seed-{self.seed}"
+
+    @property
+    def log(self) -> Path | None:
+        """The file that says most about the run: its own log, or its process's output if it failed before it began."""
+        never_began = self.state in ("failed", "dead") and (self.status is None or self.status.step == 0)
+        names = ("console.log", "training.log") if never_began else ("training.log", "console.log")
+        return next((self.path / name for name in names if _size(self.path / name) > 0), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,9 +283,8 @@ def choose(root: Path, names: Collection[str], *, groups: Mapping[str, Collectio
     for name in names:
         found = ({name.lower()} if name.lower() in there else by_group.get(name.lower(), set())) & there.keys()
         if not found:
-            near = difflib.get_close_matches(name.lower(), there, n=1, cutoff=0.5)
-            hint = f"did you mean '{there[near[0]]}'?" if near else f"there are: {', '.join(sorted(there.values())) or 'none'}"
-            raise ConfigError(f"no runs of {name!r} under {root}; {hint}")
+            hint = suggest(name, there.values()) or f"; there are: {', '.join(sorted(there.values())) or 'none'}"
+            raise ConfigError(f"no runs of {name!r} under {root}{hint}")
         chosen |= {there[key] for key in found}
     return sorted(chosen)
 
@@ -368,3 +373,10 @@ def queue_seconds(seconds: Iterable[float], slots: int) -> float:
         first = min(range(len(ends)), key=ends.__getitem__)
         ends[first] += length
     return max(ends)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

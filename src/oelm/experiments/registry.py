@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -13,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from oelm.errors import ConfigError
+from oelm.errors import ConfigError, suggest
 from oelm.experiments.budget import BUDGETS
 from oelm.experiments.yamlfile import YamlFile, parse_yaml, read_yaml
 from oelm.files import dump_json
@@ -23,7 +21,7 @@ from oelm.strict import Strict
 # A file of this name in the working folder is read without being asked for.
 OWN_CATALOG = "experiments.yaml"
 ALL = "all"
-# What `oelm train`, `oelm finetune`, `oelm demo` and the import of others' runs keep beside experiments.
+# What `oelm train`, `oelm finetune`, earlier versions of `oelm demo` and the import of others' runs keep beside experiments.
 _TAKEN = {"train", "finetune", "demo", "imported", "bench"}
 # What an entry says of itself alone, so that `extends` does not hand it on.
 _OWN = ("title", "reported", "note", "extends")
@@ -139,7 +137,7 @@ class Catalog:
 
     def _unknown(self, name: str) -> ConfigError:
         groups = self.groups()
-        hint = nearest(name, [*self.experiments, *groups])
+        hint = suggest(name, [*self.experiments, *groups])
         named = ", ".join(self.named_groups())
         return ConfigError(f"no experiment or group called {name!r}{hint}; `oelm list` shows them, groups are: {named}")
 
@@ -155,20 +153,6 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a question with the nearest of known names, whatever its case; '' where nothing is near."""
-    by_case = {text.lower(): text for text in known}
-    # GPT2 is GPT-02.
-    alike = [text for text in by_case if _plain(text) == _plain(name)]
-    near = alike or difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=0.5)
-    return f" (did you mean '{by_case[near[0]]}'?)" if near else ""
-
-
-def _plain(name: str) -> str:
-    """Return a name without what is easily left out: signs, and zeros before a number."""
-    return re.sub(r"[^a-z0-9]|(?<![0-9])0+(?=[0-9])", "", name.lower())
 
 
 def load_catalog(extra: Path | None = None) -> Catalog:
@@ -248,7 +232,7 @@ def _check_entry(source: YamlFile, name: str, entry: Any, *, taken: dict[str, st
     known = [key for key in Experiment.model_fields if key not in ("id", "where")] + ["extends"]
     for key in entry:
         if key not in known:
-            hint = nearest(key, known) or f"; known keys: {', '.join(known)}"
+            hint = suggest(key, known) or f"; known keys: {', '.join(known)}"
             raise ConfigError(f"{source.where(name, key)}: {name}: unknown key '{key}'{hint}")
     at = entry.get("at")
     # Of another type, they are refused with the rest of the entry.
@@ -279,7 +263,7 @@ def _extended(name: str, entries: dict[str, tuple[YamlFile, dict[str, Any]]], *,
         return own
     where = source.where(name, "extends")
     if not isinstance(parent, str) or parent not in entries:
-        raise ConfigError(f"{where}: {name} extends {parent!r}, which is not there{nearest(str(parent), entries)}")
+        raise ConfigError(f"{where}: {name} extends {parent!r}, which is not there{suggest(str(parent), entries)}")
     if parent in (*seen, name):
         raise ConfigError(f"{where}: extends goes in a circle: {' -> '.join((*seen, name, parent))}")
     if len(seen) == _MAX_EXTENDS:
@@ -354,7 +338,7 @@ def _parse(source: YamlFile, name: str, merged: dict[str, Any]) -> Experiment:
             message = "missing, and it has no default"
         if error["type"] == "extra_forbidden":
             known = (Criterion if keys[0] == "criterion" else Reported).model_fields
-            message = f"unknown key{nearest(keys[-1], known) or '; known keys: ' + ', '.join(known)}"
+            message = f"unknown key{suggest(keys[-1], known) or '; known keys: ' + ', '.join(known)}"
         if keys[:1] == ("method",):
             message, keys = "must be the name of a preset, or a mapping", keys[:1]
         if error["loc"][:1] == ("at",) and len(keys) > 1 and keys[1] not in BUDGETS:
@@ -368,7 +352,7 @@ def _check_references(experiments: dict[str, Experiment]) -> None:
         if experiment.baseline is None:
             continue
         if experiment.baseline not in experiments:
-            hint = nearest(experiment.baseline, experiments)
+            hint = suggest(experiment.baseline, experiments)
             raise ConfigError(f"{experiment.where}: {experiment.id}: no baseline called {experiment.baseline!r}{hint}")
         other = experiments[experiment.baseline]
         if other.kind != experiment.kind or other.baseline is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import difflib
 import hashlib
 import re
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from oelm.errors import ClusterError, ConfigError
+from oelm.errors import ClusterError, ConfigError, suggest
 from oelm.experiments.cluster import ClusterConfig
 from oelm.experiments.plan import PlannedRun
 from oelm.experiments.sbatch import runs_script, single_script
@@ -83,8 +82,7 @@ def check_partition(config: ClusterConfig) -> None:
     for name in (config.partition, config.cpu_partition):
         for part in name.split(",") if name is not None else ():
             if part not in there:
-                near = difflib.get_close_matches(part, there, n=1)
-                hint = f" (did you mean '{near[0]}'?)" if near else ""
+                hint = suggest(part, there)
                 raise ConfigError(
                     f"--partition {part}: this cluster has no such partition{hint}; there are: {', '.join(there)}"
                 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
@@ -10,7 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator, model_validator
 from torch import Tensor
 
-from oelm.errors import MethodError
+from oelm.errors import MethodError, suggest
 from oelm.method.frames import orthonormalize, polar, rotated, sample_frames, sample_gaussian, sample_global_frame
 from oelm.method.kind import COUNTED_LAYERS, Kind, layers_problem, method_kind, selects_layer
 
@@ -308,9 +307,7 @@ def resolve_method(method: Method | str) -> Method:
         return method
     if method in PRESETS:
         return PRESETS[method]
-    near = difflib.get_close_matches(method, PRESETS, n=1)
-    hint = f" (did you mean '{near[0]}'?)" if near else ""
-    raise MethodError(f"unknown method {method!r}{hint}; presets: {', '.join(PRESETS)}")
+    raise MethodError(f"unknown method {method!r}{suggest(method, PRESETS)}; presets: {', '.join(PRESETS)}")
 
 
 def method_name(method: Method) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from oelm.experiments.fair import is_tuned_alone
 from oelm.report.collect import Arm, ArmKey, common_split
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
-from oelm.report.findings import DEMO, Findings, Pair, gap_between, has_short_conv, label, on_architecture
+from oelm.report.findings import Findings, Pair, gap_between, has_short_conv, label, on_architecture
 from oelm.report.kinds import CLASSES, change_later, class_of, learning_in_qk, pair_text
 from oelm.report.plots import forest_by_set
 from oelm.report.stats import LEVEL
@@ -209,9 +209,8 @@ def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:
     names: dict[ArmKey, str] = {}
     for pair in pairs:
         arm = pair.arm
-        # What was tuned and what was not have baselines of their own: in one column they would look alike. The demo's variants
-        # are its methods.
-        is_alone = arm.experiment == DEMO or (_is_plain(arm) and len(plain[_family(pair)]) == 1)
+        # What was tuned and what was not have baselines of their own: in one column they would look alike.
+        is_alone = _is_plain(arm) and len(plain[_family(pair)]) == 1
         # Of several sweeps on one data set the digests tell which is whose.
         told = arm.variant if _is_plain(arm) else arm.shown
         more = [arm.budget] * has_budgets + [told] * (not is_alone)

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oelm.dotted import flatten
-from oelm.errors import ConfigError, DataError
+from oelm.errors import ConfigError, DataError, suggest
 from oelm.experiments.budget import BUDGETS
 from oelm.experiments.fair import is_tuned_alone
 from oelm.experiments.imported import IMPORTED, ImportedRun, load_imported, run_path, studies
 from oelm.experiments.monitor import RunView, look_at, scan
-from oelm.experiments.registry import nearest
 from oelm.files import read_json
 from oelm.method.kind import starts_otherwise, tops_otherwise
 from oelm.report.computed import COMPUTED_WITH, computed_with, known_differences, sittings_with
@@ -265,7 +264,7 @@ def _check_budgets(wanted: Some[str], found: set[str]) -> None:
     for budget in wanted:
         if budget not in known:
             names = ", ".join((*BUDGETS, *sorted(found - {*BUDGETS})))
-            raise ConfigError(f"no budget called {budget!r}{nearest(budget, known)}; there are: {names}")
+            raise ConfigError(f"no budget called {budget!r}{suggest(budget, known)}; there are: {names}")
 
 
 def read_run(view: RunView) -> Run:

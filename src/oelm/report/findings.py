@@ -27,8 +27,6 @@ from oelm.report.stats import Interval, document_log_ratio, example_difference, 
 from oelm.report.words import Words
 from oelm.train.records import Split
 
-DEMO = "demo"
-
 
 @dataclass(frozen=True)
 class PairedGap:
@@ -237,9 +235,7 @@ def _comparable(arm: Arm, baseline: Arm, experiment: Experiment | None) -> bool:
 
 
 def baseline_key(arm: Arm, catalog: Catalog) -> ArmKey | None:
-    """Return where an arm's baseline is; the demo's arms lie side by side, where an experiment has its variants."""
-    if arm.experiment == DEMO:
-        return None if arm.variant == "baseline" else (arm.experiment, arm.budget, "baseline")
+    """Return where an arm's baseline is."""
     experiment = catalog.experiments.get(arm.experiment)
     return (experiment.baseline, arm.budget, arm.variant) if experiment is not None and experiment.baseline else None
 
@@ -274,20 +270,16 @@ def split_text(split: Split, words: Words) -> str:
 
 
 def _is_variant(arm: Arm) -> bool:
-    return arm.experiment != DEMO and arm.variant != "default"
+    return arm.variant != "default"
 
 
 def label(arm: Arm) -> str:
     """Return how an arm is called in tables and pictures."""
-    if arm.experiment == DEMO:
-        return arm.variant
     return arm.experiment if arm.variant == "default" else f"{arm.experiment} ({arm.shown})"
 
 
 def method_of(arm: Arm, catalog: Catalog) -> str | None:
     """Return the name of an arm's method; None where it is one of the user's own, which has no name."""
-    if arm.experiment == DEMO:
-        return arm.variant
     experiment = catalog.experiments.get(arm.experiment)
     return experiment.method if experiment is not None and isinstance(experiment.method, str) else None
 

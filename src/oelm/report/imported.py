@@ -15,9 +15,9 @@ from typing import Any, Literal, get_args
 from pydantic import ValidationError
 
 from oelm.decimals import fixed
-from oelm.errors import ConfigError, DataError
+from oelm.errors import ConfigError, DataError, suggest
 from oelm.experiments.imported import IMPORTED, ImportedRun, run_path
-from oelm.experiments.registry import Criterion, nearest
+from oelm.experiments.registry import Criterion
 from oelm.report.collect import ImportedStudy, collect_imported, mean_figure
 from oelm.report.document import Block, Cell, Mark, Section, Table, Text
 from oelm.report.stats import LEVEL, interval_text, level_text
@@ -120,7 +120,7 @@ def _figure(run: ImportedRun, question: Question) -> float:
     if question.metric not in run.curves:
         raise DataError(
             f"{run.study}: {run.arm}, seed {run.seed}, has no metric {question.metric!r}"
-            f"{nearest(question.metric, run.curves)}; it has {', '.join(run.curves) or 'none'}"
+            f"{suggest(question.metric, run.curves)}; it has {', '.join(run.curves) or 'none'}"
         )
     values = [value for _, value in run.curves[question.metric]]
     best = min(values) if question.is_ratio else max(values)
@@ -187,7 +187,7 @@ def _known(baseline: str | None, figures: Figures) -> str:
     if baseline is None:
         raise ConfigError(f"name the arm that the others are compared with: --baseline, one of {', '.join(figures)}")
     if baseline not in figures:
-        raise ConfigError(f"no arm is called {baseline!r}{nearest(baseline, figures)}; the arms are: {', '.join(figures)}")
+        raise ConfigError(f"no arm is called {baseline!r}{suggest(baseline, figures)}; the arms are: {', '.join(figures)}")
     return baseline
 
 
@@ -450,7 +450,7 @@ def _rows(frame: Any, columns: Iterable[str]) -> list[dict[str, Any]]:
         for column in columns:
             if column not in row:
                 raise ConfigError(
-                    f"row {number}: no column {column!r}{nearest(column, map(str, row))}; it has: {', '.join(row)}"
+                    f"row {number}: no column {column!r}{suggest(column, map(str, row))}; it has: {', '.join(row)}"
                 )
     return [dict(row) for row in rows]
 
@@ -494,7 +494,7 @@ def named_study(paths: Sequence[Path]) -> tuple[ImportedStudy, list[str]] | None
     wanted = [place[2] for place in places if place is not None]
     for folder, path in zip(wanted, paths, strict=True):
         if folder is not None and folder not in folders:
-            raise ConfigError(f"{path}: no such arm{nearest(folder, folders)}; the arms are: {', '.join(folders)}")
+            raise ConfigError(f"{path}: no such arm{suggest(folder, folders)}; the arms are: {', '.join(folders)}")
     return study, list(study.arms) if None in wanted else [folders[folder] for folder in wanted if folder is not None]
 
 

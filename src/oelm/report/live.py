@@ -26,7 +26,6 @@ from oelm.report.build import Report, report_on
 from oelm.report.classes import gap_charts
 from oelm.report.collect import Run, arms_of, read_run
 from oelm.report.document import Block, Cell, Chart, Document, Mark, Section, Table, Text
-from oelm.report.findings import DEMO
 from oelm.report.learning import band
 from oelm.report.plain import on_one_line
 from oelm.report.plots import curves
@@ -287,8 +286,6 @@ def _gap_cell(gap: Gap | None, words: Words) -> Cell:
 
 
 def _arm_name(view: RunView) -> str:
-    if view.experiment == DEMO:
-        return view.variant
     return view.experiment if view.variant == "default" else f"{view.experiment} ({view.variant})"
 
 
@@ -379,15 +376,14 @@ def _learning_section(moment: Moment, words: Words) -> Section | None:
     families: dict[tuple[str, str, str], list[RunView]] = {}
     for view in moment.views:
         baseline = moment.baselines.get(view.experiment, view.experiment)
-        variant = "" if view.experiment == DEMO else view.variant
-        families.setdefault((baseline, view.budget, variant), []).append(view)
+        families.setdefault((baseline, view.budget, view.variant), []).append(view)
     ordered = sorted(families.items(), key=lambda item: not any(view.state in ALIVE for view in item[1]))
     blocks: list[Block] = []
     for number, ((baseline, budget, variant), views) in enumerate(ordered):
         if len(blocks) >= (_MOST_FAMILIES if len(moment.views) <= _MOST_RUNS else _FAMILIES_OF_MANY):
             blocks.append(Text(words("pictures.left_out", count=len(ordered) - number), "note"))
             break
-        name = baseline if variant in ("", "default") else f"{baseline} ({variant})"
+        name = baseline if variant == "default" else f"{baseline} ({variant})"
         chart = _curves(f"learning-{number}", views, words("learning.caption", baseline=name, budget=budget), words, baseline)
         blocks += [chart] if chart is not None else []
     if not any(isinstance(block, Chart) for block in blocks):

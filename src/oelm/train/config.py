@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import math
@@ -15,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import to_jsonable_python
 
 from oelm.dotted import flatten
-from oelm.errors import ConfigError
+from oelm.errors import ConfigError, suggest
 from oelm.files import dump_json, read_json
 from oelm.method.gain import rank_within
 from oelm.method.method import Method, method_name, resolve_method
@@ -270,8 +269,9 @@ def nearest_key(kind: type[BaseModel], path: list[Any]) -> str:
     known = _known_keys(kind, path[:-1])
     # A right name in the wrong place ('lr' for 'optim.lr') is nearer than a similar one.
     nested = [f"{outer}.{path[-1]}" for outer in kind.model_fields if path[-1] in _known_keys(kind, [outer])]
-    near = nested or difflib.get_close_matches(str(path[-1]), known, n=1)
-    return f" (did you mean '{near[0]}'?)" if near else f"; known keys: {', '.join(known)}"
+    if nested:
+        return f" (did you mean '{nested[0]}'?)"
+    return suggest(str(path[-1]), known) or f"; known keys: {', '.join(known)}"
 
 
 def _known_keys(model: type[BaseModel], path: list[Any]) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.options import CatalogFile
+from oelm.cli.options import CatalogFile, grouped
 from oelm.cli.shell import echo, err, out, printable, reported
 from oelm.cli.streams import ReaderLeftError
 from oelm.errors import ConfigError, suggest
@@ -25,20 +25,39 @@ _WIDE = 120
 _NARROW_VERDICTS = (8, 11, 4, 5)
 _LONGEST_NAME = 16
 
-Metric = Annotated[str | None, typer.Option(help="Imported runs: the metric to compare, such as eval_loss.")]
-Baseline = Annotated[str | None, typer.Option(help="Imported runs: the arm that the others are compared with.")]
-AtMost = Annotated[
-    str | None, typer.Option(help="Imported runs: the bound, 1.05x (perplexity) or 2pt (points of accuracy lost).")
-]
-As = Annotated[
-    str | None, typer.Option("--as", help="How to compare it: loss, perplexity, accuracy or percent; else by its name.")
-]
-Take = Annotated[str, typer.Option(help="Of each imported run: its best value, or its last.")]
-Planned = Annotated[int, typer.Option(min=1, help="Seeds planned for a verdict on imported runs.")]
 Roots = Annotated[list[Path] | None, typer.Option("--out", help="Where runs are; may be repeated. Default: outputs.")]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of imported runs: the options that `oelm report` and `oelm compare` share."""
+
+    metric: Annotated[str | None, typer.Option(help="Imported runs: the metric to compare, such as eval_loss.")] = None
+    baseline: Annotated[str | None, typer.Option(help="Imported runs: the arm that the others are compared with.")] = None
+    at_most: Annotated[
+        str | None, typer.Option(help="Imported runs: the bound, 1.05x (perplexity) or 2pt (points of accuracy lost).")
+    ] = None
+    scale: Annotated[
+        str | None, typer.Option("--as", help="How to compare it: loss, perplexity, accuracy or percent; else by its name.")
+    ] = None
+    take: Annotated[str, typer.Option(help="Of each imported run: its best value, or its last.")] = "best"
+    planned: Annotated[int, typer.Option(min=1, help="Seeds planned for a verdict on imported runs.")] = 5
+
+    def question(self) -> Question | None:
+        """Return what is asked; None where nothing is."""
+        from oelm.report.imported import parse_question
+
+        if self.metric is not None:
+            return parse_question(**asdict(self))
+        if (self.baseline, self.at_most, self.scale) != (None, None, None):
+            raise ConfigError(
+                "--baseline, --at-most and --as are about imported runs: add --metric, such as --metric eval_loss"
+            )
+        return None
+
+
 @reported
+@grouped
 def report(
     ids: Annotated[
         list[str] | None, typer.Argument(metavar="[ID...]", help="Experiments or groups; default: all runs.")
@@ -53,20 +72,16 @@ def report(
     budget: Annotated[list[str] | None, typer.Option(help="Only this budget; may be repeated.")] = None,
     roots: Roots = None,
     catalog: CatalogFile = None,
-    metric: Metric = None,
-    baseline: Baseline = None,
-    at_most: AtMost = None,
-    scale: As = None,
-    take: Take = "best",
-    planned: Planned = 5,
+    *,
+    asked: Asked,
 ) -> None:
     """Report on recorded runs: verdicts with intervals, what freezing costs and saves, and what was claimed before."""
     from oelm.experiments.registry import load_catalog
     from oelm.report.build import build_report
 
     _check_language(lang)
-    question = _question(metric, baseline, at_most, scale, take, planned)
-    if question is not None and baseline is None:
+    question = asked.question()
+    if question is not None and question.baseline is None:
         raise ConfigError("--metric judges imported runs against one of them: add --baseline ARM")
     files = {"--html": html, "--markdown": markdown, "--csv": csv, "--latex": latex}
     if (table or picture) and (given := next((name for name, path in files.items() if path is not None), None)):
@@ -97,21 +112,6 @@ def _check_language(lang: str) -> None:
 
     if lang not in LANGUAGES:
         raise ConfigError(f"--lang {lang!r}: there are {', '.join(LANGUAGES)}")
-
-
-def _question(
-    metric: str | None, baseline: str | None, at_most: str | None, scale: str | None, take: str, planned: int
-) -> Question | None:
-    """Return what is asked of imported runs; None where nothing is."""
-    from oelm.report.imported import parse_question
-
-    if metric is None:
-        if baseline is not None or at_most is not None or scale is not None:
-            raise ConfigError(
-                "--baseline, --at-most and --as are about imported runs: add --metric, such as --metric eval_loss"
-            )
-        return None
-    return parse_question(metric, baseline=baseline, at_most=at_most, scale=scale, take=take, planned=planned)
 
 
 def _print_damages(made: Report) -> None:
@@ -248,14 +248,10 @@ def _write(document: Document, *, html: Path | None, markdown: Path | None, csv:
 
 
 @reported
+@grouped
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run folders; the first is the reference.")],
-    metric: Metric = None,
-    baseline: Baseline = None,
-    at_most: AtMost = None,
-    scale: As = None,
-    take: Take = "best",
-    planned: Planned = 5,
+    asked: Asked,
 ) -> None:
     """Set runs side by side: figures, what their configs differ in, and the gap to the first, with an interval over seeds.
 
@@ -267,18 +263,17 @@ def compare(
 
     named = named_study(runs)
     if named is None:
-        if _question(metric, baseline, at_most, scale, take, planned) is not None:
+        if asked.question() is not None:
             raise ConfigError(
                 "--metric and --at-most are for imported runs; our own are judged by `oelm report`, by the catalog"
             )
         table, remarks = compare_runs(runs)
     else:
         study, arms = named
-        if metric not in study.metrics:
+        if (metric := asked.metric) not in study.metrics:
             found = "" if metric is None else f", and {metric!r} is none of them{suggest(metric, study.metrics)}"
             raise ConfigError(f"imported runs are compared by --metric, one of {', '.join(study.metrics)}{found}")
-        baseline = baseline or (arms[0] if len(runs) > 1 else None)
-        question = _question(metric, baseline, at_most, scale, take, planned)
+        question = replace(asked, baseline=asked.baseline or (arms[0] if len(runs) > 1 else None)).question()
         assert question is not None
         judged, table, remarks = compare_imported(study, question, Words("en"), only=arms)
         out.print(table.caption, soft_wrap=True)

@@ -14,9 +14,8 @@ from oelm.report.baselines import floors
 from oelm.report.build import build_report
 from oelm.report.collect import Arm
 from oelm.report.findings import is_uniform, method_of
-from oelm.report.ladder import compared
 from oelm.report.stats import share_kept
-from oelm.report.verdicts import Judged, decided_by
+from oelm.report.verdicts import JudgedPair, decided_by
 from oelm.report.words import Words
 
 STUDY = Path(__file__).resolve().parent.parent / "results" / "study"
@@ -83,15 +82,13 @@ def table(lang: str) -> list[list[str]]:
 
 
 def _stored(arm: Arm) -> str:
-    audit = arm.runs[0].audit
-    assert audit is not None
-    return f"{audit.total:,}"
+    return f"{arm.first.audit.total:,}"
 
 
-def _row(row: Judged, floor: Arm | None, timings: dict[str, TimingRecord], texts: dict[str, str], lang: str) -> list[str]:
+def _row(row: JudgedPair, floor: Arm | None, timings: dict[str, TimingRecord], texts: dict[str, str], lang: str) -> list[str]:
     pair, words, catalog = row.pair, Words(lang), load_catalog()
     arm, _, data = pair.arm.experiment.partition(".")
-    gap = decided_by(row, words)[1] or compared(pair.arm, pair.baseline, pair.split)[1]
+    gap = decided_by(row, words).text
     share = None
     if floor is not None and not is_uniform(pair.arm):
         share = share_kept(pair.arm.on(pair.split), pair.baseline.on(pair.split), floor.on(pair.split))

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from oelm.report.build import Report, build_report
-from oelm.report.document import Document
+from oelm.report.document import Chart, Document
 from oelm.report.html import render_html
-from oelm.report.ladder import ratio_text
-from oelm.report.stats import paired_log_ratio
+from oelm.report.stats import interval_text, paired_log_ratio
 from oelm.report.verdict import Looks
 from oelm.report.verdicts import record_looks
 from tests.experiments.recorded import status_of
@@ -83,7 +82,7 @@ def test_one_seed_gives_a_gap_and_no_interval(tmp_path: Path) -> None:
     (row,) = rows(document, "verdicts")
     assert row["verdict"] == "one seed: none"
     assert row["gap [interval]"] == f"{100 * (1.02 * 1.001 - 1):+.1f}%" and row["sensitivity [95%]"] == ""
-    assert "forest-ppl" not in {getattr(block, "name", "") for block in section(document, "verdicts").blocks}
+    assert not any(isinstance(block, Chart) for block in section(document, "answer").blocks)
 
 
 def test_seeds_that_all_agree_are_one_seed_told_several_times(tmp_path: Path) -> None:
@@ -108,7 +107,7 @@ def test_smoke_never_gets_a_verdict(tmp_path: Path) -> None:
     assert cells(document, "verdicts", "verdict")[0].text == "smoke: never a result"
     assert not report.judged[0].judgement.is_look
     assert "0 pass" not in everything(document) and "None can be given a verdict" in texts(document, "verdicts")[0]
-    assert {row["verdict"] for row in values(document, "forest-ppl")} == {"smoke: never a result"}
+    assert "answer" not in names(document)
     assert {row["measured"] for row in rows(document, "reported")} == {"not measured"}
 
 
@@ -235,8 +234,8 @@ def test_the_interval_that_is_shown_is_the_one_that_decides(tmp_path: Path, lang
     for row, judged in zip(table(document, "verdicts").rows, report.judged, strict=True):
         decided = judged.judgement.interval
         assert decided is not None and decided.level == 0.975 and decided.low <= 1.05 < decided.high
-        assert row[4].text == ratio_text(decided) and row[10].text == "97.5%"
-    for point in values(document, "forest-ppl"):
+        assert row[4].text == interval_text(decided, "ppl") and row[10].text == "97.5%"
+    for point in values(document, "classes"):
         assert point["high"] > 1.05 and "97.5%" in point["text"]
     assert all("97.5%" in row[4].text for row in table(document, "classes").rows)
 
@@ -452,14 +451,13 @@ def test_a_report_takes_a_study_of_every_kind_at_once(tmp_path: Path) -> None:
     for experiment in ("SST-2-01", "SST-2-02", "MNLI-01", "MNLI-02"):
         write_arm(tmp_path, experiment, accuracies, data="sst2" if experiment.startswith("SST") else "mnli")
     expected = [
+        "answer",
         "verdicts",
         "classes",
         "baselines",
         "learning",
         "ladder",
-        "across",
         "costs",
-        "reach",
         "why",
         "reported",
         "repeat",

@@ -131,18 +131,18 @@ def test_one_table_is_printed_alone_as_markdown(study: Path) -> None:
     said = CliRunner().invoke(app, ["report", "--out", str(study), "--table", "classes"])
     assert said.exit_code == 0
     lines = said.output.strip().splitlines()
-    assert lines[0].startswith("| class | method |") and len(lines) == 2 + 4
+    assert lines[0].startswith("| method | class |") and len(lines) == 2 + 4
     # Verdicts seen in a table are verdicts seen.
     assert "GPT-02|laptop|default" in read_json(study / "looks.json")["looks"]
     chinese = CliRunner().invoke(app, ["report", "--out", str(study), "--table", "classes", "--lang", "zh"])
-    assert chinese.output.startswith("| 类别 | 方法 |")
+    assert chinese.output.startswith("| 方法 | 类别 |")
 
 
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
-        (["--table", "clases"], "--table 'clases' (did you mean 'classes'?): this report has verdicts"),
-        (["--picture", "clases"], "--picture 'clases' (did you mean 'classes'?): this report has forest-ppl"),
+        (["--table", "clases"], "--table 'clases' (did you mean 'classes'?): this report has classes"),
+        (["--picture", "clases"], "--picture 'clases' (did you mean 'classes'?): this report has classes"),
         (["--table", "classes", "--picture", "classes"], "one of them at a time"),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 
 import oelm
 from oelm.errors import ConfigError
-from oelm.report.collect import Arm, collect, load_runs
+from oelm.report.collect import Arm, FinishedRun, collect, load_runs
 from oelm.runs.records import Figures
 from tests.experiments.recorded import record
 from tests.report.synthetic import TOKENS_PER_STEP, Fate, audit_of, write_arm, write_plain, write_run
@@ -165,7 +165,7 @@ def test_a_run_that_is_not_done_gives_no_figure(tmp_path: Path, state: Any) -> N
 def test_a_killed_run_gives_no_figure(tmp_path: Path) -> None:
     run = write_run(tmp_path, "GPT-01", 0, Fate(ppl=30.0))
     edit(run / "status.json", status="running", host=socket.gethostname(), pid=2**22 + 1)
-    assert [(each.state, each.figures) for each in only_arm(tmp_path).unfinished] == [("dead", None)]
+    assert [(each.state, isinstance(each, FinishedRun)) for each in only_arm(tmp_path).unfinished] == [("dead", False)]
 
 
 BROKEN: dict[str, Any] = {

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from oelm.report.document import Cell, Document, Section, Table
-from oelm.report.plain import one_line
+from oelm.report.plain import on_one_line
 from oelm.report.tables import render_csv
 from tests.report.sample_document import ATTACKS, hostile_document, sample_document, verdicts
 
@@ -91,7 +91,7 @@ def test_figures_come_back_as_they_were(figure: str) -> None:
 
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_a_formula_is_text_to_a_spreadsheet(formula: str) -> None:
-    assert cell(formula) == f"'{one_line(formula)}"
+    assert cell(formula) == f"'{on_one_line(formula)}"
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -105,7 +105,7 @@ def test_no_field_begins_a_formula_or_holds_a_control_character(attack: str) -> 
 def test_every_text_stays_in_its_cell(attack: str) -> None:
     rows = read(next(iter(render_csv(hostile_document(ATTACKS[attack])).values())))
     assert [[field.removeprefix("'") for field in row] for row in rows] == [
-        [one_line(ATTACKS[attack]).removeprefix("'"), "b"],
-        [one_line(ATTACKS[attack]).removeprefix("'")] * 2,
-        ["x", one_line(ATTACKS[attack]).removeprefix("'")],
+        [on_one_line(ATTACKS[attack]).removeprefix("'"), "b"],
+        [on_one_line(ATTACKS[attack]).removeprefix("'")] * 2,
+        ["x", on_one_line(ATTACKS[attack]).removeprefix("'")],
     ]

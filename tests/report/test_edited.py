@@ -13,9 +13,9 @@ import pytest
 
 from oelm.method.method import PRESETS
 from oelm.report.build import Report, build_report
-from oelm.report.collect import read_run
+from oelm.report.collect import FinishedRun, read_run
 from oelm.report.document import Table, Text
-from oelm.report.verdicts import Judged
+from oelm.report.verdicts import JudgedPair
 from oelm.runs.find import look_at
 from tests.conftest import run_here, tiny_config
 from tests.report.synthetic import Fate, package_catalog, write_arm, write_lines, write_plain, write_run
@@ -35,7 +35,7 @@ def report(root: Path) -> Report:
     return build_report([root], package_catalog())
 
 
-def judged(root: Path) -> Judged:
+def judged(root: Path) -> JudgedPair:
     (row,) = report(root).judged
     return row
 
@@ -231,7 +231,7 @@ def test_a_step_evaluated_twice_is_refused(tmp_path: Path) -> None:
 def test_what_training_leaves_is_not_refused(text_file: Path, tmp_path: Path, method: str) -> None:
     run_here(tiny_config(text_file, steps=4, eval_every=2, save_every=2, method=method), tmp_path / "run")
     run = read_run(look_at(tmp_path / "run"))
-    assert run.problem == "" and run.is_finished
+    assert run.problem == "" and isinstance(run, FinishedRun)
 
 
 @pytest.mark.parametrize(("method", "is_frozen"), [("oelm_freeze", False), ("baseline", True), ("train_then_freeze", True)])

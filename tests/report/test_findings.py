@@ -13,7 +13,7 @@ from oelm.experiments.plan import make_config
 from oelm.experiments.registry import Catalog
 from oelm.files import read_json
 from oelm.report.collect import collect
-from oelm.report.findings import Findings, Pair, find, label, method_of, sweep_of
+from oelm.report.findings import Findings, Pair, find, label, method_of
 from tests.experiments.planned import PAIR, catalog_of
 from tests.experiments.recorded import record
 from tests.report.synthetic import package_catalog, write_arm, write_plain, write_sweep, write_tuned
@@ -209,7 +209,7 @@ def test_tuned_arms_without_a_readable_sweep_are_confounded(tmp_path: Path, cont
     write_tuned(tmp_path, "GPT-01", 3e-4)
     write_tuned(tmp_path, "GPT-02", 1e-3)
     pair = only_pair(tmp_path)
-    assert pair.confounded == ("optim.lr (0.001 / 0.0003)",) and sweep_of(pair.baseline, [tmp_path]) is None
+    assert pair.confounded == ("optim.lr (0.001 / 0.0003)",) and not found(tmp_path).sweeps.of(pair.baseline)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_perplexity_is_never_compared_with_accuracy(tmp_path: Path) -> None:
 def test_a_family_is_a_baseline_and_all_that_is_compared_with_it(tmp_path: Path) -> None:
     for experiment in ("GPT-01", "GPT-02", "GPT-03", "GPT-04", "GPT-05"):
         write_arm(tmp_path, experiment, [30.0] * 2, seeds=range(2))
-    families = {baseline.experiment: [pair.arm.experiment for pair in pairs] for baseline, pairs in found(tmp_path).families()}
+    families = {baseline.experiment: [pair.arm.experiment for pair in pairs] for baseline, pairs in found(tmp_path).families}
     assert families == {"GPT-01": ["GPT-02", "GPT-03"], "GPT-04": ["GPT-05"]}
 
 

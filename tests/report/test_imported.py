@@ -25,7 +25,7 @@ from oelm.report.build import build_report
 from oelm.report.collect import ImportedStudy, collect_imported
 from oelm.report.document import Table, Text
 from oelm.report.imported import Question, judge_arms, judge_study, parse_bound, parse_question
-from oelm.report.verdicts import Judged
+from oelm.report.verdicts import JudgedPair
 from tests.report.synthetic import write_arm
 
 RESULTS = Path(__file__).parents[2] / "results" / "variants"
@@ -74,7 +74,7 @@ ASKED = ("--metric", "eval_loss", "--baseline", "base", "--at-most", "1.05x")
 
 
 @pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Judged]:
+def originals(tmp_path_factory: pytest.TempPathFactory) -> list[JudgedPair]:
     """Our own verdicts on a recorded family, as a first look at it."""
     root = tmp_path_factory.mktemp("own")
     for name in FAMILY:
@@ -90,7 +90,9 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Judged]:
 
 
 @pytest.mark.parametrize("metric", ["val_loss", "val_ppl"])
-def test_copies_of_our_own_runs_get_the_verdicts_of_the_originals(metric: str, originals: list[Judged], tmp_path: Path) -> None:
+def test_copies_of_our_own_runs_get_the_verdicts_of_the_originals(
+    metric: str, originals: list[JudgedPair], tmp_path: Path
+) -> None:
     """Exported from metrics.jsonl to CSV as anybody would, imported, and judged: same verdict, interval and level."""
     assert {row.pair.split for row in originals} == {"val"} and len({row.judgement.planned for row in originals}) == 1
     arms = {row.pair.arm.experiment: row.pair.arm for row in originals} | {"GPT-01": originals[0].pair.baseline}

@@ -13,7 +13,7 @@ from scipy import stats
 
 from oelm.report.document import Chart, Table
 from oelm.report.stats import share_kept
-from tests.report.reading import english, rows, texts, values
+from tests.report.reading import english, names, rows, texts, values
 from tests.report.synthetic import write_arm
 
 BASE = [20.0, 20.2, 19.9, 20.1, 20.3]
@@ -80,7 +80,7 @@ def test_one_common_seed_gives_no_share() -> None:
 def test_the_report_opens_with_the_share_and_its_picture(tmp_path: Path) -> None:
     write_family(tmp_path)
     document = english(tmp_path)
-    assert document.sections[0].name == "kept"
+    assert document.sections[0].name == "answer" and "kept" in names(document)
     kinds = [type(block) for block in document.sections[0].blocks]
     assert kinds.index(Chart) < kinds.index(Table)
     (row,) = rows(document, "kept")
@@ -107,3 +107,23 @@ def test_where_attention_is_worth_little_the_point_is_faint_and_there_is_no_verd
     assert verdict == ("PASS" if is_worth else "UNFIT BASELINE: none")
     told = [text for text in texts(document, "verdicts") if "Attention is worth too little here" in text]
     assert bool(told) is not is_worth
+
+
+@pytest.mark.parametrize(
+    ("factor", "told"),
+    [
+        (1.01, "within the bound on every data set judged: oelm_freeze (pure)"),
+        (1.2, "beyond the bound on at least one: oelm_fr"),
+    ],
+)
+def test_the_answer_names_the_methods_that_meet_the_bound(tmp_path: Path, factor: float, told: str) -> None:
+    write_family(tmp_path, frozen=factor)
+    document = english(tmp_path)
+    assert texts(document, "answer")[0].startswith("Compared with baselines whose Q and K learn: " + told)
+    assert [row["method"] for row in rows(document, "classes")] == ["oelm_freeze", "uniform"]
+
+
+def test_before_anything_can_be_judged_the_answer_names_what_is_nearest(tmp_path: Path) -> None:
+    write_arm(tmp_path, "GPT-01", BASE[:2], seeds=range(2))
+    write_arm(tmp_path, "GPT-02", [1.1 * BASE[0], 1.101 * BASE[1]], seeds=range(2))
+    assert texts(english(tmp_path), "answer")[0].startswith("No method can be judged yet; closest so far")

@@ -99,32 +99,10 @@ def test_the_same_method_across_data_sets(tmp_path: Path) -> None:
     write_by_seed(tmp_path, "GPT-02", first)
     write_by_seed(tmp_path, "GPT-04", {0: 50.0, 1: 50.5, 2: 49.5}, data="openwebtext")
     write_by_seed(tmp_path, "GPT-05", second, data="openwebtext")
-    (row,) = rows(english(tmp_path), "across-ppl")
+    (row,) = rows(english(tmp_path), "classes")
     assert row["method"] == "oelm_freeze"
-    assert row["tinystories, laptop"] == ratio_by_hand(first, BASE)
-    assert row["openwebtext, laptop"] == ratio_by_hand(second, {0: 50.0, 1: 50.5, 2: 49.5})
-
-
-def test_across_data_sets_a_method_stands_for_its_arm_of_most_seeds(tmp_path: Path) -> None:
-    write_by_seed(tmp_path, "GPT-01", BASE)
-    write_by_seed(tmp_path, "GPT-02", LADDER["GPT-02"])
-    write_by_seed(tmp_path, "GPT-02-lr3e-4", {0: 77.0, 1: 78.0})
-    write_by_seed(tmp_path, "GPT-04", BASE, data="openwebtext")
-    write_by_seed(tmp_path, "GPT-05", LADDER["GPT-02"], data="openwebtext")
-    found = {row["method"]: row["tinystories, laptop"] for row in rows(english(tmp_path), "across-ppl")}
-    assert found["oelm_freeze"] == ratio_by_hand(LADDER["GPT-02"], BASE)
-
-
-def test_controls_and_variants_never_take_a_methods_place_across_data_sets(tmp_path: Path) -> None:
-    write_by_seed(tmp_path, "GPT-01", BASE)
-    write_by_seed(tmp_path, "GPT-02", LADDER["GPT-02"])
-    write_by_seed(tmp_path, "GPT-02-lr3e-4", {0: 77.0, 1: 78.0, 2: 79.0})
-    write_by_seed(tmp_path, "GPT-01-lean", {0: 66.0, 1: 67.0, 2: 68.0})
-    for experiment, figure in (("GPT-01", 20.0), ("GPT-02", 88.0)):
-        write_by_seed(tmp_path, experiment, {0: figure, 1: figure + 1, 2: figure + 3}, variant="dropout-0.1-abcd1234")
-    found = {row["method"]: row["tinystories, laptop"] for row in rows(english(tmp_path), "across-ppl")}
-    assert found["oelm_freeze"] == ratio_by_hand(LADDER["GPT-02"], BASE)
-    assert set(found) == {"oelm_freeze", "oelm_freeze, GPT-02-lr3e-4", "lean"}
+    assert row["tinystories"] == ratio_by_hand(first, BASE)
+    assert row["openwebtext"] == ratio_by_hand(second, {0: 50.0, 1: 50.5, 2: 49.5})
 
 
 def test_a_control_has_one_row_across_data_sets(tmp_path: Path) -> None:
@@ -133,4 +111,5 @@ def test_a_control_has_one_row_across_data_sets(tmp_path: Path) -> None:
         write_by_seed(tmp_path, baseline, BASE, data=data)
         write_by_seed(tmp_path, f"{baseline}-thin", thin, data=data, settings={"model.qk_dim": 4})
     gap = ratio_by_hand(thin, BASE)
-    assert rows(english(tmp_path), "across-ppl") == [{"method": "thin", "openwebtext, laptop": gap, "tinystories, laptop": gap}]
+    (row,) = rows(english(tmp_path), "classes")
+    assert (row["method"], row["openwebtext"], row["tinystories"]) == ("thin", gap, gap)

@@ -14,7 +14,7 @@ from markdown_it.token import Token
 from oelm.errors import MissingExtraError
 from oelm.report.document import Cell, Chart, Document, Section, Table, Text
 from oelm.report.markdown import render_markdown
-from oelm.report.plain import one_line
+from oelm.report.plain import on_one_line
 from tests.report.sample_document import ATTACKS, curves, hostile_document, sample_document, verdicts
 
 STARTS = [
@@ -65,13 +65,13 @@ def test_no_text_changes_the_structure(attack: str) -> None:
 @pytest.mark.parametrize("attack", [name for name in ATTACKS if name != "empty"])
 def test_every_text_is_shown_as_it_is(attack: str) -> None:
     markdown, _ = render_markdown(hostile_document(ATTACKS[attack]), "charts")
-    assert texts(markdown)[0] == one_line(ATTACKS[attack]) and texts(markdown)[-1] == one_line(ATTACKS[attack])
+    assert texts(markdown)[0] == on_one_line(ATTACKS[attack]) and texts(markdown)[-1] == on_one_line(ATTACKS[attack])
 
 
 @pytest.mark.parametrize("start", STARTS)
 def test_a_paragraph_stays_a_paragraph_however_it_begins(start: str) -> None:
     markdown, _ = render_markdown(only(Text(start)), "charts")
-    assert one_line(start) in texts(markdown) and structure(markdown) == structure(
+    assert on_one_line(start) in texts(markdown) and structure(markdown) == structure(
         render_markdown(only(Text("x")), "charts")[0]
     )
 
@@ -79,7 +79,7 @@ def test_a_paragraph_stays_a_paragraph_however_it_begins(start: str) -> None:
 @pytest.mark.parametrize("text", ["a\\|b", "\\\\|", "|", "`|`", "a\\", "\n|\n"])
 def test_a_cell_stays_in_its_column(text: str) -> None:
     markdown, _ = render_markdown(only(Table("t", "c", ("a", "b"), ((Cell(text), Cell("last")),))), "charts")
-    assert texts(markdown)[-3:-1] == [one_line(text), "last"]
+    assert texts(markdown)[-3:-1] == [on_one_line(text), "last"]
 
 
 COMMANDS = ["OMP_NUM_THREADS=1 oelm train --config 'a b/c_d/*.json'", "a\\_b", "$HOME <x> &amp; [y](z) ~~w~~ https://a.example"]
@@ -97,7 +97,7 @@ def test_a_command_can_be_typed_as_it_stands_in_the_file(command: str) -> None:
 def test_no_command_breaks_its_row(text: str) -> None:
     row = (Cell(text, is_code=True), Cell("last"))
     markdown, _ = render_markdown(only(Table("t", "c", ("a", "b"), (row,))), "charts")
-    assert texts(markdown)[-3:-1] == [one_line(text), "last"]
+    assert texts(markdown)[-3:-1] == [on_one_line(text), "last"]
 
 
 def test_no_html_comes_from_a_text() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oelm.report.plain import distinct_names, one_line, plain_text, plain_values
+from oelm.report.plain import distinct_names, on_one_line, plain_text, plain_values
 
 
 @pytest.mark.parametrize("text", ["plain", "\u51bb\u7ed3", "e\u0301", "\U0001f600", "a\tb\nc", "\u05e9\u05dc", "<&>'\"\\"])
@@ -23,7 +23,7 @@ def test_what_does_not_print_becomes_a_mark(bad: str) -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\u2028", "\u2029", "\x85"])
 def test_every_kind_of_line_end_is_one_newline(end: str) -> None:
-    assert plain_text(f"a{end}b") == "a\nb" and one_line(f" a{end}b ") == "a b"
+    assert plain_text(f"a{end}b") == "a\nb" and on_one_line(f" a{end}b ") == "a b"
 
 
 @given(st.text(st.characters(exclude_categories=())))

@@ -1,57 +1,20 @@
-"""A report's charts read alike: one look for each verdict, and lines that say what they are."""
+"""A report's charts read alike: one shape for each data set, and lines that say what they are."""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
-from typing import get_args
 
 import pytest
 
-from oelm.report.plots import SHAPES, Target, forest, forest_by_set
+from oelm.report.plots import Target, forest_by_set
 from oelm.report.svg import PAPER, chart_svg
-from oelm.report.verdict import Verdict
 
 SVG = "{http://www.w3.org/2000/svg}"
-# What a comparison without an interval has, of which there is nothing to draw.
-UNDRAWN = {"ONE_SEED", "NO_BASELINE", "UNFINISHED"}
 TARGET = Target(1.05, "target 1.05x", "the target: 1.05 times", "baseline")
-NAMES = {code: code.lower() for code in SHAPES}
-
-
-def drawn(verdicts: Sequence[str]) -> ET.Element:
-    """Return a picture of arms that were given these verdicts."""
-    rows = [
-        {"name": f"arm-{n}", "value": 1.02, "low": 1.0, "high": 1.1, "text": "", "verdict": NAMES[code]}
-        for n, code in enumerate(verdicts)
-    ]
-    spec = forest(rows, NAMES, target=TARGET, title="ratio")
-    return ET.fromstring(chart_svg(spec, config=PAPER, prefix="still"))
 
 
 def texts(picture: ET.Element) -> list[str]:
     return ["".join(element.itertext()) for element in picture.iter(f"{SVG}text")]
-
-
-def points(picture: ET.Element) -> list[tuple[str | None, str | None]]:
-    """Return outline and colour of every filled mark, those of the legend behind those of the arms."""
-    return [(mark.get("d"), mark.get("fill")) for mark in picture.iter(f"{SVG}path") if (mark.get("fill") or "")[0:1] == "#"]
-
-
-def test_every_verdict_that_has_an_interval_has_a_look() -> None:
-    assert {*get_args(Verdict), "SMOKE"} - UNDRAWN == set(SHAPES) and len(set(SHAPES.values())) == len(SHAPES)
-
-
-@pytest.mark.parametrize(("code", "colour"), [("PASS", "#009E73"), ("FAIL", "#D55E00"), ("INCONCLUSIVE", "#0072B2")])
-def test_a_verdict_looks_the_same_whatever_others_stand_beside_it(code: str, colour: str) -> None:
-    alone = points(drawn([code]))[0]
-    assert alone[1] == colour
-    for others in (["PASS", "FAIL"], ["FAIL", "INCONCLUSIVE", "EXPLORATORY"], ["SMOKE"]):
-        assert alone == points(drawn([*others, code]))[len(others)]
-
-
-def test_the_legend_names_the_verdicts_of_the_picture_alone() -> None:
-    assert set(NAMES.values()) & set(texts(drawn(["FAIL", "PASS", "FAIL"]))) == {"fail", "pass"}
 
 
 def of_intervals(*intervals: tuple[float, float], target: Target = TARGET) -> ET.Element:
@@ -85,3 +48,17 @@ def test_how_wide_the_name_of_a_line_is_moves_nothing(interval: tuple[float, flo
         for name, none in (("target 1.05x", "baseline"), ("target 11.05x", "baselines"))
     )
     assert one == other.replace("11.05x", "1.05x").replace("baselines", "baseline")
+
+
+def test_data_sets_differ_in_shape_and_a_picture_of_many_methods_is_no_higher_than_a_window() -> None:
+    sets = ["one", "two", "three"]
+    rows = [
+        {"name": f"arm-{n}", "arm": name, "value": 1.0, "low": 0.9, "high": 1.1, "text": "", "verdict": ""}
+        for n in range(40)
+        for name in sets
+    ]
+    spec = forest_by_set(rows, sets, target=TARGET, title="ratio")
+    picture = ET.fromstring(chart_svg(spec, config=PAPER, prefix="still"))
+    assert float(picture.attrib["height"]) < 700
+    (scale,) = [layer["encoding"]["shape"]["scale"] for layer in spec["layer"] if "shape" in layer["encoding"]]
+    assert len(set(scale["range"])) == len(sets)

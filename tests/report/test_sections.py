@@ -15,7 +15,7 @@ from oelm.experiments.imported import write_imported
 from oelm.report.document import Chart
 from tests.experiments.recorded import record
 from tests.report.by_hand import BASE, LADDER, T, catalog_with, ratio_by_hand, write_by_seed
-from tests.report.reading import cells, chart, english, everything, names, rows, section, texts, values
+from tests.report.reading import chart, english, names, rows, section, texts, values
 from tests.report.recorded_study import reported
 from tests.report.synthetic import (
     TOKENS_PER_STEP,
@@ -60,11 +60,11 @@ def test_every_figure_stands_seed_by_seed(ladder: Path) -> None:
 
 def test_the_forest_shows_the_same_intervals_as_the_table(ladder: Path) -> None:
     document = english(ladder)
-    shown = {row["name"]: row for row in values(document, "forest-ppl")}
+    shown = {row["name"]: row for row in values(document, "classes")}
     logs = [math.log(LADDER["GPT-02"][seed] / BASE[seed]) for seed in BASE]
-    assert shown["GPT-02, laptop"]["value"] == pytest.approx(math.exp(statistics.fmean(logs)), rel=1e-9)
-    assert shown["GPT-02, laptop"]["text"] == ratio_by_hand(LADDER["GPT-02"], BASE)
-    assert shown["GPT-02, laptop"]["low"] < shown["GPT-02, laptop"]["value"] < shown["GPT-02, laptop"]["high"]
+    assert shown["oelm_freeze (pure)"]["value"] == pytest.approx(math.exp(statistics.fmean(logs)), rel=1e-9)
+    assert shown["oelm_freeze (pure)"]["text"] == ratio_by_hand(LADDER["GPT-02"], BASE)
+    assert shown["oelm_freeze (pure)"]["low"] < shown["oelm_freeze (pure)"]["value"] < shown["oelm_freeze (pure)"]["high"]
     assert len(shown) == 4
 
 
@@ -76,10 +76,10 @@ def test_each_target_has_a_forest_of_its_own(tmp_path: Path) -> None:
     for experiment in ("GPT-01", "GPT-02", "BASE", "STRICT"):
         write_by_seed(tmp_path, experiment, LADDER.get(experiment, {0: 30.0, 1: 30.4, 2: 30.1}))
     document = english(tmp_path, catalog=catalog_with(*entries))
-    names_by_chart = {name: [row["name"] for row in values(document, name)] for name in ("forest-ppl", "forest-ppl-1.01")}
-    assert names_by_chart == {"forest-ppl": ["GPT-02, laptop"], "forest-ppl-1.01": ["STRICT, laptop"]}
-    assert "the target 1.01." in chart(document, "forest-ppl-1.01").caption
-    layers = chart(document, "forest-ppl-1.01").spec["layer"]
+    names_by_chart = {name: [row["name"] for row in values(document, name)] for name in ("classes", "classes-1.01")}
+    assert names_by_chart == {"classes": ["oelm_freeze (pure)"], "classes-1.01": ["STRICT (control)"]}
+    assert "the target 1.01." in chart(document, "classes-1.01").caption
+    layers = chart(document, "classes-1.01").spec["layer"]
     drawn = [layer["data"]["values"][0]["place"] for layer in layers if "data" in layer and layer["mark"]["type"] == "rule"]
     assert drawn == [1.0, 1.01]
 
@@ -92,34 +92,6 @@ def write_curves(root: Path) -> None:
     for seed, losses in arms.items():
         fate = Fate(ppl=math.exp(losses[-1]), losses=losses, step_s=1.0, overhead_s=20.0, method="oelm_freeze")
         write_run(root, "GPT-02", seed, fate)
-
-
-def test_time_to_quality_computed_by_hand(tmp_path: Path) -> None:
-    write_curves(tmp_path)
-    baseline, arm = rows(english(tmp_path), "reach")
-    # The worst mean of the best losses is that of the arm, (1.75 + 2.25) / 2. The baseline's third evaluation, at step 15 of
-    # 20, reaches it; the arm's first seed reaches it at step 10, and its second counts whole, 20.
-    assert baseline["target loss"] == arm["target loss"] == "2.0000"
-    assert (baseline["steps"], arm["steps"]) == ("15", "15")
-    assert baseline["tokens"] == f"{15 * TOKENS_PER_STEP / 1e6:.2f}M" == arm["tokens"]
-    # Everything included, a step took (20 x 0.5 + 10) / 20 = 1 s, and (20 x 1 + 20) / 20 = 2 s.
-    assert (baseline["minutes"], arm["minutes"]) == (f"{15 * 1 / 60:.1f}", f"{15 * 2 / 60:.1f}")
-    assert (baseline["steps against baseline"], arm["steps against baseline"]) == ("1.00x", "1.00x")
-
-
-def test_nothing_is_told_of_text_to_a_quality_where_too_few_evaluations_would_tell_it(tmp_path: Path) -> None:
-    write_curves(tmp_path)
-    few = {"GPT-04": (4.0, 1.0), "GPT-05": (4.0, 1.5)}
-    for name, losses in few.items():
-        method = "baseline" if name == "GPT-04" else "oelm_freeze"
-        write_run(tmp_path, name, 0, Fate(ppl=math.exp(losses[-1]), losses=losses, data="openwebtext", method=method))
-    assert [row["arm"] for row in rows(english(tmp_path), "reach")] == ["GPT-01", "GPT-02"]
-    assert "fewer than 4 evaluations each: the families of GPT-04." in everything(english(tmp_path))
-
-
-def test_ratios_are_sorted_by_themselves(tmp_path: Path) -> None:
-    write_curves(tmp_path)
-    assert [cell.sort for cell in cells(english(tmp_path), "reach", "steps against baseline")] == [1.0, 1.0]
 
 
 def test_learning_curves_are_means_with_bands_over_seeds(tmp_path: Path) -> None:
@@ -361,7 +333,7 @@ def test_totals_computed_by_hand(tmp_path: Path) -> None:
 
 def test_charts_tell_in_words_what_they_show(ladder: Path) -> None:
     document = english(ladder)
-    for name in ("forest-ppl", "learning-0", "why-0-entropy"):
+    for name in ("learning-0", "why-0-entropy"):
         assert all(experiment in chart(document, name).alt for experiment in LADDER if experiment != "GPT-01")
     assert section(document, "verdicts").blocks
 

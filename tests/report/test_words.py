@@ -21,7 +21,6 @@ from oelm.report.earlier import source_text
 from oelm.report.imported import _COMMAND, SCALES, TAKES
 from oelm.report.kinds import CLASSES
 from oelm.report.ladder import RUNGS
-from oelm.report.plots import SHAPES
 from oelm.report.verdict import ReasonCode, Verdict
 from oelm.report.words import LANGUAGES, Words, templates
 from oelm.runs.find import State
@@ -35,7 +34,6 @@ TYPED = re.compile(r"\boelm (train|finetune|data) ")
 FAMILIES: dict[str, tuple[str, ...]] = {
     "f'verdict.{judgement.verdict}'": get_args(Verdict),
     "f'verdict.{row.judgement.verdict}'": get_args(Verdict),
-    "f'verdict.{code}'": tuple(SHAPES),
     # Arms that are judged together are told of together.
     "f'reason.{reason.code}'": tuple({*get_args(ReasonCode)} - {"many_comparisons"}),
     "f'mixture.{mixture.code}'": get_args(MixtureCode),
@@ -48,6 +46,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "f'classes.{CLASSES[line.place]}'": CLASSES,
     "f'classes.{later}'": ("thawed", "frozen"),
     "f'across.{metric}'": ("ppl", "accuracy"),
+    "f'answer.{name}'": ("passed", "failed", "open"),
     "f'forest.{metric}'": ("ppl", "accuracy"),
     "f'forest.caption.{metric}'": ("ppl", "accuracy"),
     "f'forest.bound.{metric}'": ("ppl", "accuracy"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.options import CatalogFile
+from oelm.cli.options import CatalogFile, grouped
 from oelm.cli.shell import echo, err, out, printable, reported
 from oelm.cli.streams import ReaderLeftError
 from oelm.errors import ConfigError, suggest
@@ -19,23 +20,44 @@ if TYPE_CHECKING:
     from oelm.report.document import Document, Table
     from oelm.report.imported import Question
 
-# Sensitivity, method, split and level (the notes say these too), without which the verdicts fit a narrow terminal, words whole.
-_IN_FILES_ONLY, _WIDE = frozenset({7, 8, 9, 10}), 120
+# In a terminal narrower than this, the matrix has no intervals and the verdicts no column that the notes repeat.
+_WIDE = 120
+_NARROW_VERDICTS = (8, 11, 4, 5)
+_LONGEST_NAME = 16
 
-Metric = Annotated[str | None, typer.Option(help="Imported runs: the metric to compare, such as eval_loss.")]
-Baseline = Annotated[str | None, typer.Option(help="Imported runs: the arm that the others are compared with.")]
-AtMost = Annotated[
-    str | None, typer.Option(help="Imported runs: the bound, 1.05x (perplexity) or 2pt (points of accuracy lost).")
-]
-As = Annotated[
-    str | None, typer.Option("--as", help="How to compare it: loss, perplexity, accuracy or percent; else by its name.")
-]
-Take = Annotated[str, typer.Option(help="Of each imported run: its best value, or its last.")]
-Planned = Annotated[int, typer.Option(min=1, help="Seeds planned for a verdict on imported runs.")]
 Roots = Annotated[list[Path] | None, typer.Option("--out", help="Where runs are; may be repeated. Default: outputs.")]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of imported runs: the options that `oelm report`, `oelm compare` and `oelm watch` share."""
+
+    metric: Annotated[str | None, typer.Option(help="Imported runs: the metric to compare, such as eval_loss.")] = None
+    baseline: Annotated[str | None, typer.Option(help="Imported runs: the arm that the others are compared with.")] = None
+    at_most: Annotated[
+        str | None, typer.Option(help="Imported runs: the bound, 1.05x (perplexity) or 2pt (points of accuracy lost).")
+    ] = None
+    scale: Annotated[
+        str | None, typer.Option("--as", help="How to compare it: loss, perplexity, accuracy or percent; else by its name.")
+    ] = None
+    take: Annotated[str, typer.Option(help="Of each imported run: its best value, or its last.")] = "best"
+    planned: Annotated[int, typer.Option(min=1, help="Seeds planned for a verdict on imported runs.")] = 5
+
+    def question(self) -> Question | None:
+        """Return what is asked; None where nothing is."""
+        from oelm.report.imported import parse_question
+
+        if self.metric is not None:
+            return parse_question(**asdict(self))
+        if (self.baseline, self.at_most, self.scale) != (None, None, None):
+            raise ConfigError(
+                "--baseline, --at-most and --as are about imported runs: add --metric, such as --metric eval_loss"
+            )
+        return None
+
+
 @reported
+@grouped
 def report(
     ids: Annotated[
         list[str] | None, typer.Argument(metavar="[ID...]", help="Experiments or groups; default: all runs.")
@@ -50,19 +72,17 @@ def report(
     budget: Annotated[list[str] | None, typer.Option(help="Only this budget; may be repeated.")] = None,
     roots: Roots = None,
     catalog: CatalogFile = None,
-    metric: Metric = None,
-    baseline: Baseline = None,
-    at_most: AtMost = None,
-    scale: As = None,
-    take: Take = "best",
-    planned: Planned = 5,
+    *,
+    asked: Asked,
 ) -> None:
     """Report on recorded runs: verdicts with intervals, what freezing costs and saves, and what was claimed before."""
     from oelm.experiments.registry import load_catalog
     from oelm.report.build import build_report
 
     _check_language(lang)
-    question = question_of(metric, baseline, at_most, scale, take, planned)
+    question = asked.question()
+    if question is not None and question.baseline is None:
+        raise ConfigError("--metric judges imported runs against one of them: add --baseline ARM")
     files = {"--html": html, "--markdown": markdown, "--csv": csv, "--latex": latex}
     if (table or picture) and (given := next((name for name, path in files.items() if path is not None), None)):
         raise ConfigError(f"{given}: --table and --picture print one thing and write no file; leave one of the two out")
@@ -81,7 +101,7 @@ def report(
         return
     # A reader that leaves after the first lines still wants the files.
     with contextlib.suppress(ReaderLeftError):
-        _print_verdicts(document)
+        _print_answer(document)
     _write(document, html=html, markdown=markdown, csv=csv, latex=latex)
     if not any((html, markdown, csv, latex)):
         out.print("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex", soft_wrap=True)
@@ -94,26 +114,9 @@ def _check_language(lang: str) -> None:
         raise ConfigError(f"--lang {lang!r}: there are {', '.join(LANGUAGES)}")
 
 
-def question_of(
-    metric: str | None, baseline: str | None, at_most: str | None, scale: str | None, take: str, planned: int
-) -> Question | None:
-    """Return what is asked of imported runs; None where nothing is."""
-    from oelm.report.imported import parse_question
-
-    if metric is None:
-        if baseline is not None or at_most is not None or scale is not None:
-            raise ConfigError(
-                "--baseline, --at-most and --as are about imported runs: add --metric, such as --metric eval_loss"
-            )
-        return None
-    return parse_question(metric, baseline=baseline, at_most=at_most, scale=scale, take=take, planned=planned)
-
-
 def _print_damages(made: Report) -> None:
     """Warn of records that are not used: the whole report has this among its remarks, one table alone has no place for it."""
-    from oelm.report.findings import damages
-
-    for damage in damages(made.findings):
+    for damage in made.findings.damages():
         err.print(f"warning: not used: {printable(damage)}", style="yellow", soft_wrap=True)
 
 
@@ -156,30 +159,60 @@ def _places(roots: list[Path] | None) -> list[Path]:
     return list({path.resolve(): path for path in roots or [Path("outputs")]}.values())
 
 
-def _print_verdicts(document: Document) -> None:
+def _print_answer(document: Document) -> None:
+    """Print the sections that open a report: texts and tables in the order of the page."""
     from oelm.report.document import Table, Text
 
     for section in document.sections:
-        for block in section.blocks if section.name in ("verdicts", "imported") else ():
+        for block in section.blocks if section.name in ("answer", "verdicts", "imported") else ():
             if isinstance(block, Text):
                 style = {"warning": "yellow", "note": "dim"}.get(block.kind)
                 out.print(printable(block.text), style=style, soft_wrap=True)
+            elif isinstance(block, Table) and block.name == "classes":
+                _print_matrix(block)
             elif isinstance(block, Table) and block.name == "verdicts":
-                _print_table(block, without=_IN_FILES_ONLY if out.width < _WIDE else frozenset())
+                _print_table(block, block.shown if out.width >= _WIDE else _NARROW_VERDICTS)
             elif isinstance(block, Table) and section.name == "imported":
                 out.print(printable(block.caption), soft_wrap=True)
                 _print_table(block)
 
 
-def _print_table(table: Table, *, without: frozenset[int] = frozenset()) -> None:
+def _print_matrix(table: Table) -> None:
+    """Print methods by data sets; in a narrow terminal each gap alone, with the sign of its verdict."""
+    from oelm.report.markdown import SIGNS
+
+    if out.width >= _WIDE:
+        _print_table(table)
+        return
+    gaps = range(4, len(table.columns))
+    rows = [
+        tuple(replace(cell, text=SIGNS.get(cell.mark, "") + cell.text.split(" ")[0]) if n in gaps else cell for n, cell in row)
+        for row in map(enumerate, table.rows)
+    ]
+    _print_table(replace(table, rows=tuple(rows)), (1, *gaps))
+
+
+def _print_table(table: Table, columns: Sequence[int] | None = None) -> None:
+    from rich.cells import cell_len
     from rich.table import Table as Grid
 
-    shown = [number for number in range(len(table.columns)) if number not in without]
+    shown = table.shown if columns is None else columns
     grid = Grid(box=None, pad_edge=False)
-    for number in shown:
-        grid.add_column(table.columns[number], justify="right" if number in table.numeric else "left", overflow="fold")
-    for row in table.rows:
-        grid.add_row(*(printable(row[number].text) for number in shown))
+    rows = [[printable(row[number].text) for number in shown] for row in table.rows]
+    for place, number in enumerate(shown):
+        name, cells = table.columns[number], [row[place] for row in rows]
+        # Names and intervals stay whole; what is longer than a name, such as a path, may break anywhere.
+        words = [cell_len(word) for text in (name, *cells) for word in text.split()]
+        is_figure = number in table.numeric and max(map(cell_len, cells), default=0) >= cell_len(name)
+        grid.add_column(
+            name,
+            justify="right" if number in table.numeric else "left",
+            overflow="fold",
+            no_wrap=is_figure,
+            min_width=min(_LONGEST_NAME, max(words, default=0)),
+        )
+    for row in rows:
+        grid.add_row(*row)
     out.print(grid)
 
 
@@ -215,14 +248,10 @@ def _write(document: Document, *, html: Path | None, markdown: Path | None, csv:
 
 
 @reported
+@grouped
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run folders; the first is the reference.")],
-    metric: Metric = None,
-    baseline: Baseline = None,
-    at_most: AtMost = None,
-    scale: As = None,
-    take: Take = "best",
-    planned: Planned = 5,
+    asked: Asked,
 ) -> None:
     """Set runs side by side: figures, what their configs differ in, and the gap to the first, with an interval over seeds.
 
@@ -234,22 +263,22 @@ def compare(
 
     named = named_study(runs)
     if named is None:
-        if question_of(metric, baseline, at_most, scale, take, planned) is not None:
+        if asked.question() is not None:
             raise ConfigError(
                 "--metric and --at-most are for imported runs; our own are judged by `oelm report`, by the catalog"
             )
         table, remarks = compare_runs(runs)
     else:
         study, arms = named
-        if metric not in study.metrics:
+        if (metric := asked.metric) not in study.metrics:
             found = "" if metric is None else f", and {metric!r} is none of them{suggest(metric, study.metrics)}"
             raise ConfigError(f"imported runs are compared by --metric, one of {', '.join(study.metrics)}{found}")
-        baseline = baseline or (arms[0] if len(runs) > 1 else None)
-        question = question_of(metric, baseline, at_most, scale, take, planned)
+        question = replace(asked, baseline=asked.baseline or (arms[0] if len(runs) > 1 else None)).question()
         assert question is not None
         judged, table, remarks = compare_imported(study, question, Words("en"), only=arms)
         out.print(table.caption, soft_wrap=True)
         record_imported_looks([judged])
-    _print_table(table)
+    # An imported study's metric is in its caption.
+    _print_table(table, table.shown if named is None else [place for place in table.shown if place != 1])
     for remark in remarks:
         out.print(printable(remark), style="yellow", soft_wrap=True)

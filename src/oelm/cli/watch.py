@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.options import CatalogFile, Notify
-from oelm.cli.report import As, AtMost, Baseline, Metric, Planned, Take, question_of
+from oelm.cli.options import CatalogFile, Notify, grouped
+from oelm.cli.report import Asked
 from oelm.cli.shell import err, out, printable, reported, shown_warnings, stoppable
 from oelm.errors import ConfigError, OelmError
 
@@ -30,6 +30,7 @@ _POLL_S = 0.2
 
 
 @reported
+@grouped
 def watch(
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="Experiments or groups; all by default.")] = None,
     root: Annotated[Path, typer.Option("--out", help="Where the runs are.")] = Path("outputs"),
@@ -43,12 +44,8 @@ def watch(
     lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
     notify: Notify = None,
     catalog: CatalogFile = None,
-    metric: Metric = None,
-    baseline: Baseline = None,
-    at_most: AtMost = None,
-    scale: As = None,
-    take: Take = "best",
-    planned: Planned = 5,
+    *,
+    asked: Asked,
 ) -> None:
     """Keep one page about runs up to date: queue, learning curves, preliminary verdicts, failures, machine load.
 
@@ -64,7 +61,7 @@ def watch(
         from oelm.report.words import Words
 
         words = Words(lang)
-        question = question_of(metric, baseline, at_most, scale, take, planned)
+        question = asked.question()
         runs = _runs(ids or [], root, budget, catalog, question)
         if hasattr(os, "nice"):
             # Runs come first: on a busy machine the page waits for them.

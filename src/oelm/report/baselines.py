@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oelm.decimals import fixed
-from oelm.report.collect import Arm, ArmKey, Run, common_split
+from oelm.report.collect import Arm, ArmKey, FinishedRun, common_split
 from oelm.report.document import Cell, Section, Table, Text
 from oelm.report.findings import Findings, Pair, is_uniform, label, split_text
 from oelm.report.stats import Interval, paired_log_ratio
@@ -77,27 +77,24 @@ class Standing:
 def standings(findings: Findings) -> list[Standing]:
     """Return how every language model that arms are compared with stands."""
     counted = _counted(findings.arms)
-    return [_standing(baseline, counted) for baseline, _ in findings.families() if baseline.metric == "ppl"]
+    return [_standing(baseline, counted) for baseline, _ in findings.families if baseline.metric == "ppl"]
 
 
 def _counted(arms: Sequence[Arm]) -> Counted:
     """Return what all runs say that counting gives, by the data's fingerprint, the split and the model's order."""
     found: Counted = {}
     for run in (run for arm in arms for run in arm.runs):
-        if run.figures is None or run.manifest is None:
-            continue
-        data = run.manifest.data.fingerprint
         for split in PREDICTIONS:
             for order, value in enumerate(run.figures.ngram.get(split, ()), start=1):
-                found.setdefault((data, split, f"{order}-gram"), []).append(value)
+                found.setdefault((run.fingerprint, split, f"{order}-gram"), []).append(value)
             if (bigram := run.figures.bigram_on(split)) is not None:
-                found.setdefault((data, split, "bigram"), []).append(bigram)
+                found.setdefault((run.fingerprint, split, "bigram"), []).append(bigram)
     return found
 
 
 def _disputed(arm: Arm, split: Split, counted: Counted) -> tuple[float, float] | None:
     """Return two figures of one model of counting on the arm's text that differ by more than another machine's rounding."""
-    texts = {run.manifest.data.fingerprint for run in arm.runs if run.manifest is not None}
+    texts = {run.fingerprint for run in arm.runs}
     for (data, on, _), values in counted.items():
         if data in texts and on == split and not math.isclose(min(values), max(values), rel_tol=1e-6):
             return min(values), max(values)
@@ -106,7 +103,7 @@ def _disputed(arm: Arm, split: Split, counted: Counted) -> tuple[float, float] |
 
 def _standing(arm: Arm, counted: Counted) -> Standing:
     split = common_split(arm)
-    figures = [run.figures for run in arm.runs if run.figures is not None]
+    figures = [run.figures for run in arm.runs]
     # Runs of an arm have the same text, so that one which measured it speaks for those that did not.
     ngrams = [tuple(found.ngram[split]) for found in figures if split in found.ngram]
     bigrams = [value for found in figures if (value := found.bigram_on(split)) is not None]
@@ -115,7 +112,7 @@ def _standing(arm: Arm, counted: Counted) -> Standing:
     return Standing(arm, split, ngrams[0] if ngrams else (), bigram, above, _disputed(arm, split, counted))
 
 
-def _above_minimum(run: Run) -> float:
+def _above_minimum(run: FinishedRun) -> float:
     least, last = min(run.curve.values()), run.curve[max(run.curve)]
     return last / least - 1 if least > 0 else 0.0
 

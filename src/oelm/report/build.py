@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,16 +11,16 @@ from oelm.report.baselines import baselines_section
 from oelm.report.classes import classes_section
 from oelm.report.collect import Arm, ImportedStudy, collect, collect_imported
 from oelm.report.costs import costs_section, totals_section
-from oelm.report.document import Document, Section, Text
+from oelm.report.document import Chart, Document, Section
 from oelm.report.earlier import reported_section
-from oelm.report.findings import Findings, find, swept_remarks
+from oelm.report.findings import Findings, find
 from oelm.report.imported import JudgedStudy, Question, imported_section, judge_studies
-from oelm.report.kept import kept_section
-from oelm.report.ladder import across_section, ladder_section
-from oelm.report.learning import learning_section, reach_section
+from oelm.report.kept import answer_section, kept_section
+from oelm.report.ladder import ladder_section
+from oelm.report.learning import learning_section
 from oelm.report.repeat import repeat_section
 from oelm.report.sizes import sizes_section
-from oelm.report.verdicts import Judged, judge_all, verdict_section
+from oelm.report.verdicts import JudgedPair, judge_all, verdict_section
 from oelm.report.why import tuning_section, why_section
 from oelm.report.words import Words
 from oelm.runs.status import now_text
@@ -32,7 +31,7 @@ class Report:
     """A report's findings and verdicts, from which a document is made in any language."""
 
     findings: Findings
-    judged: list[Judged]
+    judged: list[JudgedPair]
     imported: list[ImportedStudy] = field(default_factory=list)
     judged_imported: list[JudgedStudy] = field(default_factory=list)
 
@@ -40,21 +39,20 @@ class Report:
         """Return the whole report in one language; sections without anything to say are left out."""
         words, findings = Words(lang), self.findings
         budgets = words.listed(sorted({arm.budget for arm in findings.arms})) or "-"
-        verdicts = _warned(verdict_section(findings, self.judged, words), swept_remarks(findings, words))
+        verdicts = verdict_section(findings, self.judged, words)
         others = imported_section(self.imported, self.judged_imported, words)
         sections = (
-            kept_section(findings, self.judged, words),
+            answer_section(findings, self.judged, words),
             # Where only others' runs are there, that none of ours is would be the first thing to read.
             verdicts if findings.arms or others is None else None,
             others,
+            kept_section(findings, self.judged, words),
             classes_section(findings, self.judged, words),
             baselines_section(findings, words),
             learning_section(findings, words),
             ladder_section(findings, words),
-            across_section(findings, words),
             sizes_section(findings, words),
             costs_section(findings, words),
-            reach_section(findings, words),
             tuning_section(findings, words),
             why_section(findings, words),
             reported_section(findings, words),
@@ -67,16 +65,19 @@ class Report:
             subtitle=words("report.subtitle", budgets=budgets, date=now_text()[:10]),
             contents=words("report.contents"),
             footer=words("report.footer"),
-            sections=tuple(section for section in sections if section is not None),
+            sections=_each_chart_once(section for section in sections if section is not None),
         )
 
 
-def _warned(section: Section, remarks: Sequence[str]) -> Section:
-    """Return a section with warnings behind the paragraphs that open it, beside those that it has there."""
-    opening = itertools.takewhile(lambda block: isinstance(block, Text) and block.kind == "paragraph", section.blocks)
-    place = len(list(opening))
-    warnings = tuple(Text(remark, "warning") for remark in remarks)
-    return replace(section, blocks=(*section.blocks[:place], *warnings, *section.blocks[place:]))
+def _each_chart_once(sections: Iterable[Section]) -> tuple[Section, ...]:
+    """Return sections without the charts that an earlier one, such as the answer, shows."""
+    seen: set[str] = set()
+    found = []
+    for section in sections:
+        blocks = tuple(block for block in section.blocks if not (isinstance(block, Chart) and block.name in seen))
+        seen |= {block.name for block in blocks if isinstance(block, Chart)}
+        found.append(replace(section, blocks=blocks))
+    return tuple(found)
 
 
 def build_report(
@@ -116,6 +117,6 @@ def report_on(arms: Sequence[Arm], roots: Sequence[Path], catalog: Catalog, *, o
     judged = judge_all(findings)
     if only:
         wanted = _with_baselines(only, catalog)
-        findings = find([arm for arm in arms if arm.experiment in wanted], catalog, roots)
+        findings = findings.restricted(wanted)
         judged = [row for row in judged if row.pair.arm.experiment in wanted]
     return Report(findings, judged)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from oelm.experiments.fair import is_tuned_alone
 from oelm.report.collect import Arm, ArmKey, common_split
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
-from oelm.report.findings import Findings, Pair, has_short_conv, label, on_architecture
+from oelm.report.findings import Findings, Pair, gap_between, has_short_conv, label, on_architecture
 from oelm.report.kinds import CLASSES, change_later, class_of, learning_in_qk, pair_text
-from oelm.report.ladder import compared
 from oelm.report.plots import forest_by_set
 from oelm.report.stats import LEVEL
-from oelm.report.verdicts import BOUNDS, Judged, decided_by, mixed_text, target_of
+from oelm.report.verdicts import BOUNDS, JudgedPair, bound_of, decided_by, mixed_text, target_of, told_bound
 from oelm.report.words import Words
 
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "UNFIT_BASELINE": "warn"}
@@ -29,31 +28,32 @@ class Line(NamedTuple):
 
 
 # Of every line, its comparisons by data set.
-Found = dict[Line, dict[str, Judged]]
+Found = dict[Line, dict[str, JudgedPair]]
 
 
-def classes_section(findings: Findings, judged: Sequence[Judged], words: Words) -> Section | None:
-    """Return every language model's arm under its class, with what learns in Q and K, and its gap on every data set."""
-    rows = [row for row in judged if _belongs(row.pair)]
+def classes_section(findings: Findings, judged: Sequence[JudgedPair], words: Words) -> Section | None:
+    """Return what the classes are, and frozen arms against controls and against baselines of another architecture."""
+    rows = results(judged)
     if not any(class_of(row.pair) != "control" for row in rows):
         return None
-    found = lines_of(findings, rows, words)
-    blocks: list[Block] = [Text(words("classes.text")), _table(found, words), *_together(rows, words), *_forest(found, words)]
+    found = lines_of(findings, [row for row in rows if row.pair.arm.metric == "ppl"], words)
+    blocks: list[Block] = [Text(words("classes.text")), *gap_charts(findings, judged, words), *_together(rows, words)]
     blocks += [*_beside_controls(found, words), *_beside_plain(found, words)]
     return Section("classes", words("classes.title"), tuple(blocks))
 
 
-def _together(rows: Sequence[Judged], words: Words) -> list[Block]:
+def results(judged: Sequence[JudgedPair]) -> list[JudgedPair]:
+    """Return the comparisons that say something of a method: no smoke tests, and nothing confounded."""
+    return [row for row in judged if row.pair.arm.budget != "smoke" and not row.pair.confounded]
+
+
+def _together(rows: Sequence[JudgedPair], words: Words) -> list[Block]:
     """Say why some intervals are wider than usual."""
     is_wider = any(row.judgement.is_look and row.judgement.level > LEVEL for row in rows)
     return [Text(words("classes.together"), "note")] if is_wider else []
 
 
-def _belongs(pair: Pair) -> bool:
-    return pair.arm.metric == "ppl" and pair.arm.budget != "smoke" and not pair.confounded
-
-
-def lines_of(findings: Findings, rows: Sequence[Judged], words: Words) -> Found:
+def lines_of(findings: Findings, rows: Sequence[JudgedPair], words: Words) -> Found:
     """Return the comparisons of each class, method and size, in the classes' order."""
     names = _names([row.pair for row in rows])
     found: Found = {}
@@ -85,21 +85,30 @@ def title_of(line: Line, found: Found, words: Words) -> str:
     return f"{line.name}{size} ({words(f'classes.{CLASSES[line.place]}')})"
 
 
-def _forest(found: Found, words: Words) -> list[Block]:
-    points = []
-    for line, by_set in found.items():
-        for name, row in by_set.items():
-            gap, text = decided_by(row, words)
-            if gap is not None:
-                verdict = words(f"verdict.{row.judgement.verdict}")
-                place = {"name": title_of(line, found, words), "arm": name, "text": text, "verdict": verdict}
-                points.append({**place, "value": gap.value, "low": gap.low, "high": gap.high})
-    if not points:
-        return []
-    bound = BOUNDS["ppl"]
-    spec = forest_by_set(points, sets_of(found), target=target_of("ppl", bound, words), title=words("forest.ppl"))
-    alt = words("forest.alt", arms=words.listed(dict.fromkeys(point["name"] for point in points)))
-    return [Chart("classes", words("forest.caption.ppl", bound=bound), spec, alt)]
+def gap_charts(findings: Findings, judged: Sequence[JudgedPair], words: Words) -> list[Chart]:
+    """Return the gaps by method and data set: a picture for each bound that arms are compared with."""
+    charts = []
+    for metric, bound in sorted({(row.pair.arm.metric, bound_of(row.pair)) for row in results(judged)}, reverse=True):
+        rows = [row for row in results(judged) if (row.pair.arm.metric, bound_of(row.pair)) == (metric, bound)]
+        found = lines_of(findings, rows, words)
+        points = [_point(title_of(line, found, words), name, row, words) for line in found for name, row in found[line].items()]
+        drawn = [point for point in points if point is not None]
+        if drawn:
+            target, title = target_of(metric, bound, words), words(f"forest.{metric}")
+            spec = forest_by_set(drawn, sets_of(found), target=target, title=title)
+            alt = words("forest.alt", arms=words.listed(dict.fromkeys(point["name"] for point in drawn)))
+            name = "classes" if metric == "ppl" else "accuracies"
+            name = name if bound == BOUNDS[metric] else f"{name}-{told_bound(metric, bound):g}"
+            charts.append(Chart(name, words(f"forest.caption.{metric}", bound=told_bound(metric, bound)), spec, alt))
+    return charts
+
+
+def _point(title: str, name: str, row: JudgedPair, words: Words) -> dict[str, Any] | None:
+    gap = decided_by(row, words)
+    if (interval := gap.interval) is None:
+        return None
+    place = {"name": title, "arm": name, "text": gap.text, "verdict": words(f"verdict.{row.judgement.verdict}")}
+    return place | {"value": interval.value, "low": interval.low, "high": interval.high}
 
 
 def _beside_controls(found: Found, words: Words) -> list[Block]:
@@ -135,7 +144,7 @@ def _beside_plain(found: Found, words: Words) -> list[Block]:
     # Those of one name and size make a row, by data set.
     arms: dict[tuple[str, int], dict[str, Arm]] = {}
     for title, name, arm in told:
-        arms.setdefault((title, _trainable(arm)), {})[name] = arm
+        arms.setdefault((title, arm.first.audit.trainable), {})[name] = arm
     sets = [name for name in sets_of(found) if any(name in by_set for by_set in arms.values())]
     rows = []
     for (title, trainable), by_set in arms.items():
@@ -144,12 +153,6 @@ def _beside_plain(found: Found, words: Words) -> list[Block]:
     columns = (words("classes.method"), words("classes.trainable"), *sets)
     table = Table("plain", words("classes.plain"), columns, tuple(rows), frozenset(range(1, len(columns))))
     return [table] if rows else []
-
-
-def _trainable(arm: Arm) -> int:
-    audit = arm.runs[0].audit
-    assert audit is not None
-    return audit.trainable
 
 
 def _is_beside(control: Line, line: Line) -> bool:
@@ -168,11 +171,11 @@ def _alone(found: Found, controls: Found) -> dict[Line, list[str]]:
     return alone
 
 
-def _against_control(ours: Judged | None, theirs: Judged | None, words: Words) -> Cell:
+def _against_control(ours: JudgedPair | None, theirs: JudgedPair | None, words: Words) -> Cell:
     return _against(ours.pair.arm, theirs.pair.arm, words) if ours and theirs and _share_baseline(ours, theirs) else Cell("")
 
 
-def _share_baseline(ours: Judged, theirs: Judged | None) -> bool:
+def _share_baseline(ours: JudgedPair, theirs: JudgedPair | None) -> bool:
     return theirs is not None and ours.pair.baseline.key == theirs.pair.baseline.key
 
 
@@ -181,12 +184,13 @@ def _against(ours: Arm | None, theirs: Arm, words: Words) -> Cell:
     if ours is None or ours is theirs:
         return Cell("")
     split = common_split(ours, theirs)
-    gap, text = compared(ours, theirs, split)
-    told = words("across.on_test", gap=text) if split == "test" and text else text
-    return Cell(told, gap.value if gap is not None else None)
+    gap = gap_between(ours, theirs, split)
+    told = words("across.on_test", gap=gap.text) if split == "test" and gap.text else gap.text
+    return Cell(told, gap.value)
 
 
-def _table(found: Found, words: Words) -> Table:
+def matrix(found: Found, words: Words) -> Table:
+    """Return every method's gap and verdict on every data set, and what learns in its Q and K."""
     sets = sets_of(found)
     body = tuple(_row(line, by_set, sets, words) for line, by_set in found.items())
     columns = (*(words(f"classes.{name}") for name in ("class", "method", "learns", "share")), *sets)
@@ -210,19 +214,13 @@ def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:
         # Of several sweeps on one data set the digests tell which is whose.
         told = arm.variant if _is_plain(arm) else arm.shown
         more = [arm.budget] * has_budgets + [told] * (not is_alone)
-        names[arm.key] = f"{_data(pair)} ({', '.join(more)})" if more else _data(pair)
+        names[arm.key] = f"{pair.arm.data} ({', '.join(more)})" if more else pair.arm.data
     return names
 
 
 def _family(pair: Pair) -> tuple[str, str, bool]:
     """Return what arms share that stand in one row or column by right: each architecture has its own sweep."""
-    return _data(pair), pair.arm.budget, has_short_conv(pair.arm)
-
-
-def _data(pair: Pair) -> str:
-    manifest = pair.arm.runs[0].manifest
-    assert manifest is not None
-    return manifest.data.name
+    return pair.arm.data, pair.arm.budget, has_short_conv(pair.arm)
 
 
 def _is_plain(arm: Arm) -> bool:
@@ -230,7 +228,7 @@ def _is_plain(arm: Arm) -> bool:
     return arm.variant == "default" or is_tuned_alone(arm.variant)
 
 
-def _row(line: Line, by_set: Mapping[str, Judged], sets: Sequence[str], words: Words) -> tuple[Cell, ...]:
+def _row(line: Line, by_set: Mapping[str, JudgedPair], sets: Sequence[str], words: Words) -> tuple[Cell, ...]:
     arm = next(iter(by_set.values())).pair.arm
     is_known = learning_in_qk(arm) is not None
     share = line.learns / line.whole if is_known and line.whole else None
@@ -256,12 +254,12 @@ def _share(arm: Arm, line: Line, words: Words) -> str:
     return words("shares.later", first=first, last=last) if first != last else f"{first:.1f}%"
 
 
-def _gap(row: Judged | None, words: Words) -> Cell:
+def _gap(row: JudgedPair | None, words: Words) -> Cell:
     if row is None:
         return Cell("")
-    gap, text = decided_by(row, words)
-    text = words("across.on_test", gap=text) if row.pair.split == "test" else text
+    gap = decided_by(row, words)
+    text = words("across.on_test", gap=gap.text) if row.pair.split == "test" else gap.text
     judgement = row.judgement
     verdict = mixed_text(words(f"verdict.{judgement.verdict}"), row.pair, words)
     told = f"{text} {verdict}" if judgement.verdict in _MARKS else text
-    return Cell(told, gap.value if gap is not None else None, _MARKS.get(judgement.verdict, ""))
+    return Cell(told, gap.value, _MARKS.get(judgement.verdict, ""))

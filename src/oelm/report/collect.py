@@ -39,6 +39,7 @@ from oelm.runs.records import (
 _PLACES = (("model", "source"), ("examples", "folder"))
 # How the name of a variant ends: of its changes.
 _DIGEST = re.compile(r"-[0-9a-f]{8}$")
+Metric = Literal["ppl", "accuracy"]
 MixtureCode = Literal["seed_twice", "seeds_alike", "recipes_differ", "data_differ"]
 
 
@@ -46,12 +47,9 @@ MixtureCode = Literal["seed_twice", "seeds_alike", "recipes_differ", "data_diffe
 ArmKey = tuple[str, str, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
-    """One recorded run. What it has not written yet is None; `problem` says why a run that says it is done is not used.
-
-    `curve` is its validation loss by step; `heads` is each measure's mean over the heads of a layer, by layer.
-    """
+    """One recorded run, whatever its state; `problem` says why a run that is done cannot be used."""
 
     experiment: str
     budget: str
@@ -61,25 +59,30 @@ class Run:
     state: str
     message: str
     config: dict[str, Any] | None
-    manifest: Manifest | None
-    audit: AuditRecord | None
-    figures: Figures | None
-    curve: Mapping[int, float] = field(default_factory=dict)
-    heads: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     problem: str = ""
-
-    @property
-    def is_finished(self) -> bool:
-        return self.state == "done" and self.figures is not None and not self.problem
 
     @property
     def name(self) -> str:
         return f"{self.experiment}/{self.budget}/{self.variant}/seed-{self.seed}"
 
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun(Run):
+    """A run whose records are all readable and agree with each other.
+
+    `curve` is its validation loss by step; `heads` is each measure's mean over the heads of a layer, by layer.
+    """
+
+    config: dict[str, Any]
+    manifest: Manifest
+    audit: AuditRecord
+    figures: Figures
+    curve: Mapping[int, float]
+    heads: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """The config without the seed, the places of what is known by its digest, and what `computed_with` tells better."""
-        assert self.config is not None
+        """The config without the seed, the paths of what a digest identifies, and what `computed_with` knows better."""
         kept = {key: value for key, value in self.config.items() if key not in ("seed", *COMPUTED_WITH)}
         plain = {key: dict(value) if isinstance(value, dict) else value for key, value in kept.items()}
         for section, key in _PLACES:
@@ -91,17 +94,19 @@ class Run:
     @cached_property
     def computed_with(self) -> dict[str, str]:
         """The kind of device and the precision in force, each where it is known."""
-        assert self.config is not None and self.manifest is not None
         return computed_with(self.config, self.manifest)
 
     @property
     def fingerprint(self) -> str:
-        assert self.manifest is not None
         return self.manifest.data.fingerprint
+
+    @property
+    def metric(self) -> Metric:
+        return "ppl" if self.figures.best_ppl is not None else "accuracy"
 
     def majority(self, split: Split) -> float | None:
         """Return the share of the largest class of a split, where it was measured or the answers are stored."""
-        if self.figures is None or self.figures.best_accuracy is None:
+        if self.metric == "ppl":
             return None
         known = self.figures.majority_on(split)
         if known is not None or not (self.path / PREDICTIONS[split]).is_file():
@@ -131,13 +136,13 @@ class Mixture:
 class Arm:
     """The finished runs of one experiment at one budget and variant, by seed; `refused` says why they give no figure.
 
-    `shown` is what readers are told of the variant.
+    `shown` is the variant as readers see it.
     """
 
     experiment: str
     budget: str
     variant: str
-    runs: tuple[Run, ...]
+    runs: tuple[FinishedRun, ...]
     unfinished: tuple[Run, ...]
     refused: Mixture | None = None
     shown: str = ""
@@ -145,6 +150,25 @@ class Arm:
     @property
     def key(self) -> ArmKey:
         return self.experiment, self.budget, self.variant
+
+    @property
+    def first(self) -> FinishedRun:
+        """The first run of an arm that has one: what all its runs share can be read off it."""
+        return self.runs[0]
+
+    @property
+    def method(self) -> dict[str, Any]:
+        """The method of its config, as stored."""
+        found: dict[str, Any] = self.first.config.get("method", {})
+        return found
+
+    @property
+    def data(self) -> str:
+        return self.first.manifest.data.name
+
+    @property
+    def metric(self) -> Metric:
+        return self.first.metric
 
     @property
     def computed_with(self) -> dict[str, str]:
@@ -156,7 +180,7 @@ class Arm:
         """What its runs were made with that is not the same for all: the seeds by revision, torch version or thread count."""
         seeds: dict[str, dict[str, list[int]]] = {}
         for run in self.runs:
-            for name, values in ({} if run.manifest is None else sittings_with(run.manifest)).items():
+            for name, values in sittings_with(run.manifest).items():
                 for value in values:
                     seeds.setdefault(name, {}).setdefault(value, []).append(run.seed)
         return {name: {value: tuple(own) for value, own in by.items()} for name, by in seeds.items() if len(by) > 1}
@@ -177,7 +201,7 @@ class Arm:
 
     def on(self, split: Split) -> dict[int, float]:
         """Return each seed's headline on a split, where it was measured: of the model that was best on validation."""
-        found = {run.seed: run.figures.on(split) for run in self.runs if run.figures is not None}
+        found = {run.seed: run.figures.on(split) for run in self.runs}
         return {seed: value for seed, value in found.items() if value is not None}
 
     def majority(self, split: Split) -> float | None:
@@ -188,14 +212,8 @@ class Arm:
         """Return the mean over seeds on a split: of PPLs the geometric one, as gaps are ratios; of accuracies the plain one."""
         return mean_figure(self.on(split).values(), self.metric)
 
-    @property
-    def metric(self) -> str:
-        figures = self.runs[0].figures
-        assert figures is not None
-        return "ppl" if figures.best_ppl is not None else "accuracy"
 
-
-def mean_figure(values: Iterable[float], metric: str) -> float:
+def mean_figure(values: Iterable[float], metric: Metric) -> float:
     """Return the geometric mean of PPLs, or the plain mean of accuracies."""
     return statistics.geometric_mean(values) if metric == "ppl" else statistics.fmean(values)
 
@@ -239,32 +257,22 @@ def _check_budgets(wanted: Some[str], found: set[str]) -> None:
     known = {*BUDGETS, *found}
     for budget in wanted:
         if budget not in known:
-            there = ", ".join((*BUDGETS, *sorted(found - {*BUDGETS})))
-            raise ConfigError(f"no budget called {budget!r}{suggest(budget, known)}; there are: {there}")
+            names = ", ".join((*BUDGETS, *sorted(found - {*BUDGETS})))
+            raise ConfigError(f"no budget called {budget!r}{suggest(budget, known)}; there are: {names}")
 
 
 def read_run(view: RunView) -> Run:
     """Read what a report needs of a run; damage becomes its `problem`, never an exception."""
+    found: dict[str, Any] = {name: getattr(view, name) for name in ("experiment", "budget", "variant", "seed", "path", "state")}
+    found["message"] = view.status.message if view.status is not None else ""
     config: dict[str, Any] | None = None
-    whole: dict[str, Any] = {"manifest": None, "audit": None, "figures": None}
-    problem = ""
     try:
         config = read_settings(view.path)
-        whole = vars(read_finished(view.path, config)) if view.state == "done" else whole
-    except DataError as trouble:
-        problem = str(trouble)
-    return Run(
-        experiment=view.experiment,
-        budget=view.budget,
-        variant=view.variant,
-        seed=view.seed,
-        path=view.path,
-        state=view.state,
-        message=view.status.message if view.status is not None else "",
-        config=config,
-        problem=problem,
-        **whole,
-    )
+        if view.state == "done":
+            return FinishedRun(**found, config=config, **vars(read_finished(view.path, config)))
+    except DataError as problem:
+        return Run(**found, config=config, problem=str(problem))
+    return Run(**found, config=config)
 
 
 def _in_its_place(run: Run) -> Run:
@@ -276,18 +284,19 @@ def _in_its_place(run: Run) -> Run:
 
 
 def _arm(key: ArmKey, runs: list[Run]) -> Arm:
-    finished = sorted((run for run in runs if run.is_finished), key=lambda run: run.seed)
-    rest = tuple(run for run in runs if not run.is_finished)
+    usable = [run for run in runs if isinstance(run, FinishedRun) and not run.problem]
+    finished = sorted(usable, key=lambda run: run.seed)
+    rest = tuple(run for run in runs if run.problem or not isinstance(run, FinishedRun))
     return Arm(*key, runs=tuple(finished), unfinished=rest, refused=_mixture(finished))
 
 
-def _mixture(runs: Sequence[Run]) -> Mixture | None:
+def _mixture(runs: Sequence[FinishedRun]) -> Mixture | None:
     """Tell what forbids taking the runs for one arm: a seed twice, or runs that differ in more than the seed."""
     for first, second in zip(runs, runs[1:], strict=False):
         if first.seed == second.seed:
             return Mixture("seed_twice", {"seed": first.seed, "first": first.path, "second": second.path})
     # No two seeds give the same loss to the last bit: one of them is a copy.
-    known: dict[tuple[tuple[int, float], ...], Run] = {}
+    known: dict[tuple[tuple[int, float], ...], FinishedRun] = {}
     for run in runs:
         if (first := known.setdefault(tuple(run.curve.items()), run)) is not run:
             return Mixture("seeds_alike", {"first": first.path, "second": run.path})
@@ -300,9 +309,9 @@ def _mixture(runs: Sequence[Run]) -> Mixture | None:
     return _computed_apart(runs)
 
 
-def _computed_apart(runs: Sequence[Run]) -> Mixture | None:
+def _computed_apart(runs: Sequence[FinishedRun]) -> Mixture | None:
     """Tell which runs were computed with another device or precision; each against the first of which that is known."""
-    known: dict[str, Run] = {}
+    known: dict[str, FinishedRun] = {}
     for run in runs:
         seen = {name: first.computed_with[name] for name, first in known.items()}
         if apart := known_differences(seen, run.computed_with):
@@ -310,6 +319,20 @@ def _computed_apart(runs: Sequence[Run]) -> Mixture | None:
             return Mixture("recipes_differ", {"first": known[next(iter(apart))].path, "second": run.path, "settings": changes})
         known = dict.fromkeys(run.computed_with, run) | known
     return None
+
+
+def run_differences(first: FinishedRun, second: FinishedRun) -> list[str]:
+    """Return in what two runs differ besides the seed: settings, device and precision, data."""
+    changes = recipe_differences(first.recipe, second.recipe)
+    changes += [difference_text(*each) for each in known_differences(first.computed_with, second.computed_with).items()]
+    return changes + data_difference(first, second)
+
+
+def data_difference(first: FinishedRun, second: FinishedRun) -> list[str]:
+    """Return that two runs were trained on different data, where they were."""
+    if first.fingerprint == second.fingerprint:
+        return []
+    return [difference_text("data.fingerprint", (first.fingerprint[:8], second.fingerprint[:8]))]
 
 
 def recipe_differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
@@ -407,10 +430,11 @@ def _rows(runs: Iterable[Run]) -> Iterable[dict[str, Any]]:
             "path": str(run.path),
             "problem": run.problem or run.message or None,
         }
-        figures = run.figures.model_dump() if run.figures is not None else dict.fromkeys(Figures.model_fields)
+        whole = run if isinstance(run, FinishedRun) else None
+        figures = dict.fromkeys(Figures.model_fields) if whole is None else whole.figures.model_dump()
         times, wall, energy = (figures.pop(name) or {} for name in ("step_s", "wall_s", "energy_j"))
         row |= figures | {"step_s": times.get("median"), "wall_s": wall.get("total")}
         row |= {"energy_j": sum(energy.values()) if energy else None}
-        row |= {name: getattr(run.audit, name, None) for name in ("total", "trainable", "frozen")}
-        row |= {"data": run.fingerprint if run.manifest is not None else None}
+        row |= {name: getattr(whole and whole.audit, name, None) for name in ("total", "trainable", "frozen")}
+        row |= {"data": None if whole is None else whole.fingerprint}
         yield row | {f"config.{key}": value for key, value in flatten(run.config or {}).items() if key != "seed"}

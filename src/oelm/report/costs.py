@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from oelm.bench.record import TimedShape, TimingRecord, read_timings
-from oelm.report.collect import Arm, Run
+from oelm.report.collect import Arm, FinishedRun
 from oelm.report.document import Block, Cell, Section, Table, Text
-from oelm.report.findings import Findings, label, unswept
+from oelm.report.findings import Findings, label
 from oelm.report.kinds import change_later
 from oelm.report.words import Words
 
@@ -22,7 +22,7 @@ _CHANGED = "+changes"
 
 def costs_section(findings: Findings, words: Words) -> Section | None:
     """Return parameters, bytes and step times of every arm beside its baseline's, and interleaved timings where there are."""
-    arms = [arm for baseline, pairs in findings.families() for arm in (baseline, *(pair.arm for pair in pairs))]
+    arms = [arm for baseline, pairs in findings.families for arm in (baseline, *(pair.arm for pair in pairs))]
     if not arms:
         return None
     rows = [_row(arm, words) for arm in arms]
@@ -41,13 +41,12 @@ def costs_section(findings: Findings, words: Words) -> Section | None:
 
 
 def _row(arm: Arm, words: Words) -> tuple[Cell, ...]:
-    audit, change = arm.runs[0].audit, change_later(arm)
-    assert audit is not None
+    audit, change = arm.first.audit, change_later(arm)
     # The most there ever is of it.
     state = 8 * max(audit.trainable, audit.trainable + change)
     checkpoint = 4 * audit.total + state
     step = median_step(arm.runs)
-    wall = statistics.median(run.figures.wall_s["total"] for run in arm.runs if run.figures is not None)
+    wall = statistics.median(run.figures.wall_s["total"] for run in arm.runs)
     return (
         Cell(label(arm)),
         Cell(arm.budget),
@@ -63,7 +62,7 @@ def _row(arm: Arm, words: Words) -> tuple[Cell, ...]:
 
 def _energy(arm: Arm) -> dict[str, float]:
     """Return the median over runs of the joules of each source that was measured in all of them."""
-    found = [run.figures.energy_j for run in arm.runs if run.figures is not None]
+    found = [run.figures.energy_j for run in arm.runs]
     shared = [name for name in found[0] if all(name in energy for energy in found)]
     return {name: statistics.median(energy[name] for energy in found) for name in shared}
 
@@ -76,9 +75,9 @@ def _counted(first: int, change: int, words: Words) -> str:
     return words("counts.later", first=first, last=first + change) if change else f"{first:,}"
 
 
-def median_step(runs: Iterable[Run]) -> float | None:
+def median_step(runs: Iterable[FinishedRun]) -> float | None:
     """Return the median over runs of their median step, in seconds; None where none was measured."""
-    medians = [run.figures.step_s.median for run in runs if run.figures is not None]
+    medians = [run.figures.step_s.median for run in runs]
     known = [median for median in medians if median is not None]
     return statistics.median(known) if known else None
 
@@ -135,12 +134,12 @@ def totals_section(findings: Findings, words: Words) -> Section:
     """Return what everything took: runs, hours, tokens, bytes."""
     runs = [run for arm in findings.arms for run in (*arm.runs, *arm.unfinished)]
     finished = [run for arm in findings.arms for run in arm.runs]
-    hours = sum(run.figures.wall_s["total"] for run in finished if run.figures is not None) / 3600
-    tokens = sum(run.figures.tokens for run in finished if run.figures is not None)
+    hours = sum(run.figures.wall_s["total"] for run in finished) / 3600
+    tokens = sum(run.figures.tokens for run in finished)
     size = sum(_bytes(run.path) for run in runs)
     # Of a sweep's points only what was run beside it is an arm; one without a finished run is whatever it was meant to be.
     done = [arm for arm in findings.arms if arm.runs]
-    points = len(done) - len(unswept(done, findings.roots))
+    points = len(done) - len(findings.unswept(done))
     values = {
         "runs": f"{len(runs):,}",
         "finished": f"{len(finished):,}",
@@ -168,20 +167,18 @@ def _bytes(run: Path) -> int:
     return size
 
 
-def _machines(runs: Iterable[Run], words: Words) -> set[str]:
+def _machines(runs: Iterable[FinishedRun], words: Words) -> set[str]:
     """Return what runs were computed on, without naming a machine."""
     found = set()
     for run in runs:
-        if run.manifest is not None:
-            setting = run.manifest.environment
-            kind = ", ".join(setting.get(name, "?") for name in ("device", "precision", "machine", "cpu_capability"))
-            threads = setting.get("threads", "?")
-            found.add(words("totals.machine", kind=kind, threads=threads, torch=run.manifest.torch))
+        setting = run.manifest.environment
+        kind = ", ".join(setting.get(name, "?") for name in ("device", "precision", "machine", "cpu_capability"))
+        found.add(words("totals.machine", kind=kind, threads=setting.get("threads", "?"), torch=run.manifest.torch))
     return found
 
 
-def _revisions(runs: Iterable[Run], words: Words) -> set[str]:
-    return {_revision(run.manifest.source_revision, words) for run in runs if run.manifest is not None}
+def _revisions(runs: Iterable[FinishedRun], words: Words) -> set[str]:
+    return {_revision(run.manifest.source_revision, words) for run in runs}
 
 
 def _revision(revision: str | None, words: Words) -> str:

@@ -22,8 +22,8 @@ class Cell:
 class Table:
     """Rows under columns. `name` is the file's where a table becomes one; `numeric` are columns set to the right.
 
-    `on_page` are the columns from left to right where a page sets them in another order than files keep them in: a page is
-    read from its left, and what does not fit scrolls away to the right.
+    `on_page` are the columns that readers see, from left to right, where these are not all, or not in the order of CSV and
+    LaTeX files.
     """
 
     name: str
@@ -32,6 +32,11 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     numeric: frozenset[int] = frozenset()
     on_page: tuple[int, ...] = ()
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """The columns that readers see, from left to right."""
+        return self.on_page or tuple(range(len(self.columns)))
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from typing import Any
 from oelm.decimals import fixed
 from oelm.report.collect import Arm
 from oelm.report.document import Block, Cell, Section, Table, Text
-from oelm.report.findings import Findings, Pair, unswept
-from oelm.report.ladder import compared
+from oelm.report.findings import Findings, Pair, gap_between
 from oelm.report.verdicts import best_text
 from oelm.report.words import Words, templates
 
@@ -24,7 +23,7 @@ def reported_section(findings: Findings, words: Words) -> Section:
             continue
         figures = experiment.reported.figures
         usable = [arm for arm in findings.arms if arm.experiment == experiment.id and arm.is_usable and arm.budget != "smoke"]
-        measured = unswept(usable, findings.roots)
+        measured = findings.unswept(usable)
         pairs = [pair for pair in findings.pairs if pair.arm.experiment == experiment.id and pair.arm.budget != "smoke"]
         rows.append(
             (
@@ -82,4 +81,4 @@ def _measured(arm: Arm) -> str:
 
 def _gap(pair: Pair, words: Words) -> str:
     mark = f", {words('verdict.CONFOUNDED')}" if pair.confounded else ""
-    return f"{compared(pair.arm, pair.baseline, 'val')[1]} ({pair.arm.budget}, n={len(pair.seeds)}{mark})"
+    return f"{gap_between(pair.arm, pair.baseline, 'val').text} ({pair.arm.budget}, n={len(pair.seeds)}{mark})"

@@ -1,21 +1,81 @@
-"""What recorded runs have to do with each other: every arm beside its baseline, and whether the two can be compared."""
+"""What recorded runs have to do with each other: every arm next to its baseline, and whether the two can be compared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
-from oelm.dotted import flatten
-from oelm.errors import ConfigError
+from oelm.errors import ConfigError, DataError
 from oelm.experiments.fair import TUNED, confounding, tuned_alike
 from oelm.experiments.registry import Catalog, Experiment
 from oelm.experiments.sweep import SweepRecord, read_sweep
 from oelm.method.kind import method_kind
-from oelm.report.collect import Arm, ArmKey, Run, common_split, difference_text, differing_settings
+from oelm.report.collect import (
+    Arm,
+    ArmKey,
+    FinishedRun,
+    common_split,
+    data_difference,
+    difference_text,
+    differing_settings,
+)
 from oelm.report.computed import known_differences
+from oelm.report.stats import Interval, document_log_ratio, example_difference, gap_text, interval_text, paired_interval
 from oelm.report.words import Words
 from oelm.runs.layout import SWEEP, Split
+
+
+@dataclass(frozen=True)
+class PairedGap:
+    """How far one arm is from another over their common seeds; without an interval where there is one such seed or none."""
+
+    interval: Interval | None
+    text: str
+
+    @property
+    def value(self) -> float | None:
+        return None if self.interval is None else self.interval.value
+
+
+def gap_between(arm: Arm, other: Arm, split: Split) -> PairedGap:
+    """Return the gap between two arms on a split, paired by seed, at the usual level."""
+    ours, theirs = arm.on(split), other.on(split)
+    interval = paired_interval(ours, theirs, arm.metric)
+    if interval is not None:
+        return PairedGap(interval, interval_text(interval, arm.metric))
+    seed = min(ours.keys() & theirs.keys(), default=None)
+    return PairedGap(None, "" if seed is None else gap_text(ours[seed], theirs[seed], arm.metric))
+
+
+def over_documents(ours: Sequence[FinishedRun], theirs: Sequence[FinishedRun], split: Split) -> Interval | None:
+    """Return the interval over documents of paired runs of language models, where all kept their losses on the same ones."""
+    try:
+        sides = [[run.documents(split) for run in runs] for runs in (ours, theirs)]
+    except DataError:
+        return None
+    texts = {tuple((row.document, row.tokens) for row in rows) for side in sides for rows in side}
+    if len(texts) != 1:
+        return None
+    tokens = [count for _, count in texts.pop()]
+    mine, reference = ([[row.nats for row in rows] for rows in side] for side in sides)
+    return document_log_ratio(mine, reference, tokens)
+
+
+def over_examples(ours: Sequence[FinishedRun], theirs: Sequence[FinishedRun], split: Split) -> Interval | None:
+    """Return the interval over examples of paired runs of a classifier, where all kept their answers to the same examples.
+
+    On validation the answers are those of the final models.
+    """
+    try:
+        sides = [[run.predictions(split) for run in runs] for runs in (ours, theirs)]
+    except DataError:
+        return None
+    # Answers to other questions are not to be paired, and of a file that was cut off nobody knows which are there.
+    if not ours or len({tuple((row.example, row.label) for row in rows) for side in sides for rows in side}) > 1:
+        return None
+    return example_difference(*([[row.label == row.predicted for row in rows] for rows in side] for side in sides))
 
 
 @dataclass(frozen=True)
@@ -27,20 +87,76 @@ class Pair:
     experiment: Experiment | None
     confounded: tuple[str, ...]
 
-    @property
+    @cached_property
     def seeds(self) -> list[int]:
         """The seeds that both have."""
         return sorted(self.arm.best.keys() & self.baseline.best.keys())
 
-    @property
+    @cached_property
     def split(self) -> Split:
         """What the two are compared on, never one of them on the one and one on the other."""
         return common_split(self.arm, self.baseline)
 
+    @cached_property
+    def gap(self) -> PairedGap:
+        """The gap on that split, at the usual level; a verdict may rest on a wider interval."""
+        return gap_between(self.arm, self.baseline, self.split)
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """The sweeps of some arms, each read once: by experiment, budget and root, or why one cannot be read."""
+
+    roots: tuple[Path, ...]
+    found: Mapping[tuple[str, str, Path], SweepRecord | ConfigError]
+
+    @classmethod
+    def read(cls, arms: Iterable[Arm], roots: Sequence[Path]) -> Sweeps:
+        """Read the sweeps of the arms' experiments at their budgets under every root."""
+        places = dict.fromkeys((arm.experiment, arm.budget, root) for arm in arms for root in roots)
+        there = [place for place in places if (place[2] / place[0] / place[1] / SWEEP).is_file()]
+        return cls(tuple(roots), {place: _read_sweep(*place) for place in there})
+
+    def of(self, arm: Arm) -> list[SweepRecord]:
+        """Return the readable sweeps of an arm's experiment at its budget, one of each root: those next to its runs first."""
+        ordered = sorted(self.roots, key=lambda root: not any(run.path.is_relative_to(root) for run in arm.runs))
+        found = [self.found.get((arm.experiment, arm.budget, root)) for root in ordered]
+        return [sweep for sweep in found if isinstance(sweep, SweepRecord)]
+
+    @property
+    def damages(self) -> list[str]:
+        """What is wrong with those that cannot be read."""
+        return [str(problem) for problem in self.found.values() if isinstance(problem, ConfigError)]
+
+    def without_chosen(self, arm: Arm) -> Arm:
+        """Return an arm without the seeds its setting was chosen on: what won by their luck must not be judged on them."""
+        # The best setting of a sweep has a folder of its own, and may be given the sweep's seeds again.
+        is_tuned = arm.variant.startswith(TUNED)
+        points = [point for sweep in self.of(arm) for point in sweep.points if is_tuned or point.variant == arm.variant]
+        chosen = {seed for point in points for seed in point.seeds}
+        runs = tuple(run for run in arm.runs if run.seed not in chosen)
+        return replace(arm, runs=runs, unfinished=tuple(run for run in arm.unfinished if run.seed not in chosen))
+
+    def at_its_best(self, arm: Arm) -> SweepRecord | None:
+        """Return an arm's sweep where its runs have the best setting of it."""
+        sweep = next(iter(self.of(arm)), None)
+        if sweep is None or sweep.best is None:
+            return None
+        settings = flatten(arm.first.config)
+        chosen = sweep.points[sweep.best].values
+        return sweep if all(settings.get(key) == value for key, value in chosen.items()) else None
+
+
+def _read_sweep(experiment: str, budget: str, root: Path) -> SweepRecord | ConfigError:
+    try:
+        return read_sweep(experiment, budget, root)
+    except ConfigError as problem:
+        return problem
+
 
 @dataclass(frozen=True)
 class Findings:
-    """All arms that were found, those that can be set beside a baseline, and the catalog they come from.
+    """All arms that were found, those that can be compared with a baseline, and the catalog they come from.
 
     `swept` are the seeds that arms of comparisons have and that are left out there: a sweep chose their setting on them.
     """
@@ -49,18 +165,21 @@ class Findings:
     roots: tuple[Path, ...]
     arms: tuple[Arm, ...]
     pairs: tuple[Pair, ...]
+    sweeps: Sweeps
     swept: Mapping[ArmKey, tuple[int, ...]] = field(default_factory=dict)
 
+    @cached_property
     def families(self) -> list[tuple[Arm, list[Pair]]]:
-        """Return each baseline with the arms that are compared with it."""
+        """Each baseline with the arms that are compared with it."""
         found: dict[ArmKey, tuple[Arm, list[Pair]]] = {}
         for pair in self.pairs:
             found.setdefault(pair.baseline.key, (pair.baseline, []))[1].append(pair)
         return list(found.values())
 
-    def by_weight(self) -> list[tuple[Arm, list[Pair]]]:
-        """Return the families in the order in which they are worth a picture: variants later, smoke last."""
-        return sorted(self.families(), key=lambda family: (family[0].budget == "smoke", _is_variant(family[0])))
+    def by_weight(self) -> list[list[Arm]]:
+        """Return each family's arms, its baseline first; variants come later than what they vary, smoke last."""
+        ordered = sorted(self.families, key=lambda family: (family[0].budget == "smoke", _is_variant(family[0])))
+        return [[baseline, *(pair.arm for pair in pairs)] for baseline, pairs in ordered]
 
     def without_baseline(self) -> list[tuple[Arm, ArmKey]]:
         """Return the usable arms that have no usable baseline at their budget and variant, each with the place of one."""
@@ -68,10 +187,25 @@ class Findings:
         places = [(arm, baseline_key(arm, self.catalog)) for arm in self.arms if arm.is_usable]
         return [(arm, key) for arm, key in places if key is not None and key not in usable]
 
+    def unswept(self, arms: Iterable[Arm]) -> list[Arm]:
+        """Return arms without the seeds their setting was chosen on, and without those that are tries of a sweep alone."""
+        return [left for arm in arms if (left := self.sweeps.without_chosen(arm)).runs]
+
+    def damages(self) -> list[str]:
+        """Return what is wrong with every record that the report would have used and cannot."""
+        return [run.problem for arm in self.arms for run in arm.unfinished if run.problem] + self.sweeps.damages
+
+    def restricted(self, experiments: Collection[str]) -> Findings:
+        """Return what was found of some experiments."""
+        arms = tuple(arm for arm in self.arms if arm.experiment in experiments)
+        pairs = [pair for pair in self.pairs if {pair.arm.experiment, pair.baseline.experiment} <= {*experiments}]
+        swept = {key: seeds for key, seeds in self.swept.items() if key[0] in experiments}
+        return replace(self, arms=arms, pairs=tuple(pairs), swept=swept)
+
 
 def find(arms: Sequence[Arm], catalog: Catalog, roots: Sequence[Path]) -> Findings:
     """Pair every usable arm with its baseline; damaged, mixed and lonely ones stay among the arms."""
-    by_key = {arm.key: arm for arm in arms}
+    by_key, sweeps = {arm.key: arm for arm in arms}, Sweeps.read(arms, roots)
     pairs = []
     swept: dict[ArmKey, tuple[int, ...]] = {}
     for arm in arms:
@@ -79,15 +213,15 @@ def find(arms: Sequence[Arm], catalog: Catalog, roots: Sequence[Path]) -> Findin
         experiment = catalog.experiments.get(arm.experiment)
         if other is None or not _comparable(arm, other, experiment):
             continue
-        ours, theirs = _without_swept(arm, roots), _without_swept(other, roots)
+        ours, theirs = sweeps.without_chosen(arm), sweeps.without_chosen(other)
         if not ours.runs:
             continue
         for whole, rest in ((arm, ours), (other, theirs)):
             if left_out := tuple(sorted(whole.best.keys() - rest.best.keys())):
                 swept[whole.key] = left_out
         if theirs.runs:
-            pairs.append(Pair(ours, theirs, experiment, confounds(ours, theirs, catalog, roots)))
-    return Findings(catalog, tuple(roots), tuple(arms), tuple(pairs), swept)
+            pairs.append(Pair(ours, theirs, experiment, _differs_besides(ours, theirs, catalog, sweeps)))
+    return Findings(catalog, tuple(roots), tuple(arms), tuple(pairs), sweeps, swept)
 
 
 def _comparable(arm: Arm, baseline: Arm, experiment: Experiment | None) -> bool:
@@ -99,109 +233,34 @@ def _comparable(arm: Arm, baseline: Arm, experiment: Experiment | None) -> bool:
     return len({arm.metric, baseline.metric} | named) == 1
 
 
-def _without_swept(arm: Arm, roots: Sequence[Path]) -> Arm:
-    """Return an arm without the seeds that its setting was chosen on: what won by their luck must not be judged on them."""
-    # What came out of a sweep best has a folder of its own, and may be given its seeds again.
-    is_tuned = arm.variant.startswith(TUNED)
-    points = [point for sweep in _sweeps_of(arm, roots) for point in sweep.points if is_tuned or point.variant == arm.variant]
-    swept = {seed for point in points for seed in point.seeds}
-    runs, rest = (tuple(run for run in runs if run.seed not in swept) for runs in (arm.runs, arm.unfinished))
-    return replace(arm, runs=runs, unfinished=rest)
-
-
-def unswept(arms: Sequence[Arm], roots: Sequence[Path]) -> list[Arm]:
-    """Return what is left of arms without the seeds that their setting was chosen on; none of those that were tries alone."""
-    return [left for arm in arms if (left := _without_swept(arm, roots)).runs]
-
-
 def baseline_key(arm: Arm, catalog: Catalog) -> ArmKey | None:
     """Return where an arm's baseline is."""
     experiment = catalog.experiments.get(arm.experiment)
     return (experiment.baseline, arm.budget, arm.variant) if experiment is not None and experiment.baseline else None
 
 
-def confounds(arm: Arm, baseline: Arm, catalog: Catalog, roots: Sequence[Path]) -> tuple[str, ...]:
+def _differs_besides(arm: Arm, baseline: Arm, catalog: Catalog, sweeps: Sweeps) -> tuple[str, ...]:
     """Return what besides the method, or a control's shape, two arms differ in, but for settings both were tuned in alike."""
-    ours, theirs = arm.runs[0], baseline.runs[0]
+    ours, theirs = arm.first, baseline.first
     settings = differing_settings(ours.recipe, theirs.recipe)
     differing = {**settings, **known_differences(arm.computed_with, baseline.computed_with)}
-    tuned = _tuned_alike(arm, baseline, catalog, roots)
-    unfair = confounding(differing, tuned=tuned, is_larger=lambda: _parameters(ours) > _parameters(theirs))
-    changes = [difference_text(key, differing[key]) for key in unfair]
-    if ours.fingerprint != theirs.fingerprint:
-        changes.append(difference_text("data.fingerprint", (ours.fingerprint[:8], theirs.fingerprint[:8])))
-    return tuple(changes)
+    tuned = _tuned_alike(arm, baseline, catalog, sweeps)
+    unfair = confounding(differing, tuned=tuned, is_larger=lambda: ours.audit.total > theirs.audit.total)
+    return (*(difference_text(key, differing[key]) for key in unfair), *data_difference(ours, theirs))
 
 
-def _parameters(run: Run) -> int:
-    assert run.audit is not None
-    return run.audit.total
-
-
-def _tuned_alike(arm: Arm, baseline: Arm, catalog: Catalog, roots: Sequence[Path]) -> set[str]:
+def _tuned_alike(arm: Arm, baseline: Arm, catalog: Catalog, sweeps: Sweeps) -> set[str]:
     """Return the settings that both arms have from the best point of the same sweep.
 
     Of sweeps that were taken over, both must be, from an arm and its baseline elsewhere.
     """
     if not arm.variant.startswith(TUNED):
         return set()
-    ours, theirs = (_at_its_best(each, roots) for each in (arm, baseline))
+    ours, theirs = sweeps.at_its_best(arm), sweeps.at_its_best(baseline)
     if ours is None or theirs is None or ours.terms != theirs.terms:
         return set()
     sources = (ours.like or arm.experiment, theirs.like or baseline.experiment)
     return set(ours.grid) if tuned_alike(*sources, catalog.baselines()) else set()
-
-
-def _at_its_best(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
-    """Return an arm's sweep where its runs have what came out best of it."""
-    sweep = sweep_of(arm, roots)
-    if sweep is None or sweep.best is None:
-        return None
-    settings = flatten(arm.runs[0].config or {})
-    chosen = sweep.points[sweep.best].values
-    return sweep if all(settings.get(key) == value for key, value in chosen.items()) else None
-
-
-def sweep_of(arm: Arm, roots: Sequence[Path]) -> SweepRecord | None:
-    """Return the sweep of an arm's experiment at its budget, where there is a readable one: that beside its runs first."""
-    return next(iter(_sweeps_of(arm, roots)), None)
-
-
-def _sweeps_of(arm: Arm, roots: Sequence[Path]) -> list[SweepRecord]:
-    """Return the readable sweeps of an arm's experiment at its budget, one of each root: those beside its runs first."""
-    ordered = sorted(roots, key=lambda root: not any(run.path.is_relative_to(root) for run in arm.runs))
-    found = [_read_sweep(arm.experiment, arm.budget, root) for root in ordered]
-    return [sweep for sweep in found if sweep is not None and not isinstance(sweep, ConfigError)]
-
-
-def _read_sweep(experiment: str, budget: str, root: Path) -> SweepRecord | ConfigError | None:
-    """Return a sweep, or why it cannot be read; None where there is none."""
-    if not (root / experiment / budget / SWEEP).is_file():
-        return None
-    try:
-        return read_sweep(experiment, budget, root)
-    except ConfigError as problem:
-        return problem
-
-
-def damaged_sweeps(findings: Findings) -> list[str]:
-    """Return what is wrong with the sweeps beside the arms that cannot be read."""
-    places = dict.fromkeys((arm.experiment, arm.budget, root) for arm in findings.arms for root in findings.roots)
-    found = [_read_sweep(*place) for place in places]
-    return [str(problem) for problem in found if isinstance(problem, ConfigError)]
-
-
-def damages(findings: Findings) -> list[str]:
-    """Return what is wrong with every record that a report would have used and cannot."""
-    runs = [run for arm in findings.arms for run in arm.unfinished]
-    return [run.problem for run in runs if run.problem] + damaged_sweeps(findings)
-
-
-def swept_remarks(findings: Findings, words: Words) -> list[str]:
-    """Say which seeds are left out of comparisons, for a sweep chose the arm's setting on them."""
-    return [
-        words("remark.swept", arm="/".join(key), seeds=words.listed(seeds)) for key, seeds in sorted(findings.swept.items())
-    ]
 
 
 def split_text(split: Split, words: Words) -> str:
@@ -239,29 +298,19 @@ def on_architecture(arm: Arm, name: str, words: Words) -> str:
 
 def has_short_conv(arm: Arm) -> bool:
     """Whether a short convolution stands before the first layer of the arm's model."""
-    config = arm.runs[0].config
-    return config is not None and bool(config.get("model", {}).get("short_conv", 0))
+    return bool(arm.first.config.get("model", {}).get("short_conv", 0))
 
 
 def is_uniform(arm: Arm) -> bool:
     """Whether an arm's attention has no Q and K: both are frozen at zero everywhere, so all visible tokens weigh the same."""
-    method = (arm.runs[0].config or {}).get("method", {})
-    is_zero = method.get("init") == "gaussian" and method.get("std") == 0
-    return is_zero and method_kind(method) == "pure"
+    is_zero = arm.method.get("init") == "gaussian" and arm.method.get("std") == 0
+    return is_zero and method_kind(arm.method) == "pure"
 
 
 def draw_of(arm: Arm) -> int | None:
     """Return the seed of an arm's frames where it is one of their own."""
-    config = arm.runs[0].config
-    assert config is not None
-    method = config.get("method", {})
     # Weights that are kept, or made from those that were there, are not drawn.
-    is_drawn = method.get("freeze") and method.get("init") not in (
-        "native",
-        "orthonormalized",
-        "polar",
-        "spectral",
-        "spectral_flat",
-    )
-    seed = method.get("seed") if is_drawn else None
+    kept = ("native", "orthonormalized", "polar", "spectral", "spectral_flat")
+    is_drawn = arm.method.get("freeze") and arm.method.get("init") not in kept
+    seed = arm.method.get("seed") if is_drawn else None
     return seed if isinstance(seed, int) else None

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 _STILLS_MAX_BYTES = 1_200_000
 # Cells of so many letters stay on one line: beside columns of figures, which never break, a browser breaks them at every word.
 _UNBROKEN = 20
-# An interval with its value. What has a verdict besides may break before that.
+# An interval with its value. What has a verdict besides may break before either, so that many data sets fit one table.
 _UNBROKEN_FIGURE = 24
-_IN_FIGURE = re.compile(r" (?=\[)|(?<=,) (?=[+-]?\d)")
+_IN_INTERVAL = re.compile(r"(?<=,) (?=[+-]?\d)")
 # No section holds another, and every text in one is escaped.
 _SECTION = re.compile(r'<section id="(?P<id>[^"]+)".*?</section>', re.DOTALL)
 _PHONE_WIDTH = 320
+# More notes or warnings than these are folded away.
+_FEW_NOTES = 3
 _LANGUAGE_TAGS = {"en": "en", "zh": "zh-CN"}
 # A page may run our own scripts, known by their digest, and nothing else: no other script, no eval, no request of any kind.
 _POLICY = "default-src 'none'; script-src {scripts}; style-src {styles}; base-uri 'none'; form-action 'none'"
@@ -146,6 +148,7 @@ def _rendered(document: Document, pictures: list[_Picture], script: str, *, bund
         config=_safe(_json_in_html(PAGE)),
         columns_of=_columns_of,
         glued=_glued,
+        few=_FEW_NOTES,
         next_picture=iter(pictures).__next__,
         next_number=itertools.count(1).__next__,
         live=live,
@@ -170,10 +173,8 @@ def _template() -> Template:
 
 
 def _columns_of(table: Table) -> list[tuple[int, str]]:
-    """Return the numbers of a table's columns as a page sets them, and how their cells may break."""
-    order = table.on_page or range(len(table.columns))
-    assert sorted(order) == list(range(len(table.columns))), f"{table.name}: every column once"
-    return [(number, _column_kind(table, number)) for number in order]
+    """Return the numbers of the columns that a page shows, and how their cells may break."""
+    return [(number, _column_kind(table, number)) for number in table.shown]
 
 
 def _column_kind(table: Table, number: int) -> str:
@@ -184,8 +185,8 @@ def _column_kind(table: Table, number: int) -> str:
 
 
 def _glued(text: str) -> str:
-    """Return a figure that does not break before or within its interval; what is said behind it may stand below."""
-    return _IN_FIGURE.sub("\u00a0", text)
+    """Return a figure whose interval does not break; interval and verdict may stand below the value."""
+    return _IN_INTERVAL.sub("\u00a0", text)
 
 
 def _breadth(text: str) -> int:

@@ -20,11 +20,11 @@ from oelm.experiments.imported import IMPORTED, ImportedRun, run_path
 from oelm.experiments.registry import Criterion
 from oelm.report.collect import ImportedStudy, collect_imported, mean_figure
 from oelm.report.document import Block, Cell, Chart, Section, Table, Text
-from oelm.report.ladder import level_text
 from oelm.report.learning import small_chart
-from oelm.report.stats import LEVEL
+from oelm.report.plots import forest_by_set
+from oelm.report.stats import LEVEL, interval_text, level_text
 from oelm.report.verdict import Judgement, Looks, Reason, Verdict, comparison_key, judge, judge_together
-from oelm.report.verdicts import MARKS, forest_chart, interval_text, levelled, reason_text
+from oelm.report.verdicts import MARKS, levelled, reason_text, target_of, told_bound
 from oelm.report.words import Words
 from oelm.runs.layout import CONFIG
 
@@ -61,6 +61,11 @@ class Question:
     @property
     def is_ratio(self) -> bool:
         return self.scale in ("loss", "perplexity")
+
+    @property
+    def kind(self) -> Literal["ppl", "accuracy"]:
+        """Whether gaps are ratios, as of perplexities, or differences, as of accuracies."""
+        return "ppl" if self.is_ratio else "accuracy"
 
     @property
     def bound(self) -> float | None:
@@ -347,15 +352,18 @@ def _curves(study: ImportedStudy, question: Question | None, words: Words) -> Ch
 
 def _forest(row: JudgedStudy, words: Words) -> list[Block]:
     """Return the intervals against the bound, where one was given."""
-    bound, points = row.question.bound, []
+    bound, kind, points = row.question.bound, row.question.kind, []
     for arm, judgement in row.judgements.items():
         if (gap := judgement.interval) is not None:
-            text = levelled(gap, interval_text(gap, is_ratio=row.question.is_ratio), words)
-            told = {"text": text, "verdict": words(f"verdict.{judgement.verdict}")}
-            points.append({"name": arm, "value": gap.value, "low": gap.low, "high": gap.high, **told})
+            told = {"text": levelled(gap, kind, words), "verdict": words(f"verdict.{judgement.verdict}")}
+            place = {"name": arm, "arm": row.study.name}
+            points.append({**place, "value": gap.value, "low": gap.low, "high": gap.high, **told})
     if bound is None or not points:
         return []
-    return [forest_chart(f"forest-{row.study.name}", points, "ppl" if row.question.is_ratio else "accuracy", bound, words)]
+    spec = forest_by_set(points, [row.study.name], target=target_of(kind, bound, words), title=words(f"forest.{kind}"))
+    caption = words(f"forest.caption.{kind}", bound=told_bound(kind, bound))
+    alt = words("forest.alt", arms=words.listed(point["name"] for point in points))
+    return [Chart(f"forest-{row.study.name}", caption, spec, alt)]
 
 
 def _verdicts(row: JudgedStudy, words: Words, *, is_live: bool = False) -> Table:
@@ -376,7 +384,7 @@ def _verdicts(row: JudgedStudy, words: Words, *, is_live: bool = False) -> Table
                 Cell(arm),
                 Cell(f"{judgement.num_seeds}/{judgement.planned}", judgement.num_seeds),
                 _mean(row.figures[arm], question),
-                Cell(interval_text(gap, is_ratio=question.is_ratio), gap.value) if gap is not None else nothing,
+                Cell(interval_text(gap, question.kind), gap.value) if gap is not None else nothing,
                 Cell(level_text(gap.level), gap.level) if gap is not None else nothing,
                 Cell(words(f"verdict.{judgement.verdict}"), judgement.verdict, MARKS.get(judgement.verdict, "")),
             )

@@ -17,9 +17,7 @@ _QK_ROLES = ("query", "key", "query_key_value", "gain", "correction")
 
 def class_of(pair: Pair) -> str:
     """Return the class of an arm beside its baseline: one that freezes nothing is a control."""
-    config = pair.arm.runs[0].config
-    assert config is not None
-    kind = method_kind(config.get("method", {}))
+    kind = method_kind(pair.arm.method)
     if kind == "free":
         return "control"
     ours, whole = learning_in_qk(pair.arm), learning_in_qk(pair.baseline)
@@ -29,18 +27,15 @@ def class_of(pair: Pair) -> str:
 
 def learning_in_qk(arm: Arm) -> int | None:
     """Return how many parameters learn on the Q/K side from the first step on; None where Q, K and V are one weight."""
-    audit = arm.runs[0].audit
-    assert audit is not None
-    if "query_key_value" in audit.by_role:
+    roles = arm.first.audit.by_role
+    if "query_key_value" in roles:
         return None
-    return sum(counts["trainable"] for role, counts in audit.by_role.items() if role in _QK_ROLES)
+    return sum(counts["trainable"] for role, counts in roles.items() if role in _QK_ROLES)
 
 
 def change_later(arm: Arm) -> int:
     """Return by how many parameters more learn at the end of an arm's training than at its start; or fewer."""
-    run = arm.runs[0]
-    assert run.config is not None and run.audit is not None
-    return learning_later(run.config.get("method", {}), run.audit.projections)
+    return learning_later(arm.method, arm.first.audit.projections)
 
 
 def pair_text(pair: Pair, catalog: Catalog, words: Words) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from oelm.report.document import Cell, Document, Table
-from oelm.report.plain import distinct_names, one_line
+from oelm.report.plain import distinct_names, on_one_line
 
 _USAGE = """\
 % Tables of a report by oelm, to be used in a paper by \\input{...}. In the preamble:
@@ -78,7 +78,7 @@ def _cell(cell: Cell) -> str:
 
 def _escaped(text: str) -> str:
     """Return text in which LaTeX finds no command, no special character and no ligature."""
-    return _SPECIALS.sub(_replacement, one_line(text))
+    return _SPECIALS.sub(_replacement, on_one_line(text))
 
 
 def _replacement(found: re.Match[str]) -> str:

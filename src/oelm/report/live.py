@@ -24,13 +24,15 @@ from oelm.experiments.registry import Catalog
 from oelm.experiments.slots import queue_seconds
 from oelm.files import read_json
 from oelm.report.build import Report, report_on, with_imported
+from oelm.report.classes import gap_charts
 from oelm.report.collect import Run, arms_of, read_run
 from oelm.report.document import Block, Cell, Chart, Document, Mark, Section, Table, Text
 from oelm.report.imported import MOST_ROWS, Question, imported_section, shortened
 from oelm.report.learning import small_chart
-from oelm.report.plain import one_line
+from oelm.report.plain import on_one_line
+from oelm.report.stats import interval_text
 from oelm.report.verdict import LOOKS
-from oelm.report.verdicts import decided_by, forests, interval_text, verdict_table
+from oelm.report.verdicts import decided_by, verdict_table
 from oelm.report.words import Words
 from oelm.runs.find import ALIVE, STATES, RunView, scan
 from oelm.runs.layout import CONFIG, SWEEP
@@ -72,12 +74,12 @@ class Moment:
         """Return the comparisons with a PASS or a FAIL at their planned seeds, by name, each as one sentence."""
         found = {}
         for row in self.report.judged:
-            _, gap = decided_by(row, Words("en"))
+            gap = decided_by(row, Words("en")).text
             found["/".join(row.pair.arm.key)] = row.judgement.verdict, gap, f"oelm report {row.pair.arm.experiment}"
         for study in self.report.judged_imported:
             for arm, judgement in study.judgements.items():
                 interval = judgement.interval
-                gap = "" if interval is None else interval_text(interval, is_ratio=study.question.is_ratio)
+                gap = "" if interval is None else interval_text(interval, study.question.kind)
                 found[f"{IMPORTED}/{study.study.name}/{arm}"] = judgement.verdict, gap, "oelm report --metric"
         return {
             name: f"{name}: preliminary verdict {verdict}, gap {gap}; `{command}` gives and records the verdict"
@@ -283,7 +285,7 @@ def _run_row(view: RunView, gap: Gap | None, words: Words) -> tuple[Cell, ...]:
         Cell("" if status.loss is None else fixed(status.loss, 3), status.loss),
         Cell("" if status.step_s is None else f"{status.step_s:.3g}", status.step_s),
         Cell(view.budget),
-        Cell(one_line(status.device)),
+        Cell(on_one_line(status.device)),
     )
 
 
@@ -328,7 +330,7 @@ def _trouble_section(moment: Moment, words: Words) -> Section | None:
     machine = this_machine()
     rows = []
     for view in troubled[:MOST_ROWS]:
-        message = one_line(view.status.message)[:_LONGEST_MESSAGE] if view.status is not None else ""
+        message = on_one_line(view.status.message)[:_LONGEST_MESSAGE] if view.status is not None else ""
         at = "" if view.status is None else words("live.steps_short", step=view.status.step, steps=view.status.steps)
         rows.append(
             (
@@ -378,7 +380,7 @@ def _verdict_section(moment: Moment, words: Words) -> Section:
     columns[_VERDICT_COLUMNS.index(5)] = words("live.verdict")
     numeric = frozenset(place for place, number in enumerate(_VERDICT_COLUMNS) if number in whole.numeric)
     table = Table("verdicts", words("live.verdict_caption"), tuple(columns), rows, numeric)
-    pictures = forests(report.judged, words) if len(rows) <= _MOST_IN_FOREST else []
+    pictures = gap_charts(report.findings, report.judged, words) if len(rows) <= _MOST_IN_FOREST else []
     return Section("verdicts", title, (Text(words("live.preliminary"), "warning"), *shortened(table, words), *pictures))
 
 
@@ -435,6 +437,6 @@ def machine_load(root: Path) -> dict[str, str]:
 
 def _machine_section(moment: Moment, words: Words) -> Section:
     named = {name: words(f"live.{name}") for name in ("load", "cores", "memory", "disk")}
-    rows = tuple((Cell(named.get(name, name)), Cell(one_line(value))) for name, value in moment.load.items())
+    rows = tuple((Cell(named.get(name, name)), Cell(on_one_line(value))) for name, value in moment.load.items())
     columns = (words("totals.what"), words("totals.value"))
     return Section("machine", words("live.machine"), (Table("machine", words("live.machine_caption"), columns, rows),))

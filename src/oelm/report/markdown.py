@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 from oelm.report.document import Block, Cell, Chart, Document, Table, Text
 from oelm.report.gather import gather
-from oelm.report.plain import distinct_names, one_line
+from oelm.report.plain import distinct_names, on_one_line
 from oelm.report.svg import PAPER, chart_svg
 
-_SIGNS = {"good": "\u2713 ", "bad": "\u2717 ", "warn": "\u25b3 "}
+SIGNS = {"good": "\u2713 ", "bad": "\u2717 ", "warn": "\u25b3 "}
 _ALERTS = {"note": "NOTE", "warning": "WARNING"}
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _SPECIAL = re.compile(r"[\\`*_\[\]|~$#&<>]")
@@ -40,12 +40,12 @@ def render_markdown(document: Document, svg_folder_name: str) -> tuple[str, dict
 def _contents(document: Document) -> list[str]:
     anchors = _anchors([section.title for section in document.sections])
     links = [f"- [{_escaped(section.title)}](#{anchor})" for section, anchor in zip(document.sections, anchors, strict=True)]
-    return [f"**{_escaped(document.contents)}**" if one_line(document.contents) else "", "\n".join(links)]
+    return [f"**{_escaped(document.contents)}**" if on_one_line(document.contents) else "", "\n".join(links)]
 
 
 def _anchors(titles: list[str]) -> list[str]:
     """Return the anchors that GitHub gives to headings: letters and digits of any script, in lower case, and hyphens."""
-    bare = [re.sub(r"[^\w\- ]", "", one_line(title).lower()).replace(" ", "-") for title in titles]
+    bare = [re.sub(r"[^\w\- ]", "", on_one_line(title).lower()).replace(" ", "-") for title in titles]
     return [f"{name}-{count}" if (count := bare[:place].count(name)) else name for place, name in enumerate(bare)]
 
 
@@ -71,24 +71,25 @@ def picture_text(chart: Chart) -> str:
 
 def table_text(table: Table) -> str:
     """Return a table as Markdown."""
-    rules = ["---:" if column in table.numeric else "---" for column in range(len(table.columns))]
-    rows = [[_escaped(column) for column in table.columns], rules, *([_cell(cell) for cell in row] for row in table.rows)]
+    rules = ["---:" if column in table.numeric else "---" for column in table.shown]
+    head = [_escaped(table.columns[column]) for column in table.shown]
+    rows = [head, rules, *([_cell(row[column]) for column in table.shown] for row in table.rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _cell(cell: Cell) -> str:
-    return _SIGNS.get(cell.mark, "") + (_code(cell.text) if cell.is_code else _escaped(cell.text))
+    return SIGNS.get(cell.mark, "") + (_code(cell.text) if cell.is_code else _escaped(cell.text))
 
 
 def _code(text: str) -> str:
     """Return what is to be typed with nothing in it changed, also to who reads the Markdown itself."""
-    plain = one_line(text)
+    plain = on_one_line(text)
     # Tables cut at a bar even inside of code.
     return f"`{plain}`" if plain and not set("`|").intersection(plain) else _escaped(text)
 
 
 def _caption(text: str) -> str:
-    return f"*{_escaped(text)}*" if one_line(text) else ""
+    return f"*{_escaped(text)}*" if on_one_line(text) else ""
 
 
 def _paragraph(text: str) -> str:
@@ -98,5 +99,5 @@ def _paragraph(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """Return text on one line in which nothing is markup, wherever in a line it stands."""
-    escaped = _SPECIAL.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), one_line(text))
+    escaped = _SPECIAL.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), on_one_line(text))
     return _BARE_LINK.sub(lambda found: f"\\{found[0]}", escaped)

@@ -22,7 +22,7 @@ def plain_text(text: str) -> str:
     return text.replace("\r\n", "\n").translate(_TABLE)
 
 
-def one_line(text: str) -> str:
+def on_one_line(text: str) -> str:
     """Return `plain_text` with every stretch of white space as one space."""
     return " ".join(plain_text(text).split())
 

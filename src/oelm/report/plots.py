@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 Rows = Sequence[dict[str, Any]]
-# The shape of every verdict that has an interval, in all pictures alike. Their order is that of the page's palette: blue, red
-# and green fall to the three that decide something, and the shape tells them apart where colours do not.
-SHAPES = {
-    "EXPLORATORY": "diamond",
-    "INCONCLUSIVE": "triangle-up",
-    "FAIL": "square",
-    "PASS": "circle",
-    "CONFOUNDED": "triangle-down",
-    "NO_CRITERION": "cross",
-    "UNFIT_BASELINE": "triangle-left",
-    "SMOKE": "triangle-right",
-}
+# Circles for the first data set and so on: colours alone do not tell them apart for everyone.
+_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", "triangle-right")
+# A picture that opens a report shows whole in a window of 700 pixels, axis and legend included.
+_MOST_HEIGHT = 520
 
 
 def curves(rows: Rows, arms: Sequence[str], *, x: str, y: str, points: bool = True) -> dict[str, Any]:
@@ -57,47 +49,6 @@ class Target(NamedTuple):
     nothing: float = 1.0
 
 
-def forest(rows: Rows, verdicts: Mapping[str, str], *, target: Target, title: str) -> dict[str, Any]:
-    """Return points with intervals and a line at the target. Rows have name, value, low, high, verdict; in this order.
-
-    `verdicts` are the names of those of `SHAPES`, whether they stand in a row or not.
-    """
-    order = [row["name"] for row in rows]
-    y = {"field": "name", "type": "nominal", "sort": order, "title": None, "axis": {"labelLimit": 320}}
-    tooltip = [{"field": name, "type": "nominal", "title": " "} for name in ("name", "text", "verdict")]
-    ticks = _ticks(rows, target)
-    interval = {
-        "mark": {"type": "rule", "strokeWidth": 2},
-        "encoding": {"y": y, "x": _axis("low", title, zero=False) | ticks, "x2": {"field": "high"}, "tooltip": tooltip},
-    }
-    point = {
-        "mark": {"type": "point", "filled": True, "size": 90},
-        "encoding": {
-            "y": y,
-            "x": _axis("value", title, zero=False) | ticks,
-            **_verdict_look(rows, verdicts),
-            "tooltip": tooltip,
-        },
-    }
-    return _chart(rows, {"layer": [*_lines(rows, target), interval, point]}, height={"step": 26})
-
-
-def _verdict_look(rows: Rows, verdicts: Mapping[str, str]) -> dict[str, Any]:
-    """Return shape and colour by verdict: the same whichever others a picture shows, and a legend of those alone."""
-    named = [verdicts[code] for code in SHAPES]
-    seen = {row["verdict"] for row in rows}
-    field = {
-        "field": "verdict",
-        "type": "nominal",
-        "title": None,
-        "legend": {"values": [name for name in named if name in seen]},
-    }
-    return {
-        "shape": {**field, "scale": {"domain": named, "range": list(SHAPES.values())}},
-        "color": {**field, "scale": {"domain": named}},
-    }
-
-
 def forest_by_set(rows: Rows, sets: Sequence[str], *, target: Target, title: str, faint: str = "") -> dict[str, Any]:
     """Return, for each name, a point with its interval on every data set. Rows have name, arm (the set), value, low, high.
 
@@ -113,6 +64,8 @@ def forest_by_set(rows: Rows, sets: Sequence[str], *, target: Target, title: str
     }
     if faint:
         shared["opacity"] = {"condition": {"test": f"datum.{faint}", "value": 1}, "value": 0.3}
+    shape = _colour(sets, columns=4)
+    shape["scale"] = {"domain": list(sets), "range": [_SHAPES[number % len(_SHAPES)] for number in range(len(sets))]}
     ticks = _ticks(rows, target)
     interval = {
         "mark": {"type": "rule", "strokeWidth": 2},
@@ -120,9 +73,9 @@ def forest_by_set(rows: Rows, sets: Sequence[str], *, target: Target, title: str
     }
     point = {
         "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
-        "encoding": {**shared, "x": _axis("value", title, zero=False) | ticks},
+        "encoding": {**shared, "shape": shape, "x": _axis("value", title, zero=False) | ticks},
     }
-    height = len(order) * (12 * len(sets) + 16)
+    height = min(_MOST_HEIGHT, len(order) * (12 * len(sets) + 16))
     return _chart(rows, {"layer": [*_lines(rows, target), interval, point]}, height=height)
 
 
@@ -199,23 +152,6 @@ def grouped(rows: Rows, arms: Sequence[str], *, x: str, y: str) -> dict[str, Any
         "encoding": {**shared, "y": _axis("mean", y), "tooltip": tooltip},
     }
     return _chart(rows, {"layer": [spread, point]}, height=240)
-
-
-def rates(rows: Rows, arms: Sequence[str], *, x: str, y: str) -> dict[str, Any]:
-    """Return the score of every point of a sweep against a rate on a logarithmic axis. Rows have rate, arm, score, best."""
-    layer = {
-        "mark": {"type": "line", "point": False},
-        "encoding": {
-            "x": {"field": "rate", "type": "quantitative", "scale": {"type": "log"}, "title": x, "axis": {"format": ".0e"}},
-            "y": _axis("score", y, zero=False),
-            "color": _colour(arms),
-        },
-    }
-    points = {
-        "mark": {"type": "point", "filled": True},
-        "encoding": {**layer["encoding"], "size": {"condition": {"test": "datum.best", "value": 160}, "value": 40}},  # type: ignore[dict-item]
-    }
-    return _chart(rows, {"layer": [layer, points]}, height=240)
 
 
 def _chart(rows: Rows, body: dict[str, Any], *, height: Any) -> dict[str, Any]:

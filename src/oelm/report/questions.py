@@ -22,7 +22,7 @@ def question_of(arm: Arm) -> str:
 
     A setting that is off, or that an older record lacks, asks nothing.
     """
-    run = arm.runs[0]
+    run = arm.first
     asked = {
         key: value
         for key, value in flatten(run.recipe).items()

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from oelm.report.collect import Run
+from oelm.report.collect import FinishedRun
 from oelm.report.document import Cell, Section, Table, Text
-from oelm.report.findings import Findings, label, unswept
+from oelm.report.findings import Findings, label
 from oelm.report.words import Words
 from oelm.runs.layout import CONFIG
 
@@ -23,11 +23,11 @@ def repeat_section(findings: Findings, words: Words) -> Section | None:
         (
             Cell(label(arm)),
             Cell(arm.budget),
-            Cell(str(arm.runs[0].seed), arm.runs[0].seed),
-            Cell(data_command(arm.runs[0]), is_code=True),
-            Cell(run_command(arm.runs[0], findings.roots), is_code=True),
+            Cell(str(arm.first.seed), arm.first.seed),
+            Cell(data_command(arm.first), is_code=True),
+            Cell(run_command(arm.first, findings.roots), is_code=True),
         )
-        for arm in unswept([arm for arm in findings.arms if arm.is_usable], findings.roots)
+        for arm in findings.unswept(arm for arm in findings.arms if arm.is_usable)
     )
     if not rows:
         return None
@@ -36,9 +36,8 @@ def repeat_section(findings: Findings, words: Words) -> Section | None:
     return Section("repeat", words("repeat.title"), (Text(words("repeat.text")), table))
 
 
-def data_command(run: Run) -> str:
+def data_command(run: FinishedRun) -> str:
     """Return what prepares the data of a run whose data has a name; of others the config tells the place."""
-    assert run.config is not None
     task, data = run.config.get("examples"), run.config.get("data") or {}
     named = task.get("task") if isinstance(task, dict) else data.get("source")
     if not isinstance(named, str) or not _NAME.fullmatch(named):
@@ -48,10 +47,9 @@ def data_command(run: Run) -> str:
     return shlex.join(["oelm", "data", "prepare", named, *given])
 
 
-def run_command(run: Run, roots: Sequence[Path]) -> str:
+def run_command(run: FinishedRun, roots: Sequence[Path]) -> str:
     """Return what to type, in the folder that the report was made in, to repeat a run beside what it left."""
-    assert run.manifest is not None and run.figures is not None
-    kind = "finetune" if run.figures.best_ppl is None else "train"
+    kind = "train" if run.metric == "ppl" else "finetune"
     setting = run.manifest.environment
     # On a CPU the number of threads decides the order of sums.
     is_cpu = setting.get("device") == "cpu" and "threads" in setting

@@ -16,7 +16,6 @@ from oelm.report.collect import Arm, differing_settings, mean_figure
 from oelm.report.document import Cell, Section, Table, Text
 from oelm.report.findings import Findings, Pair, label, on_architecture
 from oelm.report.kinds import pair_text
-from oelm.report.ladder import compared
 from oelm.report.words import Words
 
 _RATE, _STEPS = "optim.lr", "steps"
@@ -34,7 +33,7 @@ class _Family:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        return flatten(self.baseline.runs[0].config or {})
+        return flatten(self.baseline.first.config)
 
     @property
     def is_whole(self) -> bool:
@@ -44,19 +43,15 @@ class _Family:
     @property
     def size(self) -> tuple[int, int]:
         """Parameters, and steps."""
-        audit = self.baseline.runs[0].audit
-        assert audit is not None
-        return audit.total, self.settings[_STEPS]
+        return self.baseline.first.audit.total, self.settings[_STEPS]
 
     @property
     def data(self) -> str:
-        manifest = self.baseline.runs[0].manifest
-        assert manifest is not None
-        return manifest.data.name
+        return self.baseline.data
 
     def is_like(self, other: _Family) -> bool:
         """Whether two differ in size and length and what goes with them, and in nothing else."""
-        ours, theirs = self.baseline.runs[0], other.baseline.runs[0]
+        ours, theirs = self.baseline.first, other.baseline.first
         return ours.fingerprint == theirs.fingerprint and differing_settings(ours.recipe, theirs.recipe).keys() <= _MAY_DIFFER
 
 
@@ -87,7 +82,7 @@ def sizes_section(findings: Findings, words: Words) -> Section | None:
 def _families(findings: Findings, words: Words) -> list[_Family]:
     """Return the language models that are results, each with its fair comparisons, smallest and shortest first."""
     found = []
-    for baseline, pairs in findings.families():
+    for baseline, pairs in findings.families:
         named: dict[str, Pair] = {}
         for pair in pairs:
             name = pair_text(pair, findings.catalog, words)
@@ -146,7 +141,7 @@ def _about(family: _Family, words: Words, *, is_unfit: bool) -> tuple[Cell, ...]
 def _rates(family: _Family, words: Words) -> str:
     """Return the rates of baseline and arms, each once, and whether they came out of a sweep."""
     arms = [family.baseline, *(pair.arm for pair in family.pairs.values())]
-    rates = dict.fromkeys(flatten(arm.runs[0].config or {}).get(_RATE) for arm in arms)
+    rates = dict.fromkeys(flatten(arm.first.config).get(_RATE) for arm in arms)
     told = words.listed(f"{rate:g}" for rate in rates if isinstance(rate, int | float))
     return words("sizes.swept", rates=told) if family.baseline.variant.startswith(TUNED) else told
 
@@ -159,8 +154,7 @@ def _gaps(family: _Family, methods: Sequence[str], words: Words) -> list[Cell]:
         if (pair := family.pairs.get(method)) is None:
             cells.append(Cell(""))
             continue
-        gap, text = compared(pair.arm, pair.baseline, pair.split)
-        told = f"{text} (n={len(pair.seeds)})" if is_uneven else text
+        told = f"{pair.gap.text} (n={len(pair.seeds)})" if is_uneven else pair.gap.text
         told = words("across.on_test", gap=told) if pair.split == "test" else told
-        cells.append(Cell(told, gap.value if gap is not None else None))
+        cells.append(Cell(told, pair.gap.value))
     return cells

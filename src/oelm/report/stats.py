@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from oelm.decimals import fixed
 from oelm.errors import DataError, MissingExtraError
 
 try:
@@ -29,6 +30,7 @@ _RESAMPLES = 4000
 _FAR = 1000.0
 # Some fifty looks on, a level would round to certainty, which has no interval.
 _HIGHEST_LEVEL = math.nextafter(1.0, 0.0)
+_UNITS = {"ppl": "%", "accuracy": ""}
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,13 @@ def paired_log_ratio(ours: Mapping[int, float], theirs: Mapping[int, float], *, 
     """
     logs = list(_log_ratios(ours, theirs).values())
     return _on_ratios(_t_interval(logs, level=level)) if len(logs) > 1 else None
+
+
+def paired_interval(
+    ours: Mapping[int, float], theirs: Mapping[int, float], metric: str, *, level: float = LEVEL
+) -> Interval | None:
+    """Return the interval by which figures of a metric are compared: of the ratio of PPLs, of the difference of accuracies."""
+    return (paired_log_ratio if metric == "ppl" else paired_difference)(ours, theirs, level=level)
 
 
 def pooled_log_ratio(
@@ -171,6 +180,35 @@ def detectable(interval: Interval, *, power: float = POWER) -> float:
         # So far out only the spread's own chance counts, a root of chi squared; the exact search would not end.
         shift = quantile * math.sqrt(2 * float(gammaincinv(interval.freedom / 2, power)) / interval.freedom)
     return shift * interval.half_width / quantile
+
+
+def detectable_text(interval: Interval | None) -> str | None:
+    """Return in points what a comparison could have seen; None where it has no interval, or one of no width."""
+    return None if interval is None or interval.half_width == 0 else f"{100 * detectable(interval):.2f}"
+
+
+def interval_text(interval: Interval, metric: str) -> str:
+    """Return a ratio of PPLs as a change in percent, or a difference of accuracies in points, with its interval."""
+    value, low, high = (_end_text(end, metric) for end in (interval.value, interval.low, interval.high))
+    return f"{value}{_UNITS[metric]} [{low}, {high}]"
+
+
+def gap_text(ours: float, theirs: float, metric: str) -> str:
+    """Return the gap between two figures, without an interval."""
+    return _end_text(ours / theirs if metric == "ppl" else ours - theirs, metric) + _UNITS[metric]
+
+
+def _end_text(value: float, metric: str) -> str:
+    return fixed(100 * (value - 1), 1, sign=True) if metric == "ppl" else f"{100 * value:+.2f}"
+
+
+def level_text(level: float) -> str:
+    """Return a level in percent, with as many decimals as it takes not to look like certainty."""
+    for decimals in range(2, 15):
+        text = f"{100 * level:.{decimals}f}"
+        if float(text) < 100:
+            break
+    return f"{text.rstrip('0').rstrip('.')}%"
 
 
 def corrected_level(level: float, comparisons: int) -> float:

@@ -7,7 +7,7 @@ import io
 import re
 
 from oelm.report.document import Document, Table
-from oelm.report.plain import distinct_names, one_line
+from oelm.report.plain import distinct_names, on_one_line
 
 # A cell that begins so is a formula to a spreadsheet; the last four are what East Asian keyboards give.
 _FORMULA = re.compile(r"['\"\s]*[=+\-@\uff1d\uff0b\uff0d\uff20]")
@@ -36,5 +36,5 @@ def _csv(table: Table) -> str:
 
 
 def _inert(text: str) -> str:
-    plain = one_line(text)
+    plain = on_one_line(text)
     return f"'{plain}" if _FORMULA.match(plain) and not _FIGURE.fullmatch(plain) else plain

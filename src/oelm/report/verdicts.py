@@ -13,13 +13,12 @@ from oelm.decimals import fixed
 from oelm.experiments.portable import this_machine
 from oelm.report.baselines import baseline_remarks, unfit_baselines
 from oelm.report.collect import Arm, ArmKey, Mixture
-from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
-from oelm.report.findings import Findings, Pair, damaged_sweeps, draw_of, label, split_text, unswept
+from oelm.report.document import Block, Cell, Mark, Section, Table, Text
+from oelm.report.findings import Findings, Pair, PairedGap, draw_of, label, over_documents, over_examples, split_text
 from oelm.report.kinds import CLASSES, class_of, pair_text
-from oelm.report.ladder import compared, detectable_text, level_text, over_documents, over_examples, points_text, ratio_text
-from oelm.report.plots import SHAPES, Target, forest
+from oelm.report.plots import Target
 from oelm.report.questions import questions_of
-from oelm.report.stats import LEVEL, POWER, Interval, pooled_log_ratio
+from oelm.report.stats import LEVEL, POWER, Interval, detectable_text, interval_text, level_text, pooled_log_ratio
 from oelm.report.verdict import Judgement, Look, Looks, Reason, ReasonCode, comparison_key, judge, judge_together
 from oelm.report.words import Words
 from oelm.runs.layout import Split
@@ -39,7 +38,7 @@ BOUNDS = {"ppl": 1.05, "accuracy": -0.05}
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedPair:
     """A pair with its verdict, and the two sensitivity analyses."""
 
     pair: Pair
@@ -48,40 +47,32 @@ class Judged:
     examples: Interval | None
 
 
-def decided_by(row: Judged, words: Words) -> tuple[Interval | None, str]:
-    """Return the interval that decided, and how the gap is written with it: with its level where that is not the usual one."""
+def decided_by(row: JudgedPair, words: Words) -> PairedGap:
+    """Return the gap with the interval that decided, and with its level where that is not the usual one."""
     interval = row.judgement.interval
     if interval is None:
-        return compared(row.pair.arm, row.pair.baseline, row.pair.split)
-    return interval, levelled(interval, _interval_text(interval, row.pair), words)
+        return row.pair.gap
+    return PairedGap(interval, levelled(interval, row.pair.arm.metric, words))
 
 
-def levelled(interval: Interval, text: str, words: Words) -> str:
-    """Return a gap with the level of its interval where that is not the usual one."""
+def levelled(interval: Interval, metric: str, words: Words) -> str:
+    """Return an interval as text, with its level where that is not the usual one."""
+    text = interval_text(interval, metric)
     return text if interval.level == LEVEL else words("verdict.at", gap=text, level=level_text(interval.level))
 
 
-def _interval_text(interval: Interval, pair: Pair) -> str:
-    return interval_text(interval, is_ratio=pair.arm.metric == "ppl")
-
-
-def interval_text(interval: Interval, *, is_ratio: bool) -> str:
-    """Return a gap with its interval: in percent of perplexity, or in points of accuracy."""
-    return ratio_text(interval) if is_ratio else points_text(interval)
-
-
-def judge_all(findings: Findings) -> list[Judged]:
+def judge_all(findings: Findings) -> list[JudgedPair]:
     """Judge every pair at its planned seeds, corrected for how many share its baseline and how often it was judged before."""
     unfit = unfit_baselines(findings)
     looks = _numbered(findings, unfit)
     judgements: dict[ArmKey, Judgement] = {}
-    for _, family in findings.families():
+    for _, family in findings.families:
         counted = [pair for pair in family if _can_be_judged(pair, unfit)]
         judges = [partial(_judge, pair, looks[pair.arm.key], unfit, len(counted)) for pair in counted]
         judgements |= {pair.arm.key: found for pair, found in zip(counted, judge_together(judges), strict=True)}
         rest = [pair for pair in family if pair.arm.key not in judgements]
         judgements |= {pair.arm.key: _judge(pair, looks[pair.arm.key], unfit, 1, 1) for pair in rest}
-    return [Judged(pair, judgements[pair.arm.key], _pooled(findings, pair), _examples(pair)) for pair in findings.pairs]
+    return [JudgedPair(pair, judgements[pair.arm.key], _pooled(findings, pair), _examples(pair)) for pair in findings.pairs]
 
 
 class _Seen(NamedTuple):
@@ -166,7 +157,7 @@ def _all_looks(roots: Sequence[Path]) -> Looks:
     return Looks(roots[0], entries)
 
 
-def record_looks(judged: list[Judged], roots: Sequence[Path]) -> None:
+def record_looks(judged: list[JudgedPair], roots: Sequence[Path]) -> None:
     """Write down which comparisons were given a verdict at which seeds, beside the runs that were looked at."""
     questions = questions_of(row.pair.arm for row in judged)
     for root in roots:
@@ -198,7 +189,7 @@ def _can_be_judged(pair: Pair, unfit: Collection[ArmKey]) -> bool:
 def _pooled(findings: Findings, pair: Pair) -> Interval | None:
     if pair.arm.metric != "ppl":
         return None
-    family = next(pairs for baseline, pairs in findings.families() if baseline.key == pair.baseline.key)
+    family = next(pairs for baseline, pairs in findings.families if baseline.key == pair.baseline.key)
     # On the split of this comparison, with those of the family that are compared on it too.
     arms = {"/".join(other.arm.key): other.arm for other in family if pair.split in ("val", other.split)}
     figures = {key: arm.on(pair.split) for key, arm in arms.items()} | {"": pair.baseline.on(pair.split)}
@@ -215,20 +206,28 @@ def _examples(pair: Pair) -> Interval | None:
     return over(ours, theirs, pair.split)
 
 
-def verdict_section(findings: Findings, judged: list[Judged], words: Words) -> Section:
-    """Return the table of verdicts, the forest plot, and what to know about the runs."""
-    blocks: list[Block] = [Text(text, "warning") for text in _remarks(findings, words)]
+def verdict_section(findings: Findings, judged: list[JudgedPair], words: Words) -> Section:
+    """Return the table of verdicts, every arm's figures, and what to know about the runs."""
+    warnings: list[Block] = [Text(text, "warning") for text in (*_remarks(findings, words), *_swept_remarks(findings, words))]
+    figures: list[Block] = [_figures(findings, words)] if any(arm.is_usable for arm in findings.arms) else []
     if not judged:
-        blocks.append(Text(words("verdict.nothing"), "warning"))
-        blocks += [_figures(findings, words)] if any(arm.is_usable for arm in findings.arms) else []
+        blocks: list[Block] = [*warnings, Text(words("verdict.nothing"), "warning"), *figures]
         return Section("verdicts", words("verdict.title"), tuple(blocks))
-    blocks.insert(0, Text(words("sentence.separator").join([_headline(judged, words), _where(judged, words)])))
-    blocks += [verdict_table(findings, judged, words), *forests(judged, words), _figures(findings, words)]
-    blocks += [Text(text, "note") for text in _reasons(judged, words)]
+    table = verdict_table(findings, judged, words)
+    opening = Text(words("sentence.separator").join([_headline(judged, words), _where(judged, words)]))
+    notes = [Text(text, "note") for text in _reasons(judged, words)]
+    blocks = [opening, table, *warnings, *notes, *_sensitivity(table, words), *figures]
     return Section("verdicts", words("verdict.title"), tuple(blocks))
 
 
-def _headline(judged: list[Judged], words: Words) -> str:
+def _swept_remarks(findings: Findings, words: Words) -> list[str]:
+    """Say which seeds are left out of comparisons, for a sweep chose the arm's setting on them."""
+    return [
+        words("remark.swept", arm="/".join(key), seeds=words.listed(seeds)) for key, seeds in sorted(findings.swept.items())
+    ]
+
+
+def _headline(judged: list[JudgedPair], words: Words) -> str:
     told = []
     for kind in CLASSES:
         verdicts = [row.judgement.verdict for row in judged if row.judgement.is_look and class_of(row.pair) == kind]
@@ -242,7 +241,7 @@ def _headline(judged: list[Judged], words: Words) -> str:
     return words("sentence.separator").join([counted, words("verdict.others", count=others)] if others else [counted])
 
 
-def _where(judged: list[Judged], words: Words) -> str:
+def _where(judged: list[JudgedPair], words: Words) -> str:
     """Say on which split the comparisons are made."""
     tested = [row for row in judged if row.pair.split == "test"]
     if not tested:
@@ -252,39 +251,51 @@ def _where(judged: list[Judged], words: Words) -> str:
     return words("verdict.on_both", tested=len(tested), others=len(judged) - len(tested))
 
 
-def verdict_table(findings: Findings, judged: list[Judged], words: Words) -> Table:
-    names = ("arm", "budget", "seeds", "best", "gap", "verdict", "kind", "sensitivity", "method", "on", "interval_level")
-    columns = tuple(words(f"verdict.{name}") for name in names)
+_COLUMNS = (
+    "arm",
+    "budget",
+    "seeds",
+    "best",
+    "gap",
+    "verdict",
+    "kind",
+    "sensitivity",
+    "method",
+    "on",
+    "interval_level",
+    "data",
+)
+_ON_PAGE = ("method", "data", "gap", "interval_level", "verdict", "kind", "best", "seeds", "budget", "on", "arm")
+# Where all rows agree in these, the page says so elsewhere: in its subtitle, its first paragraph and the caption.
+_MAY_AGREE = {"budget", "on", "interval_level"}
+
+
+def verdict_table(findings: Findings, judged: list[JudgedPair], words: Words) -> Table:
+    """Return every comparison with its verdict; a page leaves the sensitivity to a table of its own."""
     rows = tuple(_row(findings, row, words) for row in judged)
-    on_page = tuple(
-        names.index(name)
-        for name in (
-            "method",
-            "arm",
-            "kind",
-            "gap",
-            "interval_level",
-            "verdict",
-            "on",
-            "best",
-            "seeds",
-            "budget",
-            "sensitivity",
-        )
-    )
+    places = {name: _COLUMNS.index(name) for name in _ON_PAGE}
+    differ = {name for name, place in places.items() if len({row[place].text for row in rows}) > 1}
+    on_page = tuple(place for name, place in places.items() if name in differ or name not in _MAY_AGREE)
+    columns = tuple(words(f"verdict.{name}") for name in _COLUMNS)
     return Table("verdicts", words("verdict.caption"), columns, rows, frozenset({2, 3, 4, 7, 10}), on_page)
 
 
-def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
+def _sensitivity(table: Table, words: Words) -> list[Block]:
+    """Return the sensitivity analyses of a table of verdicts, next to the gaps."""
+    places = [_COLUMNS.index(name) for name in ("method", "data", "gap", "sensitivity", "arm")]
+    rows = tuple(tuple(row[place] for place in places) for row in table.rows if row[_COLUMNS.index("sensitivity")].text)
+    columns = tuple(table.columns[place] for place in places)
+    return [Table("sensitivity", words("verdict.sensitivities"), columns, rows, frozenset({2, 3}))] if rows else []
+
+
+def _row(findings: Findings, row: JudgedPair, words: Words) -> tuple[Cell, ...]:
     pair, judgement, kind = row.pair, row.judgement, class_of(row.pair)
-    interval = judgement.interval
-    plain, text = compared(pair.arm, pair.baseline, pair.split)
-    if interval is not None:
-        plain, text = interval, _interval_text(interval, pair)
+    interval, metric = judgement.interval, pair.arm.metric
+    gap = pair.gap if interval is None else PairedGap(interval, interval_text(interval, metric))
     other = row.pooled if pair.arm.metric == "ppl" else row.examples
-    other_text = "" if other is None else _interval_text(other, pair)
+    other_text = "" if other is None else interval_text(other, metric)
     if row.pooled is not None and row.examples is not None:
-        other_text = words("verdict.documents", pooled=other_text, documents=_interval_text(row.examples, pair))
+        other_text = words("verdict.documents", pooled=other_text, documents=interval_text(row.examples, metric))
     is_smoke = pair.arm.budget == _SMOKE
     verdict = words("verdict.SMOKE") if is_smoke else mixed_text(words(f"verdict.{judgement.verdict}"), pair, words)
     return (
@@ -292,13 +303,14 @@ def _row(findings: Findings, row: Judged, words: Words) -> tuple[Cell, ...]:
         Cell(pair.arm.budget),
         Cell(f"{judgement.num_seeds}/{judgement.planned}", judgement.num_seeds),
         Cell(best_text(pair.arm, pair.split), pair.arm.mean(pair.split)),
-        Cell(text, plain.value if plain is not None else None),
+        Cell(gap.text, gap.value),
         Cell(verdict, judgement.verdict, "muted" if is_smoke else MARKS.get(judgement.verdict, "")),
         Cell(words(f"classes.{kind}"), CLASSES.index(kind)),
         Cell(other_text, other.value if other is not None else None),
         Cell(pair_text(pair, findings.catalog, words)),
         Cell(split_text(pair.split, words)),
         Cell("" if interval is None else level_text(interval.level), interval.level if interval is not None else None),
+        Cell(pair.arm.data),
     )
 
 
@@ -307,41 +319,19 @@ def best_text(arm: Arm, split: Split) -> str:
     return _seed_text(arm, arm.mean(split))
 
 
-def forests(judged: list[Judged], words: Words) -> list[Block]:
-    """Return a forest plot for each target that arms are held against."""
-    charts: list[Block] = []
-    for metric in ("ppl", "accuracy"):
-        rows = [row for row in judged if row.pair.arm.metric == metric]
-        for bound in sorted({_bound(row.pair) for row in rows}):
-            points = [point for row in rows if _bound(row.pair) == bound and (point := _point(row, words)) is not None]
-            if points:
-                name = f"forest-{metric}" if bound in BOUNDS.values() else f"forest-{metric}-{_told(metric, bound):g}"
-                charts.append(forest_chart(name, points, metric, bound, words))
-    return charts
-
-
-def forest_chart(name: str, points: list[dict[str, Any]], metric: str, bound: float, words: Words) -> Chart:
-    """Return the intervals of arms against a target; points have name, value, low, high, text and verdict."""
-    verdicts = {code: words(f"verdict.{code}") for code in SHAPES}
-    spec = forest(points, verdicts, target=target_of(metric, bound, words), title=words(f"forest.{metric}"))
-    names = words.listed(point["name"] for point in points)
-    caption = words(f"forest.caption.{metric}", bound=_told(metric, bound))
-    return Chart(name, caption, spec, words("forest.alt", arms=names))
-
-
 def target_of(metric: str, bound: float, words: Words) -> Target:
-    """Return the line in a picture that arms of a metric are held against, with its words."""
-    told = _told(metric, bound)
+    """Return the line in a picture that arms of a metric are compared with, with its words."""
+    told = told_bound(metric, bound)
     name, whole = words(f"forest.target.{metric}", bound=told), words(f"forest.bound.{metric}", bound=told)
     return Target(bound, name, whole, words("forest.none"), nothing=1.0 if metric == "ppl" else 0.0)
 
 
-def _told(metric: str, bound: float) -> float:
+def told_bound(metric: str, bound: float) -> float:
     """Return a bound as people read it: a ratio, or points that may be lost."""
     return bound if metric == "ppl" else -100 * bound
 
 
-def _bound(pair: Pair) -> float:
+def bound_of(pair: Pair) -> float:
     """Return what an arm's criterion allows at most; the study's own target where the catalog names none."""
     criterion = pair.experiment.criterion if pair.experiment is not None else None
     if criterion is not None and criterion.ppl_ratio_at_most is not None:
@@ -351,20 +341,10 @@ def _bound(pair: Pair) -> float:
     return BOUNDS[pair.arm.metric]
 
 
-def _point(row: Judged, words: Words) -> dict[str, Any] | None:
-    gap, text = decided_by(row, words)
-    if gap is None:
-        return None
-    name = f"{label(row.pair.arm)}, {row.pair.arm.budget}"
-    name = words("forest.on_test", name=name) if row.pair.split == "test" else name
-    verdict = words("verdict.SMOKE") if row.pair.arm.budget == _SMOKE else words(f"verdict.{row.judgement.verdict}")
-    return {"name": name, "value": gap.value, "low": gap.low, "high": gap.high, "text": text, "verdict": verdict}
-
-
 def _figures(findings: Findings, words: Words) -> Table:
     """Return every arm's figures by seed, as far as they are no points of sweeps: nothing that was not measured stands here."""
     usable = [arm for arm in findings.arms if arm.is_usable]
-    arms = unswept(usable, findings.roots) or usable
+    arms = findings.unswept(usable) or usable
     shown: dict[str, list[Cell]] = {"arm": [Cell(label(arm)) for arm in arms], "budget": [Cell(arm.budget) for arm in arms]}
     splits: tuple[tuple[Split, str, str, str], ...] = (
         ("val", "best", "majority", "seeds"),
@@ -412,7 +392,7 @@ def _remarks(findings: Findings, words: Words) -> list[str]:
     remarks += [words("remark.alone", arm="/".join(arm.key), baseline="/".join(key)) for arm, key in lonely]
     remarks += [_some_tested(pair, words) for pair in findings.pairs if pair.split == "val" and _tested(pair)]
     remarks += baseline_remarks(findings, words)
-    remarks += [words("remark.damaged", why=machine.stripped(why)) for why in damaged_sweeps(findings)]
+    remarks += [words("remark.damaged", why=machine.stripped(why)) for why in findings.sweeps.damages]
     for arm in findings.arms:
         for state in sorted({run.state for run in arm.unfinished}):
             runs = [run for run in arm.unfinished if run.state == state]
@@ -441,7 +421,7 @@ def _mixed(arm: Arm, mixture: Mixture, words: Words) -> str:
     return words("remark.mixed", arm="/".join(arm.key), why=words(f"mixture.{mixture.code}", **values))
 
 
-def _reasons(judged: list[Judged], words: Words) -> list[str]:
+def _reasons(judged: list[JudgedPair], words: Words) -> list[str]:
     rows = [row for row in judged if row.pair.arm.budget != _SMOKE]
     lines = []
     for row in rows:
@@ -455,7 +435,7 @@ def _reasons(judged: list[Judged], words: Words) -> list[str]:
     return lines + _together(rows, words)
 
 
-def _power(row: Judged, words: Words) -> list[str]:
+def _power(row: JudgedPair, words: Words) -> list[str]:
     """Say which difference of accuracies the comparison could have seen, over seeds and over examples."""
     if row.pair.arm.metric != "accuracy":
         return []
@@ -464,9 +444,9 @@ def _power(row: Judged, words: Words) -> list[str]:
     return [words("power.text", differences=words.listed(told), power=f"{100 * POWER:g}%")] if told else []
 
 
-def _together(judged: list[Judged], words: Words) -> list[str]:
+def _together(judged: list[JudgedPair], words: Words) -> list[str]:
     """Say once of each baseline, not of every arm, that the verdicts beside it hold together, and at which level each."""
-    families: dict[ArmKey, list[Judged]] = {}
+    families: dict[ArmKey, list[JudgedPair]] = {}
     for row in judged:
         if any(reason.code == _TOGETHER for reason in row.judgement.reasons):
             families.setdefault(row.pair.baseline.key, []).append(row)

@@ -12,8 +12,8 @@ from oelm.experiments.fair import CLOSE, TUNED, is_tuned_alone
 from oelm.experiments.plan import variant_name
 from oelm.report.collect import Arm
 from oelm.report.document import Block, Cell, Chart, Section, Table, Text
-from oelm.report.findings import Findings, label, sweep_of
-from oelm.report.plots import grouped, rates
+from oelm.report.findings import Findings, label
+from oelm.report.plots import grouped
 from oelm.report.words import Words
 
 if TYPE_CHECKING:
@@ -21,16 +21,13 @@ if TYPE_CHECKING:
 
 # Five pictures each.
 _MOST_FAMILIES = 4
-# One picture each, as of learning curves.
-_MOST_SWEPT = 8
 MEASURES = ("entropy", "logit_std", "mean_distance", "effective_rank", "induction")
 
 
 def why_section(findings: Findings, words: Words) -> Section | None:
     """Return what heads do in every arm, from attention.json: means over heads, spread over seeds."""
     blocks: list[Block] = []
-    families = [[baseline, *(pair.arm for pair in pairs)] for baseline, pairs in findings.by_weight()]
-    looked_at = [arms for arms in families if any(run.heads for arm in arms for run in arm.runs)]
+    looked_at = [arms for arms in findings.by_weight() if any(run.heads for arm in arms for run in arm.runs)]
     for number, arms in enumerate(looked_at[:_MOST_FAMILIES]):
         baseline = arms[0]
         for measure in MEASURES:
@@ -77,15 +74,13 @@ def _by_layer(arm: Arm, measure: str) -> list[dict[str, object]]:
 def tuning_section(findings: Findings, words: Words) -> Section | None:
     """Return the sweeps behind the arms: the same grid for all, the best of each, and whether it lies at the edge."""
     sweeps: list[SweepRecord] = []
-    for arm in findings.arms:
-        sweep = sweep_of(arm, findings.roots)
-        if sweep is not None and sweep not in sweeps:
-            sweeps.append(sweep)
+    for sweep in (found[0] for arm in findings.arms if (found := findings.sweeps.of(arm))):
+        sweeps += [] if sweep in sweeps else [sweep]
     rows = [row for sweep in sweeps for row in _sweep_rows(sweep, words)]
     if not rows:
         return None
     columns = tuple(words(f"tuning.{name}") for name in ("arm", "budget", "setting", "score", "seeds", "remark"))
-    blocks: list[Block] = [Text(words("tuning.text", close=CLOSE)), *_sweep_charts(findings, sweeps, words)]
+    blocks: list[Block] = [Text(words("tuning.text", close=CLOSE))]
     blocks.append(Table("tuning", words("tuning.caption"), columns, tuple(rows), frozenset({3, 4})))
     blocks += [Text(text, "note") for text in _swept_otherwise(findings, words)]
     return Section("tuning", words("tuning.title"), tuple(blocks))
@@ -116,39 +111,9 @@ def _sweep_rows(sweep: SweepRecord, words: Words) -> list[tuple[Cell, ...]]:
     return rows
 
 
-def _sweep_charts(findings: Findings, sweeps: Sequence[SweepRecord], words: Words) -> list[Block]:
-    """Return a picture for each baseline with its arms: all sweeps in one have more lines than there are colours."""
-    baselines = findings.catalog.baselines()
-    families: dict[tuple[str, str], list[SweepRecord]] = {}
-    for sweep in sweeps:
-        if sweep.like is None and _rate_points(sweep):
-            families.setdefault((baselines.get(sweep.experiment, sweep.experiment), sweep.budget), []).append(sweep)
-    blocks: list[Block] = []
-    for number, ((baseline, budget), family) in enumerate(families.items()):
-        if number == _MOST_SWEPT:
-            blocks.append(Text(words("pictures.left_out", count=len(families) - number), "note"))
-            break
-        # The baseline has the first colour, as in other pictures.
-        ordered = sorted(family, key=lambda sweep: sweep.experiment != baseline)
-        arms = [sweep.experiment for sweep in ordered]
-        points = [point for sweep in ordered for point in _rate_points(sweep)]
-        spec = rates(points, arms, x="optim.lr", y=words("tuning.score"))
-        caption = words("tuning.chart", baseline=baseline, budget=budget)
-        blocks.append(Chart(f"tuning-{number}", caption, spec, words("tuning.alt", arms=words.listed(arms))))
-    return blocks
-
-
-def _rate_points(sweep: SweepRecord) -> list[dict[str, object]]:
-    return [
-        {"arm": sweep.experiment, "rate": rate, "score": point.score, "best": number == sweep.best}
-        for number, point in enumerate(sweep.points)
-        if isinstance(rate := point.values.get("optim.lr"), int | float) and point.score is not None
-    ]
-
-
 def _swept_otherwise(findings: Findings, words: Words) -> list[str]:
     """Say which sweeps had settings of their own, and which arms have some that the sweep of theirs had not."""
-    arms = [(arm, sweep) for arm in findings.arms if (sweep := sweep_of(arm, findings.roots)) is not None]
+    arms = [(arm, sweeps[0]) for arm in findings.arms if (sweeps := findings.sweeps.of(arm))]
     own = {f"{sweep.experiment}, {sweep.budget}": sweep.changes for _, sweep in arms if sweep.like is None}
     by_settings: dict[str, list[str]] = {}
     for name, changes in own.items():
@@ -174,7 +139,7 @@ def _has_more(arm: Arm, sweep: SweepRecord) -> bool:
     """Whether a tuned arm's name tells of changes that its sweep was made without."""
     if is_tuned_alone(arm.variant) or not arm.is_usable:
         return False
-    settings = flatten(arm.runs[0].config or {})
+    settings = flatten(arm.first.config)
     shared = {key: value for key, value in sweep.changes.items() if settings.get(key) == value}
     # Names end in a digest, which is of the sweep's grid too.
     return not shared or arm.variant.rsplit("-", 1)[0] != TUNED + variant_name(shared).rsplit("-", 1)[0]

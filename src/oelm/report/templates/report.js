@@ -209,5 +209,8 @@
       setUpScrolling();
     });
     setUpCharts();
+    // Beside the report there is room for its contents; paper shows everything.
+    document.querySelector("nav details").open = matchMedia("(min-width: 100rem)").matches;
+    addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((part) => (part.open = true)));
   });
 })();

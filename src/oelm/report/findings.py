@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from oelm.dotted import flatten
 from oelm.errors import ConfigError, DataError
 from oelm.experiments.fair import TUNED, confounding, tuned_alike
 from oelm.experiments.registry import Catalog, Experiment

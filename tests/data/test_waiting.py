@@ -16,7 +16,7 @@ from filelock import FileLock
 from oelm.data.examples import Example, ExampleSource
 from oelm.data.prepare import prepare
 from oelm.data.tasks import prepare_examples
-from oelm.data.tokens import Progress
+from oelm.data.tokens import OnProgress
 from oelm.data.vocabularies import wordpiece
 from oelm.errors import StoppedError
 from oelm.train.kinds import seen_progress
@@ -27,7 +27,7 @@ from tests.data.test_tasks import write_vocabulary
 
 SPEC = "bpe:300"
 WAITING = "waiting for another process that prepares this"
-Prepared = Callable[[Progress], Path]
+Prepared = Callable[[OnProgress], Path]
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_stop_ends_the_waiting(prepared: Prepared) -> None:
     lock.release()
 
 
-def _only_waiting(progress: Progress) -> Progress:
+def _only_waiting(progress: OnProgress) -> OnProgress:
     """A stop that comes when all else is done but the waiting."""
 
     def told(what: str, done: int, total: int, tokens: int) -> None:

@@ -20,7 +20,7 @@ from oelm.data.ngram import MOST_TOKENS, never, perplexities
 from oelm.data.pieces import Piece, pieces
 from oelm.data.prepare import prepare_corpus
 from oelm.data.tokenizer import load_tokenizer
-from oelm.data.tokens import Progress, Split, TokenMeta, Tokens, TokenSet, no_progress
+from oelm.data.tokens import OnProgress, Split, TokenMeta, Tokens, TokenSet, no_progress
 from oelm.errors import DataError, OelmError
 from oelm.files import cache_root, dump_json, read_json, room_checked, write_json
 from oelm.strict import Strict
@@ -112,7 +112,7 @@ def count_vocabularies(
     *,
     vocabularies: tuple[int, ...] = VOCABULARIES,
     orders: int = MOST_ORDERS,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
 ) -> NgramFigures:
     """Return the figures with `counters`: the set's own text, tokenized by a BPE of every vocabulary size and counted.
 

@@ -32,7 +32,6 @@ from oelm.data.tokenizer import (
 from oelm.data.tokens import (
     FORMAT,
     SPLITS,
-    Progress,
     SplitMeta,
     TokenMeta,
     TokenSet,
@@ -44,6 +43,7 @@ from oelm.data.tokens import (
 )
 from oelm.errors import ConfigError, DataError, DiskFullError
 from oelm.files import cache_root, fsync_dir, room_checked, sha256_file, sweep_staging, write_json, write_text
+from oelm.runs.status import Progress
 
 _BATCH_CHARS = 2**20
 _SAMPLE_BYTES = 2**18

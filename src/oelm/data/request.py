@@ -12,7 +12,7 @@ from oelm.data.prepare import corpus_of, prepare_corpus
 from oelm.data.sets import BUILT_IN, CORPORA, TASKS, unknown_set
 from oelm.data.shards import Limits
 from oelm.data.tasks import prepare_examples
-from oelm.data.tokens import Progress, TokenSet, no_progress
+from oelm.data.tokens import OnProgress, TokenSet, no_progress
 from oelm.errors import ConfigError
 
 
@@ -67,7 +67,7 @@ class Request:
     def _has_languages(self) -> bool:
         return self.name in TASKS and bool(TASKS[self.name].languages)
 
-    def prepare(self, progress: Progress = no_progress) -> TokenSet | ExampleSet:
+    def prepare(self, progress: OnProgress = no_progress) -> TokenSet | ExampleSet:
         """Prepare the data, or find it prepared."""
         if self.is_task:
             if self.tokenizer is None:
@@ -87,7 +87,7 @@ class Request:
             progress=progress,
         )
 
-    def corpus(self, progress: Progress = no_progress) -> Corpus:
+    def corpus(self, progress: OnProgress = no_progress) -> Corpus:
         """Return the requested corpus."""
         if self.name is None:
             return file_corpus(self._own_file(), column=self.column)

@@ -15,7 +15,7 @@ from oelm.data.examples import Example, ExampleSource
 from oelm.data.pieces import fraction
 from oelm.data.python_source import package_of, stdlib_corpus
 from oelm.data.tokenizer import train_bpe
-from oelm.data.tokens import Progress, no_progress
+from oelm.data.tokens import OnProgress, no_progress
 from oelm.data.vocabularies import BERT_MARKS, add_bert_marks
 from oelm.files import cache_root, write_text
 
@@ -57,7 +57,7 @@ def _snippets_of(corpus: Corpus, labels: tuple[str, ...], dev: bool) -> Iterator
             yield Example(" ".join(lines[start : start + _SNIPPET_LINES]), None, labels.index(package))
 
 
-def stdlib_tokenizer(vocab_size: int, progress: Progress = no_progress) -> Path:
+def stdlib_tokenizer(vocab_size: int, progress: OnProgress = no_progress) -> Path:
     """Return the path of a tokenizer.json trained on the task's own snippets; train it where it is missing."""
     source = stdlib_examples()
     path = cache_root() / "bert-bpe" / f"{source.name}-{vocab_size}.json"

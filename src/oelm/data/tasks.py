@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from oelm.data.encoded import FORMAT, ExampleMeta, ExampleSet, ExampleSplitMeta, open_examples
 from oelm.data.examples import ExampleSource
 from oelm.data.tokenizer import load_tokenizer, num_ids, tokenizer_recipe
-from oelm.data.tokens import Progress, dtype_for, held_alone, no_progress
+from oelm.data.tokens import OnProgress, dtype_for, held_alone, no_progress
 from oelm.errors import ConfigError, DataError
 from oelm.files import cache_root, publish_dir, sha256_file, sweep_staging, write_json, write_text
 
@@ -21,7 +21,9 @@ _BATCH_EXAMPLES = 1000
 _PAD_WORDS = ("[PAD]", "<pad>", "<|endoftext|>", "</s>")
 
 
-def prepare_examples(source: ExampleSource, *, tokenizer: str, max_length: int, progress: Progress = no_progress) -> ExampleSet:
+def prepare_examples(
+    source: ExampleSource, *, tokenizer: str, max_length: int, progress: OnProgress = no_progress
+) -> ExampleSet:
     """Return the encoded examples of a task, from the cache where the same examples were encoded before."""
     recipe = tokenizer_recipe(tokenizer)
     if recipe.text is None:
@@ -44,7 +46,7 @@ def prepare_examples(source: ExampleSource, *, tokenizer: str, max_length: int, 
     return open_examples(target)
 
 
-def _fingerprint(source: ExampleSource, progress: Progress) -> str:
+def _fingerprint(source: ExampleSource, progress: OnProgress) -> str:
     state = hashlib.sha256(source.name.encode())
     done = 0
     for split, read in source.splits.items():
@@ -71,7 +73,7 @@ def pad_id(tokenizer: Tokenizer) -> int:
 
 
 def _write(
-    source: ExampleSource, folder: Path, label: str, max_length: int, fingerprint: str, progress: Progress
+    source: ExampleSource, folder: Path, label: str, max_length: int, fingerprint: str, progress: OnProgress
 ) -> ExampleMeta:
     tokenizer = load_tokenizer(folder)
     pad, vocab_size = pad_id(tokenizer), num_ids(tokenizer)
@@ -95,7 +97,7 @@ def _write(
 
 
 def _write_split(
-    source: ExampleSource, split: str, folder: Path, tokenizer: Tokenizer, max_length: int, progress: Progress
+    source: ExampleSource, split: str, folder: Path, tokenizer: Tokenizer, max_length: int, progress: OnProgress
 ) -> ExampleSplitMeta:
     dtype = np.dtype(dtype_for(num_ids(tokenizer))).newbyteorder("<")
     ids_path, rows_path = folder / f"{split}.ids.bin", folder / f"{split}.rows.bin"

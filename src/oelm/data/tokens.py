@@ -26,7 +26,7 @@ Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val")
 Record = TypeVar("Record", bound=Strict)
 # Called with the current work, how many of how many bytes of text are done, and how many tokens they gave.
-Progress = Callable[[str, int, int, int], None]
+OnProgress = Callable[[str, int, int, int], None]
 _WAIT_S = 1.0
 _BLOCK_BYTES = 2**23
 # File systems may keep times to two seconds: a file changed later than this may change again without a new time.
@@ -116,7 +116,7 @@ def no_progress(what: str, done: int, total: int, tokens: int) -> None:
 
 
 @contextlib.contextmanager
-def held_alone(target: Path, progress: Progress) -> Iterator[None]:
+def held_alone(target: Path, progress: OnProgress) -> Iterator[None]:
     """Hold the lock on a set while it is prepared. `progress` is called while another process holds it, and may raise."""
     lock = lock_at(target.parent / f".{target.name}.lock")
     with room_checked(target):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from oelm.config import FinetuneConfig
 from oelm.data.encoded import ExampleSet, ExampleSplit, PaddedExamples
 from oelm.data.order import BucketOrder, permuted
-from oelm.data.tokens import Progress
+from oelm.data.tokens import OnProgress
 from oelm.errors import CheckpointError, ConfigError, DataError
 from oelm.models.hub import (
     ClassifierShape,
@@ -273,7 +273,7 @@ def _judged(model: nn.Module, split: ExampleSplit, pad: int, compute: Compute, w
 
 
 def open_classifier_task(
-    config: FinetuneConfig, compute: Compute, *, run: Path, known: str, progress: Progress
+    config: FinetuneConfig, compute: Compute, *, run: Path, known: str, progress: OnProgress
 ) -> tuple[FinetuneConfig, ClassifierTask]:
     """Encode a classifier's examples with its model's tokenizer, and fill in the config from model and data.
 

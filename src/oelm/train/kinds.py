@@ -6,7 +6,7 @@ from pathlib import Path
 
 from oelm.config import FinetuneConfig, RunConfig
 from oelm.data.prepare import is_made_with, prepare
-from oelm.data.tokens import Progress, TokenSet
+from oelm.data.tokens import OnProgress, TokenSet
 from oelm.errors import StoppedError
 from oelm.runs.records import data_fingerprint
 from oelm.train.classify import ClassifierTask, open_classifier_task
@@ -39,7 +39,7 @@ def resolve(config: RunConfig, tokens: TokenSet) -> RunConfig:
     return config.model_copy(update={"data": data, "model": model})
 
 
-def seen_progress(stop: StopFlag, watch: Watch) -> Progress:
+def seen_progress(stop: StopFlag, watch: Watch) -> OnProgress:
     """Return a progress callback that reports to the watch, and raises StoppedError after a stop."""
 
     def progress(what: str, done: int, total: int, tokens: int) -> None:

@@ -16,7 +16,7 @@ from oelm.data.sets import TASKS
 from oelm.data.shelf import examples_there, find_examples
 from oelm.data.stdlib_task import stdlib_examples, stdlib_tokenizer
 from oelm.data.tasks import prepare_examples
-from oelm.data.tokens import Progress
+from oelm.data.tokens import OnProgress
 from oelm.errors import ConfigError, DataError
 from oelm.models.hub import is_encoder_decoder
 
@@ -24,7 +24,7 @@ _COUNTED_FROM_PAD = ("roberta", "camembert", "mpnet", "longformer", "xmod")
 
 
 def prepare_task_examples(
-    config: ExamplesConfig, tokenizer: Path | None, *, vocab_size: int, progress: Progress, known: str = ""
+    config: ExamplesConfig, tokenizer: Path | None, *, vocab_size: int, progress: OnProgress, known: str = ""
 ) -> ExampleSet:
     """Return the encoded examples of a config, with a tokenizer (a model's folder, or a file) or one trained on them."""
     if tokenizer is not None:
@@ -37,7 +37,7 @@ def prepare_task_examples(
 
 
 def open_or_prepare(
-    config: ExamplesConfig, tokenizer: Path, *, splits: tuple[str, ...], known: str, progress: Progress
+    config: ExamplesConfig, tokenizer: Path, *, splits: tuple[str, ...], known: str, progress: OnProgress
 ) -> ExampleSet:
     """Return the examples of a config, encoded with a tokenizer.
 

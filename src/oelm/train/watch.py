@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from oelm.train.evaluate import Evaluation
+if TYPE_CHECKING:
+    from oelm.train.evaluate import Evaluation
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from oelm.data.tokenizer import (
 from oelm.data.tokens import (
     FORMAT,
     SPLITS,
+    OnProgress,
     SplitMeta,
     TokenMeta,
     TokenSet,
@@ -43,7 +44,6 @@ from oelm.data.tokens import (
 )
 from oelm.errors import ConfigError, DataError, DiskFullError
 from oelm.files import cache_root, fsync_dir, room_checked, sha256_file, sweep_staging, write_json, write_text
-from oelm.runs.status import Progress
 
 _BATCH_CHARS = 2**20
 _SAMPLE_BYTES = 2**18
@@ -53,7 +53,7 @@ _PARTIAL_PREFIX = ".partial-"
 
 
 def prepare(
-    data: str, *, tokenizer: str, max_tokens: int | None = None, known: str = "", progress: Progress = no_progress
+    data: str, *, tokenizer: str, max_tokens: int | None = None, known: str = "", progress: OnProgress = no_progress
 ) -> TokenSet:
     """Return the token set of `data`: a named corpus, a file or folder of text, or a folder that holds a token set.
 
@@ -103,7 +103,7 @@ def _checked_limit(tokens: TokenSet, max_tokens: int | None) -> TokenSet:
     return tokens
 
 
-def corpus_of(data: str, progress: Progress = no_progress) -> Corpus:
+def corpus_of(data: str, progress: OnProgress = no_progress) -> Corpus:
     """Return the corpus that a name or a path means."""
     if data == "stdlib":
         return stdlib_corpus()
@@ -123,7 +123,7 @@ def prepare_corpus(
     limits: Limits = NO_LIMITS,
     workers: int | None = None,
     out: Path | None = None,
-    progress: Progress = no_progress,
+    progress: OnProgress = no_progress,
 ) -> TokenSet:
     """Return the token set of a corpus, from the cache (or `out`) where its content was prepared before.
 
@@ -156,7 +156,7 @@ class _Job:
     recipe: TokenizerRecipe
     limits: Limits
     workers: int
-    progress: Progress
+    progress: OnProgress
     key: str
 
     def build(self, target: Path) -> None:

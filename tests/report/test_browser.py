@@ -281,7 +281,8 @@ def test_the_tab_key_goes_from_the_skip_link_through_the_contents_to_the_tables(
         stops.append(
             browser.run("document.activeElement.className || document.activeElement.id || document.activeElement.tagName")
         )
-    assert stops[:2] == ["skip", "theme"] and stops[2:7] == ["A"] * 5 and stops[7:] == ["BUTTON"] * 3
+    # The contents are folded: one stop, and from there to the first table.
+    assert stops[:3] == ["skip", "theme", "SUMMARY"] and {"BUTTON"} <= set(stops[3:]) <= {"BUTTON", "SUMMARY"}
 
 
 def test_what_has_the_focus_is_outlined(browser: Browser, sample: Path) -> None:

@@ -18,10 +18,8 @@ from pathlib import Path
 import torch
 from record import build_arm, build_record, finish, parse_speed_options
 
-from oelm.bench.ab import against, interleave
-from oelm.bench.compare import bound, training_step
-from oelm.bench.shapes import classifier_config
-from oelm.bench.speed import SpeedRecord
+from oelm.bench.interleave import against, bound, classifier_config, interleave, training_step
+from oelm.bench.timings import SpeedRecord
 from oelm.config import FinetuneConfig
 
 ROUNDS = 12

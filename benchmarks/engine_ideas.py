@@ -23,9 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oelm.bench.ab import against, interleave
-from oelm.bench.compare import training_step
-from oelm.bench.shapes import shape_config
+from oelm.bench.interleave import against, interleave, shape_config, training_step
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "probes" / "engine-ideas.json"
 ROUNDS = {"laptop": 60, "512": 12}

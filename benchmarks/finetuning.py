@@ -22,13 +22,11 @@ from transformers import (
 )
 
 from oelm.config import FinetuneConfig, parse_as
-from oelm.data.encoded import ExampleSet
-from oelm.data.examples import folder_examples
+from oelm.data.example_sets import ExampleSet, prepare_examples
+from oelm.data.examples import folder_examples, stdlib_examples, stdlib_tokenizer
 from oelm.data.sets import TASKS
-from oelm.data.stdlib_task import stdlib_examples, stdlib_tokenizer
-from oelm.data.tasks import prepare_examples
-from oelm.intervals import mean_ratio
 from oelm.models.hub import ClassifierShape, fresh_classifier
+from oelm.stats import mean_ratio
 from oelm.train.classify import ClassifierTask
 from oelm.train.device import Compute
 from oelm.train.optim import build_optimizer, set_learning_rate

@@ -18,13 +18,12 @@ import tiktoken
 from record import keep, parse_options
 from tiktoken_ext.openai_public import r50k_pat_str
 
-from oelm.bench.ab import interleave
-from oelm.data.corpora import documents, file_corpus
-from oelm.data.encode import byte_characters, num_cores
+from oelm.bench.interleave import interleave
 from oelm.data.prepare import prepare_corpus
 from oelm.data.python_source import stdlib_corpus
-from oelm.data.vocabularies import END_OF_TEXT, find_gpt2, folder_tokenizer, is_gpt2
-from oelm.intervals import Ratio, mean_ratio
+from oelm.data.sources import documents, file_corpus
+from oelm.data.tokenizer import END_OF_TEXT, byte_characters, find_gpt2, folder_tokenizer, is_gpt2, num_cores
+from oelm.stats import Ratio, mean_ratio
 
 _worker: tiktoken.Encoding
 

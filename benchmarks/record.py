@@ -16,13 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oelm.bench.ab import Timed, inverse
-from oelm.bench.record import TimedShape
-from oelm.bench.speed import ArmFigures, Conditions, SpeedRecord, TimeSplit, read_speed, write_speed
-from oelm.intervals import Ratio
+from oelm.bench.interleave import Timed, inverse
+from oelm.bench.timings import ArmFigures, Conditions, SpeedRecord, TimedShape, TimeSplit, read_speed, write_speed
+from oelm.stats import Ratio
 
 if TYPE_CHECKING:
-    from oelm.bench.compare import BenchConfig
+    from oelm.bench.interleave import BenchConfig
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench"
 # The key of a benchmark's settings, next to its figures.
@@ -126,7 +125,7 @@ def chosen_shapes(options: argparse.Namespace, rounds: Mapping[str, int]) -> Ite
 
 def build_arm(name: str, timed: Timed, config: BenchConfig, *, bound: float) -> ArmFigures:
     """Return the figures of one arm with its bound and the size of its model."""
-    from oelm.bench.compare import model_size
+    from oelm.bench.interleave import model_size
 
     stored, trainable, _ = model_size(config)
     return ArmFigures(name=name, median_s=timed.median_s, ratio=timed.ratio, bound=bound, stored=stored, trainable=trainable)
@@ -138,7 +137,7 @@ def build_record(
     """Return the record of a benchmark of speed, with its conditions."""
     import torch
 
-    from oelm.bench.compare import timed_shape
+    from oelm.bench.interleave import timed_shape
     from oelm.config import FinetuneConfig
 
     conditions = Conditions(

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from oelm.bench.ab import inverse
-from oelm.bench.record import TimedShape
-from oelm.bench.speed import ArmFigures, SpeedRecord, read_speed
-from oelm.intervals import Ratio
+from oelm.bench.interleave import inverse
+from oelm.bench.timings import ArmFigures, SpeedRecord, TimedShape, read_speed
 from oelm.models.shape import method_work
+from oelm.stats import Ratio
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "bench"
 CLASSIFIER = "bert"
@@ -191,7 +190,7 @@ def generation_table(records: Records, words: Words, folder: Path) -> str:
 
 def bounds_table(words: Words) -> str:
     """Return the arithmetic bounds, which need no measurement."""
-    from oelm.bench.shapes import THIN, shape_config
+    from oelm.bench.interleave import THIN, shape_config
 
     rows: dict[str, list[str]] = {name: [] for name in (*BOUNDED, THIN)}
     for shape in SHAPES:

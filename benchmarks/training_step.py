@@ -18,11 +18,9 @@ import torch
 from plain_gpt import PlainGPT
 from record import add_speed_options, build_record, chosen_shapes, finish, parse_speed_options
 
-from oelm.bench.ab import against, interleave, inverse
-from oelm.bench.compare import training_step
-from oelm.bench.peak import PeakMeter
-from oelm.bench.shapes import shape_config
-from oelm.bench.speed import ArmFigures, SpeedRecord
+from oelm.bench.interleave import against, interleave, inverse, shape_config, training_step
+from oelm.bench.machine import PeakMeter
+from oelm.bench.timings import ArmFigures, SpeedRecord
 from oelm.config import RunConfig
 
 CONTENDERS = ("baseline", "transformers", "plain")

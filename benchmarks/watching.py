@@ -32,9 +32,8 @@ from pathlib import Path
 
 import torch
 
-from oelm.bench.compare import training_step
-from oelm.bench.shapes import shape_config
-from oelm.intervals import mean_ratio
+from oelm.bench.interleave import shape_config, training_step
+from oelm.stats import mean_ratio
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 # Steps between two signs of life of the run under way.

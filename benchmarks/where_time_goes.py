@@ -13,11 +13,9 @@ from collections.abc import Sequence
 import torch
 from record import add_speed_options, build_record, chosen_shapes, finish, parse_speed_options
 
-from oelm.bench.ab import interleave
-from oelm.bench.compare import training_step
+from oelm.bench.interleave import interleave, shape_config, training_step
 from oelm.bench.profile import gemm_speed, split_time
-from oelm.bench.shapes import shape_config
-from oelm.bench.speed import SpeedRecord, TimeSplit
+from oelm.bench.timings import SpeedRecord, TimeSplit
 from oelm.models.shape import step_work
 
 # Timed steps; half as many are profiled.

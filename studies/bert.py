@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from oelm.intervals import mean_difference
+from oelm.stats import mean_difference
 
 ARMS = ("baseline", "oelm_freeze_pretrained", "oelm_freeze", "gaussian_matched", "oelm_random", "pretrained_freeze")
 # Those that carry the conclusion get five seeds, the others three.

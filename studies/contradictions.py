@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from oelm.config import RunConfig
+from oelm.experiments.catalog import load_catalog, parse_yaml
 from oelm.experiments.forecast import count_parameters
 from oelm.experiments.plan import known_vocabulary, make_config
-from oelm.experiments.registry import load_catalog
-from oelm.experiments.yamlfile import parse_yaml
 from oelm.models.shape import step_work
 
 CLAIMS = Path(__file__).with_name("reported.yaml")

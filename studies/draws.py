@@ -26,9 +26,9 @@ from scipy import stats
 import oelm
 from oelm.config import parse_config
 from oelm.method.sites import attention_sites
-from oelm.report.collect import recipe_differences
-from oelm.report.stats import LEVEL
-from oelm.train.schedule import warmup_steps
+from oelm.report.arms import recipe_differences
+from oelm.stats import LEVEL
+from oelm.train.optim import warmup_steps
 
 HEADINGS = {
     "en": "| score of a draw | better when | draws x seeds | correlation with log PPL | p | PPL, best of {choice} by it |",

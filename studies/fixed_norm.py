@@ -15,20 +15,18 @@ from pathlib import Path
 
 from oelm.config import RunConfig
 from oelm.data.prepare import prepare
+from oelm.experiments.catalog import load_catalog
 from oelm.experiments.plan import make_config, parse_seeds
-from oelm.experiments.registry import load_catalog
 from oelm.files import write_json
 from oelm.method.apply import hold
-from oelm.method.record import record_of
+from oelm.method.frozen import record_of
 from oelm.runs.rundir import RunDir
 from oelm.train.device import choose_compute
-from oelm.train.kinds import resolve
 from oelm.train.loop import run_loop
 from oelm.train.optim import build_optimizer
-from oelm.train.session import build_session
-from oelm.train.stop import StopFlag
+from oelm.train.session import build_session, resolve
 from oelm.train.task import LanguageModelTask
-from oelm.train.watch import Silence
+from oelm.train.watch import Silence, StopFlag
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "probes" / "fixed-norm.json"
 

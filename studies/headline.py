@@ -8,15 +8,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from oelm.bench.record import TimingRecord, read_timings
-from oelm.experiments.registry import load_catalog
-from oelm.report.baselines import floors
+from oelm.bench.timings import TimingRecord, read_timings
+from oelm.experiments.catalog import load_catalog
+from oelm.report.arms import Arm
 from oelm.report.build import build_report
-from oelm.report.collect import Arm
-from oelm.report.findings import is_uniform, method_of
-from oelm.report.stats import share_kept
-from oelm.report.verdicts import JudgedPair, decided_by
+from oelm.report.pairs import is_uniform, method_of
+from oelm.report.sections.baselines import floors
+from oelm.report.sections.verdicts import JudgedPair, decided_by
 from oelm.report.words import Words
+from oelm.stats import share_kept
 
 STUDY = Path(__file__).resolve().parent.parent / "results" / "study"
 HEADS = {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from oelm.intervals import mean_ratio
+from oelm.stats import mean_ratio
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 PROBES = RESULTS / "probes"

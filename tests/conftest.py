@@ -16,8 +16,7 @@ from oelm.experiments.budget import budget_settings
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.shape import GPTConfig
 from oelm.train.run import Options, Result, train
-from oelm.train.stop import StopFlag
-from oelm.train.watch import Silence
+from oelm.train.watch import Silence, StopFlag
 
 # A console keeps for good the width it finds when it is made; tests that want one of theirs set it later.
 os.environ.pop("COLUMNS", None)

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from oelm.cli.train import _perplexities
-from oelm.decimals import fixed
 from oelm.experiments.summary import figure_text, gap_text
-from oelm.intervals import exp_or_inf, mean_ratio
 from oelm.report.build import build_report
 from oelm.report.html import render_html
-from oelm.report.latex import render_latex
 from oelm.report.markdown import render_markdown
-from oelm.report.tables import render_csv
+from oelm.report.tables import render_csv, render_latex
+from oelm.stats import exp_or_inf, mean_ratio
+from oelm.text import fixed
 from oelm.train.evaluate import TokenEvaluation
 from tests.report.synthetic import package_catalog, write_arm
 

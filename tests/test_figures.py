@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from oelm.intervals import Ratio, mean_ratio
+from oelm.stats import Ratio, mean_ratio
 from tests.report.synthetic import write_arm
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,7 +8,7 @@ import random
 import pytest
 from scipy import stats
 
-from oelm.intervals import T95, mean_difference, mean_ratio
+from oelm.stats import T95, mean_difference, mean_ratio
 
 
 def test_ratio_of_exact_multiples_is_exact() -> None:

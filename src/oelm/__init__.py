@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from oelm.method.architectures import SitePaths, register_sites
     from oelm.method.audit import Audit, assert_unmoved, audit
     from oelm.method.method import PRESETS, Method
-    from oelm.method.plan import plan_of
     from oelm.method.sites import Site, attention_sites
+    from oelm.method.timetable import plan_of
     from oelm.models.gpt import GPT, build_gpt
     from oelm.models.shape import GPTConfig
-    from oelm.report.collect import load_runs
-    from oelm.report.imported import ArmVerdict, verdict
+    from oelm.report.arms import load_runs
+    from oelm.report.foreign import ArmVerdict, verdict
     from oelm.train.callback import OelmCallback
     from oelm.train.load import load_run
 
@@ -33,7 +33,7 @@ _HOME = {
     "audit": "oelm.method.audit",
     "PRESETS": "oelm.method.method",
     "Method": "oelm.method.method",
-    "plan_of": "oelm.method.plan",
+    "plan_of": "oelm.method.timetable",
     "Site": "oelm.method.sites",
     "SitePaths": "oelm.method.sites",
     "attention_sites": "oelm.method.sites",
@@ -41,9 +41,9 @@ _HOME = {
     "GPT": "oelm.models.gpt",
     "GPTConfig": "oelm.models.shape",
     "build_gpt": "oelm.models.gpt",
-    "load_runs": "oelm.report.collect",
-    "ArmVerdict": "oelm.report.imported",
-    "verdict": "oelm.report.imported",
+    "load_runs": "oelm.report.arms",
+    "ArmVerdict": "oelm.report.foreign",
+    "verdict": "oelm.report.foreign",
     "OelmCallback": "oelm.train.callback",
     "load_run": "oelm.train.load",
 }

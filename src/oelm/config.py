@@ -12,12 +12,11 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import to_jsonable_python
 
-from oelm.dotted import flatten
 from oelm.errors import ConfigError, suggest
 from oelm.files import dump_json
 from oelm.method.method import Method, method_name, rank_within, resolve_method
 from oelm.models.shape import Architecture, GPTConfig, WeightCounts, weight_counts
-from oelm.strict import Strict
+from oelm.schema import Strict, flatten
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 Precision = Literal["auto", "float32", "bf16", "fp16"]

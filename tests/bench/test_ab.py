@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from oelm.bench.ab import interleave
+from oelm.bench.interleave import interleave
 
 
 def test_contenders_take_turns_and_the_order_reverses() -> None:

@@ -12,15 +12,14 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.flop_counter import FlopCounterMode
 
-from oelm.bench.compare import Comparison, Side, _work, bound, compare, model_size, training_step, verdict
+from oelm.bench.interleave import Comparison, Side, _work, bound, compare, model_size, shape_config, training_step, verdict
 from oelm.bench.machine import examine, matmul_speeds
-from oelm.bench.shapes import shape_config
 from oelm.config import FinetuneConfig, RunConfig, parse_as, parse_config
 from oelm.errors import ConfigError
-from oelm.intervals import Ratio
 from oelm.method.apply import freeze
 from oelm.models.gpt import build_gpt
 from oelm.models.shape import step_work
+from oelm.stats import Ratio
 from oelm.train.optim import build_optimizer, optimizer_tensors
 from tests.conftest import tiny_config
 
@@ -220,7 +219,7 @@ def test_benchmarked_step_really_trains(text_file: Path) -> None:
 def test_peak_meter_sees_a_passing_allocation() -> None:
     # In a process of its own, as it is used: elsewhere the allocator may hold pages from before.
     program = (
-        "import torch; from oelm.bench.peak import PeakMeter\n"
+        "import torch; from oelm.bench.machine import PeakMeter\n"
         "meter = PeakMeter('cpu'); block = torch.ones(2**24); del block; print(meter.growth_bytes())"
     )
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

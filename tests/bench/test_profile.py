@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from oelm.bench.compare import training_step
+from oelm.bench.interleave import shape_config, training_step
 from oelm.bench.profile import PARTS, gemm_speed, split_time
-from oelm.bench.shapes import shape_config
 from oelm.models.shape import step_work
 
 

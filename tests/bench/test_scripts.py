@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from oelm.bench.shapes import shape_config
-from oelm.bench.speed import SpeedRecord, read_speed, write_speed
+from oelm.bench.interleave import shape_config
+from oelm.bench.timings import SpeedRecord, read_speed, write_speed
 from oelm.models.gpt import build_gpt
 from oelm.train.loss import mean_cross_entropy
 

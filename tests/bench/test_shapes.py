@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oelm.bench.compare import bound, model_size
-from oelm.bench.shapes import PUBLISHED, classifier_config, shape_config, shape_settings, with_arm
+from oelm.bench.interleave import PUBLISHED, bound, classifier_config, model_size, shape_config, shape_settings, with_arm
 from oelm.errors import ConfigError, MethodError
 
 

@@ -9,21 +9,20 @@ from typing import Any
 
 import pytest
 
-from oelm.bench.ab import inverse
-from oelm.bench.record import TimedShape
-from oelm.bench.shapes import PUBLISHED, shape_config
-from oelm.bench.speed import (
+from oelm.bench.interleave import PUBLISHED, inverse, shape_config
+from oelm.bench.timings import (
     ArmFigures,
     Conditions,
     Product,
     SpeedRecord,
+    TimedShape,
     TimeSplit,
     read_speed,
     write_speed,
 )
 from oelm.errors import DataError
-from oelm.intervals import Ratio
 from oelm.method.method import PRESETS
+from oelm.stats import Ratio
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RATIO = Ratio(value=1.25, low=1.2, high=1.3, count=8)

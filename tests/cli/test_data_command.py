@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from oelm.cli.app import app
-from oelm.data.corpora import file_corpus
 from oelm.data.prepare import prepare_corpus
 from oelm.data.sets import BUILT_IN, CORPORA, TASKS
+from oelm.data.sources import file_corpus
 from oelm.data.tokens import LeftOut
 from tests.conftest import made_text
 from tests.data.test_examples import glue_mnli, write_lines

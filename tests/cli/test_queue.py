@@ -9,7 +9,7 @@ import pytest
 
 from oelm.cli.queue import QueueView
 from oelm.experiments.plan import PlannedRun
-from oelm.experiments.runner import Job, State
+from oelm.experiments.queue import Job, State
 from oelm.experiments.study import Study
 from oelm.files import write_json
 from tests.experiments.planned import PAIR, catalog_of, finish

@@ -223,7 +223,7 @@ def test_a_report_does_not_wait_for_torch(root: Path) -> None:
     # Its method has settings below `thaw`, which is null for the baseline.
     write_arm(root, "GPT-02-thaw-all", ARM[:5])
     program = (
-        "import sys; from pathlib import Path; from oelm.experiments.registry import load_catalog; "
+        "import sys; from pathlib import Path; from oelm.experiments.catalog import load_catalog; "
         "from oelm.report.build import build_report; "
         "build_report([Path('outputs')], load_catalog()).document('en'); sys.exit('torch' in sys.modules)"
     )

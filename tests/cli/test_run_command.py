@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from oelm.cli.app import app
-from oelm.experiments.gpus import read_gpus
-from oelm.experiments.registry import load_catalog
+from oelm.experiments.catalog import load_catalog
+from oelm.experiments.slots import read_gpus
 from oelm.experiments.study import Study
 from oelm.files import write_json
 from oelm.runs.status import read_status

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 import typer
 from typer.testing import CliRunner, Result
 
-from oelm.cli.clean import clean
+from oelm.cli.manage import clean, stop
 from oelm.cli.status import status
-from oelm.cli.stop import stop
 
 app = typer.Typer()
 for command in (status, stop, clean):
@@ -26,9 +25,9 @@ PROGRAM = """
 import signal, typer
 # A shell that runs these tests in the background has its children ignore interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from oelm.cli.clean import clean
+from oelm.cli.manage import clean
 from oelm.cli.status import status
-from oelm.cli.stop import stop
+from oelm.cli.manage import stop
 app = typer.Typer()
 for command in (status, stop, clean):
     app.command()(command)

@@ -11,8 +11,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from oelm.data.corpora import documents, file_corpus
-from oelm.data.vocabularies import END_OF_TEXT
+from oelm.data.sources import documents, file_corpus
+from oelm.data.tokenizer import END_OF_TEXT
 from oelm.errors import DataError
 from tests.conftest import made_text
 

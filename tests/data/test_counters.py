@@ -10,11 +10,19 @@ from typing import Any
 
 import pytest
 
-import oelm.data.counters as counters
-from oelm.data.corpora import documents
-from oelm.data.counters import FILE, NgramFigures, bits_per_byte, count_vocabularies, kept_figures, ngram_figures, text_of
-from oelm.data.ngram import perplexities
+import oelm.data.ngram as counters
+from oelm.data.ngram import (
+    FILE,
+    NgramFigures,
+    bits_per_byte,
+    count_vocabularies,
+    kept_figures,
+    ngram_figures,
+    perplexities,
+    text_of,
+)
 from oelm.data.prepare import prepare
+from oelm.data.sources import documents
 from oelm.data.tokens import TokenSet
 from oelm.errors import DataError
 from tests.conftest import made_text

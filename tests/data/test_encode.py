@@ -18,13 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from oelm.data.corpora import folder_corpus
-from oelm.data.encode import encoder, in_order, num_cores
 from oelm.data.prepare import prepare_corpus
 from oelm.data.sets import CORPORA
-from oelm.data.tokenizer import end_of_text_id, train_bpe
+from oelm.data.sources import folder_corpus
+from oelm.data.tokenizer import END_OF_TEXT, encoder, end_of_text_id, folder_tokenizer, in_order, num_cores, train_bpe
 from oelm.data.tokens import TokenSet
-from oelm.data.vocabularies import END_OF_TEXT, folder_tokenizer
 from tests.conftest import made_text
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"

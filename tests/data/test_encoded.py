@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oelm.data.encoded import ExampleSplit, open_examples
+from oelm.data.example_sets import ExampleSplit, open_examples, prepare_examples
 from oelm.data.examples import Example
-from oelm.data.tasks import prepare_examples
 from oelm.errors import DataError
 from tests.data.test_tasks import source_of, write_vocabulary
 

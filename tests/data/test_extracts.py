@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from oelm.data.prepare import prepare
-from oelm.data.request import Request
+from oelm.data.resolve import Request
 from oelm.errors import ConfigError, DataError
 from oelm.train.load import LoadedRun, load_any
 from oelm.train.score import score_run
-from oelm.train.stop import StopFlag
-from oelm.train.watch import Silence
+from oelm.train.watch import Silence, StopFlag
 from tests.conftest import made_text, run_here, tiny_config
 from tests.data.test_shelf import write_stories
 

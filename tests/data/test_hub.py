@@ -11,9 +11,8 @@ from pathlib import Path
 import datasets
 import pytest
 
-from oelm.data.corpora import documents, hub_corpus
-from oelm.data.hub import hub_label_names, hub_rows
 from oelm.data.sets import CORPORA, TASKS, CorpusEntry, HubSource, TaskEntry
+from oelm.data.sources import documents, hub_corpus, hub_label_names, hub_rows
 from oelm.errors import DataError
 
 ENTRIES: list[CorpusEntry | TaskEntry] = [*CORPORA.values(), *TASKS.values()]

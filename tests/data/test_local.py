@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from oelm.data.corpora import folder_corpus
-from oelm.data.local import find_splits, set_folder, split_in_name
 from oelm.data.sets import CORPORA, set_called
+from oelm.data.sources import find_splits, folder_corpus, set_folder, split_in_name
 from oelm.errors import DataError
 
 LM = ("train", "val", "test")

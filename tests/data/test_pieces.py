@@ -12,12 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from oelm.data import pieces as pieces_module
-from oelm.data.encode import Encode, encoder
-from oelm.data.pieces import PIECE_CHARS, Piece, articles, fraction, pieces, separated
-from oelm.data.readers import read_wikitext
-from oelm.data.tokenizer import train_bpe
-from oelm.data.vocabularies import END_OF_TEXT, folder_tokenizer
+from oelm.data.readers import PIECE_CHARS, Piece, articles, fraction, pieces, read_wikitext, separated
+from oelm.data.readers import pieces as pieces_module
+from oelm.data.tokenizer import END_OF_TEXT, Encode, encoder, folder_tokenizer, train_bpe
 from tests.conftest import made_text
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"

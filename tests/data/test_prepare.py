@@ -13,18 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oelm.data import pieces as pieces_module
 from oelm.data import prepare as prepare_module
-from oelm.data import shards
-from oelm.data.corpora import Corpus, Part, file_corpus, folder_corpus
-from oelm.data.encode import encoder
-from oelm.data.pieces import Piece, pieces
-from oelm.data.prepare import prepare, prepare_corpus
+from oelm.data import prepare as shards
+from oelm.data.prepare import NO_LIMITS, Limits, prepare, prepare_corpus
+from oelm.data.readers import Piece, pieces
+from oelm.data.readers import pieces as pieces_module
 from oelm.data.sets import CORPORA
-from oelm.data.shards import NO_LIMITS, Limits
-from oelm.data.tokenizer import load_tokenizer, train_bpe
+from oelm.data.sources import Corpus, Part, file_corpus, folder_corpus
+from oelm.data.tokenizer import END_OF_TEXT, encoder, load_tokenizer, train_bpe
 from oelm.data.tokens import SPLITS, Split
-from oelm.data.vocabularies import END_OF_TEXT
 from oelm.errors import ConfigError, DataError, DiskFullError
 from tests.conftest import made_text
 

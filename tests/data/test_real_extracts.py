@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oelm.data.corpora import folder_corpus
-from oelm.data.encoded import ExampleSet
+from oelm.data.example_sets import ExampleSet
 from oelm.data.order import BucketOrder
-from oelm.data.pieces import fraction
-from oelm.data.request import Request
+from oelm.data.readers import fraction
+from oelm.data.resolve import Request
 from oelm.data.sets import CORPORA as ENTRIES
+from oelm.data.sources import folder_corpus
 from oelm.data.survey import items, survey
 from oelm.data.tokenizer import load_tokenizer
 from oelm.data.tokens import TokenSet

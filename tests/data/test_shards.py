@@ -18,15 +18,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from oelm.data import prepare as prepare_module
-from oelm.data import shards
-from oelm.data.corpora import file_corpus
-from oelm.data.encode import Encode, Ids, encoder
-from oelm.data.pieces import Piece
-from oelm.data.prepare import prepare, prepare_corpus
-from oelm.data.shards import JOURNAL, NO_LIMITS, Journal, Limits, ShardWriter, read_journal
+from oelm.data import prepare as shards
+from oelm.data.prepare import JOURNAL, NO_LIMITS, Journal, Limits, ShardWriter, prepare, prepare_corpus, read_journal
+from oelm.data.readers import Piece
+from oelm.data.sources import file_corpus
 from oelm.data.survey import Item
+from oelm.data.tokenizer import END_OF_TEXT, Encode, Ids, encoder
 from oelm.data.tokens import Split
-from oelm.data.vocabularies import END_OF_TEXT
 from oelm.files import dump_json
 from tests.conftest import made_text
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from oelm.data.encoded import ExampleMeta, ExampleSet
-from oelm.data.request import Request
-from oelm.data.sets import NLI_LABELS
-from oelm.data.shelf import (
+from oelm.data.example_sets import ExampleMeta, ExampleSet
+from oelm.data.prepared import (
     examples_there,
     find_examples,
     find_sets,
@@ -20,6 +18,8 @@ from oelm.data.shelf import (
     read_any_meta,
     verify_any,
 )
+from oelm.data.resolve import Request
+from oelm.data.sets import NLI_LABELS
 from oelm.data.tokens import TokenMeta, TokenSet
 from oelm.errors import DataError
 from tests.conftest import made_text

@@ -10,11 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from oelm.data.corpora import Corpus, Part
 from oelm.data.prepare import prepare_corpus
-from oelm.data.python_source import package_sizes, source_file
-from oelm.data.request import Request
-from oelm.data.site_packages import Tally, capped, dependencies, says_generated, site_packages_corpus
+from oelm.data.python_source import (
+    Tally,
+    capped,
+    dependencies,
+    package_sizes,
+    says_generated,
+    site_packages_corpus,
+    source_file,
+)
+from oelm.data.resolve import Request
+from oelm.data.sources import Corpus, Part
 from oelm.errors import ConfigError, DataError
 
 PACKAGES = [f"pack{number:02}" for number in range(80)]

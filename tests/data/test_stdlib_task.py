@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from oelm.data.examples import Example, ExampleSource
+from oelm.data.example_sets import pad_id
+from oelm.data.examples import NUM_LABELS, Example, ExampleSource, stdlib_examples, stdlib_tokenizer, train_bert_bpe
 from oelm.data.python_source import package_of, stdlib_corpus
-from oelm.data.stdlib_task import NUM_LABELS, stdlib_examples, stdlib_tokenizer, train_bert_bpe
-from oelm.data.tasks import pad_id
 
 MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 

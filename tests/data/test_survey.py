@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oelm.data import pieces as pieces_module
 from oelm.data import survey as survey_module
 from oelm.data import tokens as tokens_module
-from oelm.data.corpora import VALIDATION_SHARE, Corpus, Part, file_corpus
-from oelm.data.pieces import Piece, pieces
+from oelm.data.readers import Piece, pieces
+from oelm.data.readers import pieces as pieces_module
+from oelm.data.sources import VALIDATION_SHARE, Corpus, Part, file_corpus
 from oelm.data.survey import Item, Survey, batches, items, survey, train_texts
 from oelm.data.tokens import Split
 from oelm.errors import DataError

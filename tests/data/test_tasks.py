@@ -14,11 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
-from oelm.data.encoded import ExampleSet
+from oelm.data.example_sets import ExampleSet, pad_id, prepare_examples
 from oelm.data.examples import Example, ExampleSource
-from oelm.data.tasks import pad_id, prepare_examples
-from oelm.data.tokenizer import train_bpe
-from oelm.data.vocabularies import wordpiece
+from oelm.data.tokenizer import train_bpe, wordpiece
 from oelm.errors import ConfigError, DataError
 from tests.conftest import WORDS
 

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from oelm.data.tokenizer import end_of_text_id, load_tokenizer, tokenizer_recipe, train_bpe
-from oelm.data.vocabularies import END_OF_TEXT
+from oelm.data.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer, tokenizer_recipe, train_bpe
 from oelm.errors import ConfigError, DataError
 from tests.conftest import made_text
 

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import BertWordPieceTokenizer, Tokenizer, normalizers, pre_tokenizers
 
-from oelm.data.tokenizer import tokenizer_recipe, train_bpe
-from oelm.data.vocabularies import find_gpt2, folder_tokenizer, is_gpt2
+from oelm.data.tokenizer import find_gpt2, folder_tokenizer, is_gpt2, tokenizer_recipe, train_bpe
 from oelm.errors import DataError
 from tests.conftest import made_text
 

@@ -13,15 +13,14 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from oelm.data.example_sets import prepare_examples
 from oelm.data.examples import Example, ExampleSource
 from oelm.data.prepare import prepare
-from oelm.data.tasks import prepare_examples
+from oelm.data.tokenizer import wordpiece
 from oelm.data.tokens import OnProgress
-from oelm.data.vocabularies import wordpiece
 from oelm.errors import StoppedError
-from oelm.train.kinds import seen_progress
-from oelm.train.stop import StopFlag
-from oelm.train.watch import Silence
+from oelm.train.session import seen_progress
+from oelm.train.watch import Silence, StopFlag
 from tests.conftest import oelm_command
 from tests.data.test_tasks import write_vocabulary
 

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from oelm.config import RunConfig
+from oelm.experiments.catalog import Catalog, build_catalog, parse_yaml
 from oelm.experiments.plan import PlannedRun
-from oelm.experiments.registry import Catalog, build_catalog
-from oelm.experiments.yamlfile import parse_yaml
 from oelm.files import write_json
 from tests.experiments.recorded import status_of
 

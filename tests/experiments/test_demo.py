@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from oelm.experiments.catalog import Catalog, load_catalog
 from oelm.experiments.plan import make_config
-from oelm.experiments.registry import Catalog, load_catalog
 from oelm.experiments.study import Study
 from oelm.method.method import PRESETS
 from oelm.runs.records import read_any_config

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from oelm.dotted import flatten
-from oelm.experiments.fair import confounding
-from oelm.experiments.plan import make_config
-from oelm.experiments.registry import load_catalog
+from oelm.experiments.catalog import load_catalog
+from oelm.experiments.plan import confounding, make_config
+from oelm.schema import flatten
 
 NEVER = {"optim.lr", "steps", "batch_size", "model.dropout", "model.seq_len", "data.source", "schedule.warmup_steps"}
 METHOD = ("method.init", "method.freeze", "method.thaw", "method.correction")

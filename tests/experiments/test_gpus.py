@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oelm.errors import ConfigError, MissingExtraError
-from oelm.experiments.gpus import MIN_READINGS, READ_EVERY_S, GpuPool, GpuReading, check_gpus, free_gpus, parse_gpus, read_gpus
+from oelm.experiments.slots import MIN_READINGS, READ_EVERY_S, GpuPool, GpuReading, check_gpus, free_gpus, parse_gpus, read_gpus
 from oelm.files import cache_root
 
 MIB = 2**20

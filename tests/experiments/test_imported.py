@@ -18,8 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oelm.errors import ConfigError, DataError, MissingExtraError
-from oelm.experiments.formats import Columns, read_sources
-from oelm.experiments.imported import ImportedRun, Placing, imported_runs, load_imported, run_path, write_imported
+from oelm.experiments.importer import (
+    Columns,
+    ImportedRun,
+    Placing,
+    imported_runs,
+    load_imported,
+    read_sources,
+    run_path,
+    write_imported,
+)
 from oelm.train.track import SourceRun
 
 HEADER = ("arm", "seed", "step", "eval_loss")
@@ -413,8 +421,8 @@ def test_importing_does_not_wait_for_torch(tmp_path: Path) -> None:
     program = f"""
 import sys
 from pathlib import Path
-from oelm.experiments.formats import read_sources
-from oelm.experiments.imported import Placing, imported_runs, write_imported
+from oelm.experiments.importer import read_sources
+from oelm.experiments.importer import Placing, imported_runs, write_imported
 for name in ("runs.csv", "tb"):
     found = read_sources([Path({str(tmp_path)!r}) / name])
     write_imported(imported_runs(found, study=name, placing=Placing()), Path({str(tmp_path)!r}))

@@ -13,9 +13,9 @@ import pytest
 from filelock import FileLock
 
 from oelm.errors import OelmError
-from oelm.experiments.launch import ending, enqueue, is_busy, launch_lock, start, taken
+from oelm.experiments.catalog import load_catalog
 from oelm.experiments.plan import PlannedRun
-from oelm.experiments.registry import load_catalog
+from oelm.experiments.queue import ending, enqueue, is_busy, launch_lock, start, taken
 from oelm.experiments.study import Study
 from oelm.files import write_json
 from oelm.runs.layout import CONSOLE

@@ -19,10 +19,10 @@ import oelm
 from oelm.cli.app import app
 from oelm.data.tokens import held_alone
 from oelm.errors import OelmError
-from oelm.experiments.gpus import GpuPool
-from oelm.experiments.launch import is_busy
 from oelm.experiments.portable import archive_runs
-from oelm.report.verdict import Looks
+from oelm.experiments.queue import is_busy
+from oelm.experiments.slots import GpuPool
+from oelm.report.judge import Looks
 from oelm.runs.find import look_at, scan
 from oelm.runs.layout import LOCK
 from oelm.runs.manage import remove
@@ -121,7 +121,7 @@ def test_training_leaves_with_the_code_of_a_refusal(tmp_path: Path, text_file: P
 def test_every_lock_is_made_where_the_fallback_is_off() -> None:
     source = Path(oelm.__file__).parent
     makers = [path.name for path in source.rglob("*.py") if re.search(r"\w*FileLock\(", path.read_text(encoding="utf-8"))]
-    assert makers == ["locks.py"]
+    assert makers == ["files.py"]
 
 
 @pytest.mark.parametrize("content", ["", "4711\n", '{"pid": 1, "host": "h", "started": "s"}'])

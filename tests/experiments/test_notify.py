@@ -18,7 +18,7 @@ import yaml
 from oelm.errors import STOPPED, ConfigError, OelmError
 from oelm.experiments.notify import Notifier, NotifyConfig, NotifyingWatch, notify_ended, notifying, notifying_of, read_notify
 from oelm.experiments.plan import plan_runs
-from oelm.experiments.runner import Job
+from oelm.experiments.queue import Job
 from tests.experiments.planned import PAIR, catalog_of
 
 SECRET = "hooks-secret-4711"

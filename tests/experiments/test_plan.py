@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oelm.config import FinetuneConfig, RunConfig, TrainConfig
-from oelm.dotted import flatten
 from oelm.errors import ConfigError, RunDirError
+from oelm.experiments.catalog import Catalog, check_name
 from oelm.experiments.plan import (
     PlannedRun,
     check_same_recipe,
@@ -24,8 +24,8 @@ from oelm.experiments.plan import (
     variant_name,
     with_baselines,
 )
-from oelm.experiments.registry import Catalog, check_name
 from oelm.files import write_json
+from oelm.schema import flatten
 from tests.experiments.planned import PAIR, catalog_of
 
 CATALOG = catalog_of(

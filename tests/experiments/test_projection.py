@@ -11,9 +11,9 @@ from oelm.cli.app import app
 from oelm.config import parse_config
 from oelm.errors import ConfigError
 from oelm.experiments.budget import budget_settings
+from oelm.experiments.catalog import load_catalog
+from oelm.experiments.forecast import GPUS, Assumptions, parse_gpus, project, queue_s, reported_efficiency
 from oelm.experiments.plan import PlannedRun
-from oelm.experiments.projection import GPUS, Assumptions, parse_gpus, project, queue_s, reported_efficiency
-from oelm.experiments.registry import load_catalog
 from oelm.experiments.study import Study
 
 

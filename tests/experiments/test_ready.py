@@ -6,16 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from oelm.data.shelf import prepared_sets
+from oelm.data.prepared import prepared_sets
 from oelm.errors import ConfigError, DataError
+from oelm.experiments.catalog import load_catalog
 from oelm.experiments.plan import PlannedRun
-from oelm.experiments.ready import Readiness, make_ready
-from oelm.experiments.registry import load_catalog
-from oelm.experiments.study import Study, prepare_study
+from oelm.experiments.study import Readiness, Study, make_ready, prepare_study
 from oelm.files import write_json
 from oelm.runs.status import Progress, now_text, status_now
-from oelm.train.stop import StopFlag
-from oelm.train.watch import Silence
+from oelm.train.watch import Silence, StopFlag
 from tests.conftest import made_text
 from tests.faults.queues import write_catalog
 from tests.models.test_hub import write_model

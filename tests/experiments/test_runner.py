@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from oelm.data.encode import num_cores
-from oelm.experiments.registry import load_catalog
-from oelm.experiments.runner import Job, Runner, RunSlot
+from oelm.data.tokenizer import num_cores
+from oelm.experiments.catalog import load_catalog
+from oelm.experiments.queue import Job, Runner, RunSlot
 from oelm.experiments.study import Study
 from oelm.files import write_json
 from oelm.runs.find import read_locks
 from oelm.runs.layout import launch_lock_path
 from oelm.runs.status import read_status
-from oelm.train.stop import StopFlag
+from oelm.train.watch import StopFlag
 from tests.faults.queues import (
     STEPS,
     Launch,

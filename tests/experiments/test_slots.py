@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from oelm.errors import ConfigError
-from oelm.experiments.gpus import MIN_READINGS, READ_EVERY_S, GpuPool
-from oelm.experiments.runner import Slots
-from oelm.experiments.slots import CpuSlots, choose_slots
+from oelm.experiments.queue import Slots
+from oelm.experiments.slots import MIN_READINGS, READ_EVERY_S, CpuSlots, GpuPool, choose_slots
 from tests.experiments.test_gpus import Server, card, told
 
 

@@ -14,8 +14,17 @@ from typer.testing import CliRunner
 from oelm.cli.app import app
 from oelm.cli.status import ShownJobs
 from oelm.errors import ClusterError, ConfigError
-from oelm.experiments.cluster import ClusterConfig, cluster_config, parse_time
-from oelm.experiments.slurm import Submission, ask, check_time, job_states, parse_show_job, read_submissions
+from oelm.experiments.slurm import (
+    ClusterConfig,
+    Submission,
+    ask,
+    check_time,
+    cluster_config,
+    job_states,
+    parse_show_job,
+    parse_time,
+    read_submissions,
+)
 from oelm.files import write_json
 from oelm.runs.find import scan
 from oelm.runs.status import now_text, read_status

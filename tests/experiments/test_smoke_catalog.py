@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oelm.experiments.registry import load_catalog
+from oelm.experiments.catalog import load_catalog
 from oelm.runs.records import read_any_config
 from tests.conftest import oelm_command
 from tests.runs.recomputed import figure_problems, read_record

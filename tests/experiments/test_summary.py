@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from oelm.experiments.catalog import Catalog
 from oelm.experiments.plan import PlannedRun, plan_runs
-from oelm.experiments.registry import Catalog
 from oelm.experiments.summary import figure_text, gap_text, split_note, summarize
-from oelm.intervals import Difference, Ratio
+from oelm.stats import Difference, Ratio
 from tests.experiments.planned import PAIR, catalog_of, finish
 from tests.experiments.recorded import record
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oelm.errors import ConfigError, DataError
+from oelm.experiments.catalog import Experiment
 from oelm.experiments.plan import variant_name
-from oelm.experiments.registry import Experiment
 from oelm.experiments.study import Study
 from oelm.experiments.sweep import (
     FIRST_SEED,

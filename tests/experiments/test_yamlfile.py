@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oelm.errors import ConfigError
-from oelm.experiments.yamlfile import FAST_LOADER, MAX_BYTES, parse_yaml, read_yaml
+from oelm.experiments.catalog import FAST_LOADER, MAX_BYTES, parse_yaml, read_yaml
 
 CATALOG = Path(__file__).parents[2] / "src" / "oelm" / "experiments" / "catalog"
 # What is printed, and controls, which JSON writes as escapes; YAML would fold separators of lines.

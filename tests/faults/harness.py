@@ -17,8 +17,7 @@ from typing import Any
 
 from oelm.files import STAGING_PREFIX, sha256_file
 from oelm.runs.metrics import read_metrics
-from oelm.train.stop import StopFlag
-from oelm.train.watch import Silence, StepReport
+from oelm.train.watch import Silence, StepReport, StopFlag
 
 _SERVER = mp.get_context("forkserver")
 # Loading torch takes longer than a tiny run; the server does it once and every child is forked from it.

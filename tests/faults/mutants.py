@@ -55,7 +55,7 @@ MUTANTS = (
         "a skipped guard: frozen bytes may move",
     ),
     Mutant(
-        "method/plan.py",
+        "method/timetable.py",
         "if first <= step < end)",
         "if first < step < end)",
         "faults/test_thaw_killed.py::test_frozen_bytes_stay_to_the_very_step_of_their_thaw",
@@ -70,8 +70,8 @@ MUTANTS = (
         "train/test_optim.py",
         "a skipped guard",
     ),
-    Mutant("train/schedule.py", "return (step + 1) / warmup", "return step / warmup", "train/test_schedule.py", "off by one"),
-    Mutant("train/schedule.py", "math.pi * progress", "2 * math.pi * progress", "train/test_schedule.py", "a whole cosine"),
+    Mutant("train/optim.py", "return (step + 1) / warmup", "return step / warmup", "train/test_schedule.py", "off by one"),
+    Mutant("train/optim.py", "math.pi * progress", "2 * math.pi * progress", "train/test_schedule.py", "a whole cosine"),
     Mutant(
         "train/step.py",
         "compute_loss(micro_batch) / num_micro_batches",
@@ -95,7 +95,7 @@ MUTANTS = (
         "an evaluation twice after a resume",
     ),
     Mutant(
-        "train/state.py",
+        "train/checkpoint.py",
         "value < self.best_value",
         "value > self.best_value",
         "train/test_run.py::test_best_checkpoint_is_the_one_of_the_best_evaluation_and_is_kept",
@@ -128,7 +128,7 @@ MUTANTS = (
     ),
     Mutant("runs/metrics.py", 'row["step"] <= (', 'row["step"] < (', "runs/test_metrics.py", "off by one"),
     Mutant(
-        "train/stop.py",
+        "train/watch.py",
         "if number == signal.SIGINT and self.requested():",
         "if number < 0:",
         "faults/test_signals.py::test_second_interrupt_leaves_at_once_and_loses_at_most_one_interval",
@@ -152,18 +152,16 @@ MUTANTS = (
         "a skipped guard",
     ),
     Mutant(
-        "data/shards.py",
+        "data/prepare.py",
         "                os.fsync(file.fileno())\n",
         "",
         "data/test_shards.py::test_a_shard_is_durable_before_the_journal_speaks_of_it",
         "a dropped fsync",
     ),
-    # report/stats.py
-    Mutant(
-        "report/stats.py", "_mean(values), len(values) - 1", "_mean(values), len(values)", "report/test_stats.py", "off by one"
-    ),
-    Mutant("report/stats.py", "(freedom, (1 - level) / 2)", "(freedom, (1 - level))", "report/test_stats.py", "one-sided"),
-    Mutant("report/stats.py", "2 ** (look - 1)", "2**look", "report/test_stats.py", "off by one"),
+    # stats.py
+    Mutant("stats.py", "_mean(values), len(values) - 1", "_mean(values), len(values)", "report/test_stats.py", "off by one"),
+    Mutant("stats.py", "(freedom, (1 - level) / 2)", "(freedom, (1 - level))", "report/test_stats.py", "one-sided"),
+    Mutant("stats.py", "2 ** (look - 1)", "2**look", "report/test_stats.py", "off by one"),
     # One writer in a run's folder, and its own checkpoints only.
     Mutant(
         "runs/rundir.py",
@@ -180,14 +178,14 @@ MUTANTS = (
         "a rename by path: the folder may be another since it was proven",
     ),
     Mutant(
-        "train/binding.py",
+        "train/checkpoint.py",
         "if saved.run and own and saved.run != own:",
         "if saved.run and not own and saved.run != own:",
         "faults/test_foreign_checkpoints.py::test_of_two_runs_of_one_config_each_opens_its_own_only",
         "a skipped guard: another run's checkpoint opens",
     ),
     Mutant(
-        "train/binding.py",
+        "train/checkpoint.py",
         "if then and now and then != now:",
         "if then and now and len(then) != len(now):",
         "faults/test_foreign_checkpoints.py::test_frozen_bytes_that_the_run_did_not_begin_with_are_refused",
@@ -202,14 +200,14 @@ MUTANTS = (
         "a loose comparison: edited figures are judged",
     ),
     Mutant(
-        "report/collect.py",
+        "report/arms.py",
         "known.setdefault(tuple(run.curve.items()), run)",
         "known.setdefault(((run.seed, 0.0),), run)",
         "report/test_edited.py::test_seeds_that_are_copies_of_each_other_make_no_arm",
         "a skipped guard: a copy counts as one more seed",
     ),
     Mutant(
-        "report/verdict.py",
+        "report/judge.py",
         "(questions.get(other) or look.question or asked) == asked)",
         "(questions.get(other) or look.question or asked) != asked)",
         "report/test_build.py::test_a_second_try_at_another_rate_is_the_next_look_at_the_same_question",
@@ -246,7 +244,7 @@ MUTANTS = (
         "a skipped guard: a weight tied to Q freezes with it",
     ),
     Mutant(
-        "experiments/sbatch.py",
+        "experiments/slurm.py",
         'in ("Cc", "Zl", "Zp", "Cs")]',
         'in ("Zl", "Zp", "Cs")]',
         "security/test_scripts.py::test_a_working_folder_with_a_line_end_in_its_name_is_refused",

@@ -24,7 +24,7 @@ SERVER = mp.get_context("forkserver")
 # What launchers load before they look at their arguments, and what the other users of this one server load.
 _PRELOADED = [
     "oelm.cli.app",
-    "oelm.experiments.runner",
+    "oelm.experiments.queue",
     "oelm.experiments.slots",
     "oelm.experiments.study",
     "oelm.experiments.summary",

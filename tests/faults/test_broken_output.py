@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oelm.data.prepare import prepare
-from oelm.experiments.registry import load_catalog
+from oelm.experiments.catalog import load_catalog
 from oelm.experiments.study import Study
 from oelm.runs.layout import CONSOLE
 from oelm.runs.metrics import read_metrics

@@ -31,8 +31,7 @@ def _child(config: dict[str, Any], out: str) -> None:
 
     from oelm.config import FinetuneConfig, parse_as
     from oelm.train.run import train
-    from oelm.train.stop import StopFlag
-    from oelm.train.watch import Silence
+    from oelm.train.watch import Silence, StopFlag
 
     torch.set_num_threads(1)
     with StopFlag() as stop:

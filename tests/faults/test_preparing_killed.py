@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 import tests.faults.harness  # noqa: F401  its forkserver is ours: it loads the libraries once for all children
-from oelm.data.tokenizer import train_bpe
+from oelm.data.tokenizer import END_OF_TEXT, train_bpe
 from oelm.data.tokens import open_tokens
-from oelm.data.vocabularies import END_OF_TEXT
 from oelm.errors import OelmError
 from tests.conftest import made_text
 
@@ -54,9 +53,9 @@ def finish(text: Path, cache: Path, **settings: Any) -> Path:
 
 def _child(text: str, cache: str, fault: str | None, settings: dict[str, Any]) -> None:
     os.environ["OELM_CACHE"] = cache
-    from oelm.data import prepare, shards
+    from oelm.data import prepare
 
-    prepare._BATCH_CHARS, shards.SHARD_BYTES = 1000, settings.get("shard_bytes", 5000)
+    prepare._BATCH_CHARS, prepare.SHARD_BYTES = 1000, settings.get("shard_bytes", 5000)
     if "file_bytes" in settings:
         resource.setrlimit(resource.RLIMIT_FSIZE, (settings["file_bytes"],) * 2)
     if fault is not None:
@@ -113,15 +112,15 @@ class _Half:
 
 
 def _in_the_middle_of_a_shard() -> None:
-    from oelm.data.shards import ShardWriter
+    from oelm.data.prepare import ShardWriter
 
     _at_call(ShardWriter, "_file", 8, lambda original, *args: _Half(original(*args)))
 
 
 def _between_data_and_journal() -> None:
-    from oelm.data import shards
+    from oelm.data import prepare
 
-    _at_call(shards, "write_json", 8, lambda *_: _die())
+    _at_call(prepare, "write_json", 8, lambda *_: _die())
 
 
 def _in_the_middle_of_the_journal() -> None:
@@ -274,11 +273,11 @@ def test_a_full_disk_stops_resumable_and_with_room_again_gives_the_same_bytes(
 
 def _prepare_and_tell_peak(text: str, tokenizer: str, out: str, told: str) -> None:
     """Prepare with buffers smaller than the smaller input, and write down this process's largest size in KiB."""
-    from oelm.data import pieces, prepare, shards
-    from oelm.data.corpora import file_corpus
+    from oelm.data import prepare, readers
+    from oelm.data.sources import file_corpus
 
     prepare._BATCH_CHARS, prepare._SAMPLE_BYTES = 2**16, 2**16
-    shards.SHARD_BYTES, pieces.PIECE_CHARS = 2**18, 2**16
+    prepare.SHARD_BYTES, readers.PIECE_CHARS = 2**18, 2**16
     before, peak = _status_kib("VmRSS"), 0
 
     # Until the last token is written; opening the set then reads its files in blocks of a fixed size.

@@ -23,13 +23,12 @@ from oelm.data.prepare import prepare
 from oelm.data.tokens import open_tokens
 from oelm.errors import ConfigError, DataError, MethodError, OelmError
 from oelm.experiments.budget import budget_settings
+from oelm.experiments.catalog import build_catalog, check_name, parse_yaml
 from oelm.experiments.portable import INVENTORY, archive_runs, check_folder
-from oelm.experiments.registry import build_catalog, check_name
-from oelm.experiments.yamlfile import parse_yaml
 from oelm.method.frames import sample_frames
 from oelm.method.method import Method, resolve_method
-from oelm.names import is_device, is_safe
 from oelm.runs.find import scan
+from oelm.text import is_device, is_safe
 from tests.report.synthetic import Fate, write_run
 
 pytestmark = pytest.mark.faults

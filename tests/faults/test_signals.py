@@ -14,7 +14,7 @@ import pytest
 
 from oelm.runs.metrics import read_metrics
 from oelm.runs.status import read_status
-from oelm.train.stop import StopFlag
+from oelm.train.watch import StopFlag
 from tests.conftest import tiny_settings
 from tests.faults.harness import evidence, finish, leftovers, rows, start, wait_for
 from tests.faults.tally import Tally

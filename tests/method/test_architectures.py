@@ -18,8 +18,8 @@ from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.apply import cast, freeze, restore, thaw
 from oelm.method.audit import assert_unmoved, audit
 from oelm.method.frames import orthonormality_error
+from oelm.method.frozen import digest, record_of
 from oelm.method.method import Method
-from oelm.method.record import digest, record_of
 from oelm.method.sites import attention_sites
 from tests.method.ddp_worker import run_pair
 from tests.method.tiny_models import ARCHITECTURES, Tiny, loss, outputs, tiny_inputs, tiny_model

@@ -20,10 +20,10 @@ from oelm.method.architectures import SitePaths, register_sites
 from oelm.method.audit import assert_unmoved, audit
 from oelm.method.axes import Selection, axis_rows, compact_states, sample_axes, selections
 from oelm.method.frames import frame_generator, orthonormality_error, start_of
+from oelm.method.frozen import digest, record_of
 from oelm.method.method import PRESETS, Gain, Method, Thaw
-from oelm.method.plan import plan_of
-from oelm.method.record import digest, record_of
 from oelm.method.sites import attention_sites
+from oelm.method.timetable import plan_of
 from tests.conftest import lively_gpt
 from tests.method.tiny_models import ARCHITECTURES, BY_NAME, Tiny, loss, outputs, tiny_inputs, tiny_model
 

@@ -24,8 +24,8 @@ from oelm.method.frames import (
     sample_global_frame,
     start_of,
 )
+from oelm.method.frozen import digest
 from oelm.method.method import PRESETS
-from oelm.method.record import digest
 
 quickly = settings(deadline=None, derandomize=True, max_examples=40)
 seeds = st.integers(0, 2**31)

@@ -13,7 +13,7 @@ from torch import nn
 
 from oelm.errors import CheckpointError
 from oelm.files import write_json
-from oelm.models.shapes import classifier_skeleton
+from oelm.models.hub import classifier_skeleton
 
 transformers = pytest.importorskip("transformers")
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from oelm.method.apply import freeze
 from oelm.method.audit import audit, check_frozen
+from oelm.method.frozen import digest
 from oelm.method.method import PRESETS
-from oelm.method.record import digest
 from oelm.method.sites import attention_sites
 from oelm.models.export import export_gpt2
 from oelm.models.generate import Sampling, generate

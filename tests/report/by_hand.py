@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oelm.experiments.registry import Catalog
+from oelm.experiments.catalog import Catalog
 from tests.experiments.planned import catalog_of
 from tests.report.synthetic import package_catalog, write_arm
 

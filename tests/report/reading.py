@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from oelm.experiments.registry import Catalog
+from oelm.experiments.catalog import Catalog
 from oelm.report.build import build_report
 from oelm.report.document import Cell, Chart, Document, Section, Table, Text
 from tests.report.synthetic import package_catalog

@@ -8,12 +8,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from oelm.bench.record import TimedShape, TimingRecord, write_timing
-from oelm.experiments.imported import ImportedRun, write_imported
-from oelm.experiments.registry import Catalog, load_catalog
+from oelm.bench.timings import TimedShape, TimingRecord, write_timing
+from oelm.experiments.catalog import Catalog, load_catalog
+from oelm.experiments.importer import ImportedRun, write_imported
 from oelm.experiments.sweep import SweepPoint, SweepRecord
 from oelm.files import dump_json, write_json, write_text
-from oelm.report.verdict import Looks, comparison_key
+from oelm.report.judge import Looks, comparison_key
 from oelm.runs.layout import SWEEP
 from oelm.runs.records import AttentionRecord, AuditRecord, DataRecord, Figures, HeadRecord, Manifest, StepTimes
 from oelm.runs.status import now_text

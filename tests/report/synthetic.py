@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from oelm.config import with_overrides
-from oelm.experiments.registry import Catalog, load_catalog
+from oelm.experiments.catalog import Catalog, load_catalog
 from oelm.experiments.sweep import SweepPoint, SweepRecord
-from oelm.method.kind import selects_layer
-from oelm.method.method import resolve_method
+from oelm.method.method import resolve_method, selects_layer
 from oelm.runs.layout import SWEEP
 from oelm.train.timing import PHASES, step_statistics
 

@@ -14,9 +14,9 @@ import pytest
 from oelm.report.build import Report, build_report
 from oelm.report.document import Chart, Document
 from oelm.report.html import render_html
-from oelm.report.stats import interval_text, paired_log_ratio
-from oelm.report.verdict import Looks
-from oelm.report.verdicts import record_looks
+from oelm.report.judge import Looks
+from oelm.report.sections.verdicts import record_looks
+from oelm.stats import interval_text, paired_log_ratio
 from tests.experiments.recorded import status_of
 from tests.report.reading import cells, english, everything, names, rows, section, table, texts, values
 from tests.report.synthetic import Fate, package_catalog, write_arm, write_plain, write_run

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from oelm.report.charts import head_grid, save_chart
-from oelm.report.svg import FONTS, MEASURED, PAGE, PAPER
+from oelm.report.charts import FONTS, MEASURED, PAGE, PAPER, head_grid, save_chart
 
 _TEXT = "{http://www.w3.org/2000/svg}text"
 MEASURES = ("entropy", "effective_rank", "logit_std", "mean_distance", "induction")

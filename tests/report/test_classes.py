@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from oelm.cli.app import app
 from oelm.files import read_json, write_json
-from oelm.method.kind import method_kind
-from oelm.method.method import PRESETS
+from oelm.method.method import PRESETS, method_kind
 from oelm.report.document import Chart, Document, Table
 from tests.report.reading import blocks, english, names, rows, table, texts, values
 from tests.report.synthetic import write_arm

@@ -16,7 +16,7 @@ import pytest
 
 import oelm
 from oelm.errors import ConfigError
-from oelm.report.collect import Arm, FinishedRun, collect, load_runs
+from oelm.report.arms import Arm, FinishedRun, collect, load_runs
 from oelm.runs.records import Figures
 from tests.experiments.recorded import record
 from tests.report.synthetic import TOKENS_PER_STEP, Fate, audit_of, write_arm, write_plain, write_run

@@ -10,9 +10,9 @@ import pytest
 
 from oelm.errors import ConfigError
 from oelm.files import read_json
-from oelm.report.collect import Arm, collect
+from oelm.report.arms import Arm, collect
 from oelm.report.compare import compare_runs
-from oelm.report.findings import Pair, find
+from oelm.report.pairs import Pair, find
 from tests.report.reading import english, rows
 from tests.report.synthetic import package_catalog, write_arm, write_plain, write_sweep
 

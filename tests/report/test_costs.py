@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from oelm.bench.record import FOLDER, TimedShape, write_timing
+from oelm.bench.timings import FOLDER, TimedShape, write_timing
+from oelm.report.arms import load_runs
 from oelm.report.build import build_report
-from oelm.report.collect import load_runs
 from oelm.report.document import Document
 from tests.bench.test_record import OLD, timing
 from tests.report.reading import rows

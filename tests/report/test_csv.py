@@ -9,8 +9,8 @@ import re
 import pytest
 
 from oelm.report.document import Cell, Document, Section, Table
-from oelm.report.plain import on_one_line
 from oelm.report.tables import render_csv
+from oelm.text import on_one_line
 from tests.report.sample_document import ATTACKS, hostile_document, sample_document, verdicts
 
 FIGURES = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oelm.report.verdict import Looks
+from oelm.report.judge import Looks
 from tests.report.reading import english, rows, texts
 from tests.report.synthetic import write_arm
 

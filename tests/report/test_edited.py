@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from oelm.method.method import PRESETS
+from oelm.report.arms import FinishedRun, read_run
 from oelm.report.build import Report, build_report
-from oelm.report.collect import FinishedRun, read_run
 from oelm.report.document import Table, Text
-from oelm.report.verdicts import JudgedPair
+from oelm.report.sections.verdicts import JudgedPair
 from oelm.runs.find import look_at
 from tests.conftest import run_here, tiny_config
 from tests.report.synthetic import Fate, package_catalog, write_arm, write_lines, write_plain, write_run

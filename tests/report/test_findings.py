@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from oelm.config import with_overrides
+from oelm.experiments.catalog import Catalog
 from oelm.experiments.plan import config_confounds as planned_confounds
 from oelm.experiments.plan import make_config
-from oelm.experiments.registry import Catalog
 from oelm.files import read_json
-from oelm.report.collect import collect
-from oelm.report.findings import Findings, Pair, find, label, method_of
+from oelm.report.arms import collect
+from oelm.report.pairs import Findings, Pair, find, label, method_of
 from tests.experiments.planned import PAIR, catalog_of
 from tests.experiments.recorded import record
 from tests.report.synthetic import package_catalog, write_arm, write_plain, write_sweep, write_tuned

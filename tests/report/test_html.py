@@ -15,10 +15,10 @@ import pytest
 
 from oelm.errors import MissingExtraError
 from oelm.report import html
+from oelm.report.charts import unthemed
 from oelm.report.document import Cell, Chart, Document, Section, Table, Text
 from oelm.report.html import render_html
-from oelm.report.plain import on_one_line, plain_text
-from oelm.report.svg import unthemed
+from oelm.text import on_one_line, plain_text
 from tests.report.sample_document import ATTACKS, curves, hostile_document, large_document, sample_document, verdicts
 
 MAX_BYTES = 3_000_000

@@ -20,12 +20,12 @@ from typer.testing import CliRunner, Result
 import oelm
 from oelm.cli.app import app
 from oelm.errors import ConfigError, DataError, OelmError
-from oelm.experiments.registry import load_catalog
+from oelm.experiments.catalog import load_catalog
+from oelm.report.arms import ImportedStudy, collect_imported
 from oelm.report.build import build_report
-from oelm.report.collect import ImportedStudy, collect_imported
 from oelm.report.document import Table, Text
-from oelm.report.imported import Question, judge_arms, judge_study, parse_bound, parse_question
-from oelm.report.verdicts import JudgedPair
+from oelm.report.foreign import Question, judge_arms, judge_study, parse_bound, parse_question
+from oelm.report.sections.verdicts import JudgedPair
 from tests.report.synthetic import write_arm
 
 RESULTS = Path(__file__).parents[2] / "results" / "variants"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from oelm.report.document import Chart, Table
-from oelm.report.stats import share_kept
+from oelm.stats import share_kept
 from tests.report.reading import english, names, rows, texts, values
 from tests.report.synthetic import write_arm
 

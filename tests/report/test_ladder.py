@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oelm.report.ladder import RUNGS, added
+from oelm.report.sections.spread import RUNGS, added
 from oelm.report.words import LANGUAGES, Words
 from tests.report.by_hand import BASE, LADDER, ratio_by_hand, write_by_seed
 from tests.report.reading import english, names, rows

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oelm.report.document import Cell, Document, Section, Table
-from oelm.report.latex import render_latex
+from oelm.report.tables import render_latex
 from tests.report.sample_document import ATTACKS, hostile_document, sample_document, wide_table
 
 # All that may stand in the output with a meaning of its own.

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from oelm.experiments.imported import ImportedRun, write_imported
+from oelm.experiments.catalog import load_catalog
+from oelm.experiments.importer import ImportedRun, write_imported
 from oelm.experiments.plan import parse_seeds
-from oelm.experiments.registry import load_catalog
 from oelm.report.build import build_report
 from oelm.report.document import Chart, Document, Table, Text
+from oelm.report.foreign import parse_question
 from oelm.report.html import Live, render_html, render_live
-from oelm.report.imported import parse_question
 from oelm.report.live import LiveRuns, Moment, continue_command, live_document, machine_load, news, queue_eta_s
 from oelm.report.words import Words
 from tests.experiments.recorded import record

@@ -14,7 +14,7 @@ from markdown_it.token import Token
 from oelm.errors import MissingExtraError
 from oelm.report.document import Cell, Chart, Document, Section, Table, Text
 from oelm.report.markdown import render_markdown
-from oelm.report.plain import on_one_line
+from oelm.text import on_one_line
 from tests.report.sample_document import ATTACKS, curves, hostile_document, sample_document, verdicts
 
 STARTS = [

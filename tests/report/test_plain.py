@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oelm.report.plain import distinct_names, on_one_line, plain_text, plain_values
+from oelm.text import distinct_names, on_one_line, plain_text, plain_values
 
 
 @pytest.mark.parametrize("text", ["plain", "\u51bb\u7ed3", "e\u0301", "\U0001f600", "a\tb\nc", "\u05e9\u05dc", "<&>'\"\\"])

@@ -6,8 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from oelm.report.plots import Target, forest_by_set
-from oelm.report.svg import PAPER, chart_svg
+from oelm.report.charts import PAPER, Target, chart_svg, forest_by_set
 
 SVG = "{http://www.w3.org/2000/svg}"
 TARGET = Target(1.05, "target 1.05x", "the target: 1.05 times", "baseline")

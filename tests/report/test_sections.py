@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from oelm.bench.record import TimedShape, TimingRecord, write_timing
-from oelm.experiments.imported import write_imported
+from oelm.bench.timings import TimedShape, TimingRecord, write_timing
+from oelm.experiments.importer import write_imported
 from oelm.report.document import Chart
 from tests.experiments.recorded import record
 from tests.report.by_hand import BASE, LADDER, T, catalog_with, ratio_by_hand, write_by_seed

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from oelm.experiments.registry import Criterion
-from oelm.report.stats import (
+from oelm.experiments.catalog import Criterion
+from oelm.report.judge import Judgement, judge, judge_together
+from oelm.stats import (
     Interval,
     corrected_level,
     example_difference,
@@ -22,7 +23,6 @@ from oelm.report.stats import (
     paired_log_ratio,
     pooled_log_ratio,
 )
-from oelm.report.verdict import Judgement, judge, judge_together
 
 STUDIES = 2000
 BOUND = 1.05

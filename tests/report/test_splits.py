@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oelm.report.collect import collect, common_split, load_runs
+from oelm.report.arms import collect, common_split, load_runs
 from oelm.report.compare import compare_runs
 from oelm.report.document import Document
 from tests.report.by_hand import BASE, LADDER, ratio_by_hand

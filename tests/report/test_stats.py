@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from oelm.errors import DataError
-from oelm.report.stats import (
+from oelm.stats import (
     Interval,
     common_seeds,
     corrected_level,
@@ -236,7 +236,7 @@ def test_even_the_hundredth_look_has_an_interval() -> None:
 
 def test_without_scipy_the_extra_is_named() -> None:
     # None is what Python finds for a package that is not installed.
-    code = "import sys; sys.modules['scipy'] = sys.modules['scipy.special'] = None; import oelm.report.stats"
+    code = "import sys; sys.modules['scipy'] = sys.modules['scipy.special'] = None; import oelm.stats"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "MissingExtraError: this needs the package 'scipy'" in done.stderr and "oelm[report]" in done.stderr
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from oelm.report.plots import Target, forest_by_set
-from oelm.report.svg import PAGE, PAPER, chart_svg
+from oelm.report.charts import PAGE, PAPER, Target, chart_svg, forest_by_set
 from tests.report.sample_document import curves, forest, heads, side_by_side
 
 SVG = "{http://www.w3.org/2000/svg}"

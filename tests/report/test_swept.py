@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from oelm.report.arms import collect
 from oelm.report.build import build_report
-from oelm.report.collect import collect
-from oelm.report.findings import Findings, find
+from oelm.report.pairs import Findings, find
 from tests.report.reading import english, rows, texts
 from tests.report.synthetic import package_catalog, write_arm, write_sweep, write_tuned
 

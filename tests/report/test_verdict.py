@@ -14,9 +14,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from oelm.errors import DataError, OelmError
-from oelm.experiments.registry import Criterion
-from oelm.report.stats import paired_difference, paired_log_ratio
-from oelm.report.verdict import Judgement, Looks, comparison_key, judge, judge_together
+from oelm.experiments.catalog import Criterion
+from oelm.report.judge import Judgement, Looks, comparison_key, judge, judge_together
+from oelm.stats import paired_difference, paired_log_ratio
 
 RATIO = Criterion(ppl_ratio_at_most=1.05)
 LOSS = Criterion(accuracy_loss_at_most=0.05)

@@ -12,16 +12,15 @@ from typing import Any, get_args
 import pytest
 
 from oelm.errors import ConfigError
-from oelm.experiments.registry import load_catalog
+from oelm.experiments.catalog import load_catalog
+from oelm.report.arms import MIXED, MixtureCode
 from oelm.report.build import Report, build_report
-from oelm.report.collect import MixtureCode
-from oelm.report.computed import MIXED
 from oelm.report.document import Chart, Document, Table, Text
-from oelm.report.earlier import source_text
-from oelm.report.imported import _COMMAND, SCALES, TAKES
-from oelm.report.kinds import CLASSES
-from oelm.report.ladder import RUNGS
-from oelm.report.verdict import ReasonCode, Verdict
+from oelm.report.foreign import _COMMAND, SCALES, TAKES
+from oelm.report.judge import ReasonCode, Verdict
+from oelm.report.pairs import CLASSES
+from oelm.report.sections.reported import source_text
+from oelm.report.sections.spread import RUNGS
 from oelm.report.words import LANGUAGES, Words, templates
 from oelm.runs.find import State
 from tests.report.recorded_study import MESSAGE, OWN_SOURCE, arm, own_catalog, record_study, second_root

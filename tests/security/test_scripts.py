@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from oelm.cli.app import app
 from oelm.errors import ConfigError
-from oelm.experiments.cluster import ClusterConfig
-from oelm.experiments.sbatch import runs_script, single_script
+from oelm.experiments.slurm import ClusterConfig, runs_script, single_script
 from tests.faults.queues import write_catalog
 
 RUN = ("run", "mine", "--budget", "smoke", "--slurm", "--dry-run")

@@ -130,7 +130,7 @@ def work(given: Given, rank: int, *, attempt: int) -> None:
     from oelm.errors import OelmError
     from oelm.train.dist import TIMEOUT_SETTING, joined
     from oelm.train.run import train
-    from oelm.train.stop import StopFlag
+    from oelm.train.watch import StopFlag
     from tests.train.rank_faults import FAULTS, Recorder
 
     torch.set_num_threads(1)

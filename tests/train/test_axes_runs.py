@@ -14,7 +14,7 @@ from oelm.config import RunConfig
 from oelm.errors import FrozenMovedError, OelmError
 from oelm.files import sha256_file
 from oelm.method.axes import selections
-from oelm.method.record import record_of
+from oelm.method.frozen import record_of
 from oelm.models.export import export_gpt2
 from oelm.models.generate import Sampling, generate
 from oelm.models.heads import summarize_heads

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import oelm
 from oelm.errors import FrozenMovedError, MethodError
+from oelm.method.frozen import digest, record_of
 from oelm.method.method import Thaw
-from oelm.method.record import digest, record_of
 from oelm.train.callback import OelmCallback
 from tests.models.test_hub import BERT, VOCAB
 

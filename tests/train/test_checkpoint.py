@@ -17,11 +17,9 @@ from torch import nn
 from oelm.config import RunConfig
 from oelm.errors import CheckpointError
 from oelm.files import STAGING_PREFIX, sweep_staging
-from oelm.train.checkpoint import Checkpoints
+from oelm.train.checkpoint import Checkpoints, SavedState, TrainState
 from oelm.train.run import Options, train
-from oelm.train.state import SavedState, TrainState
-from oelm.train.stop import StopFlag
-from oelm.train.watch import Silence, StepReport
+from oelm.train.watch import Silence, StepReport, StopFlag
 from tests.conftest import run_here, tiny_config
 
 MAPS = Path("/proc/self/maps")

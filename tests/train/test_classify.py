@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.models.hub import export_classifier
-from oelm.report.collect import read_run
+from oelm.report.arms import read_run
 from oelm.runs.find import look_at
 from oelm.runs.metrics import read_metrics
 from oelm.train.classify import ClassifierTask

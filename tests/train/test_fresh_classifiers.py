@@ -13,16 +13,14 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, processors
 
 from oelm.config import ClassifierConfig, FinetuneConfig, parse_as, with_overrides
-from oelm.data.encoded import ExampleSet
+from oelm.data.example_sets import ExampleSet, prepare_examples
 from oelm.data.examples import Example, ExampleSource
-from oelm.data.tasks import prepare_examples
 from oelm.errors import ConfigError, DataError
 from oelm.experiments.budget import classifier_settings
 from oelm.method.audit import assert_unmoved
 from oelm.models.hub import export_classifier
-from oelm.train.classify import ClassifierTask
+from oelm.train.classify import ClassifierTask, closing_mark
 from oelm.train.load import LoadedClassifier, load_any
-from oelm.train.task_examples import closing_mark
 from tests.models.test_hub import write_model, write_t5_tokenizer, write_tokenizer
 from tests.train.finetuning import CPU, evidence, finetune_here, read, task_of, tiny_finetune
 from tests.train.test_classify_runs import checkpoint_tensors, stopped_at

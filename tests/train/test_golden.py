@@ -14,8 +14,8 @@ import pytest
 
 from oelm.files import write_json
 from oelm.runs.metrics import read_metrics
+from oelm.train.checkpoint import environment
 from oelm.train.device import Compute
-from oelm.train.state import environment
 from tests.conftest import run_here, tiny_config
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tiny-losses.json"

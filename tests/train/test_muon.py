@@ -18,11 +18,20 @@ from torch.optim._muon import _adjust_lr
 from oelm.config import OptimConfig, RunConfig
 from oelm.errors import CheckpointError
 from oelm.method.apply import freeze, hold
-from oelm.method.plan import Plan
-from oelm.method.record import digest
+from oelm.method.frozen import digest
+from oelm.method.timetable import Plan
 from oelm.models.gpt import GPT, build_gpt
-from oelm.train.muon import MOMENTUM, Muon, orthogonalized, shape_factor
-from oelm.train.optim import build_optimizer, load_optimizer_tensors, muon_parameters, optimizer_tensors, set_learning_rate
+from oelm.train.optim import (
+    MOMENTUM,
+    Muon,
+    build_optimizer,
+    load_optimizer_tensors,
+    muon_parameters,
+    optimizer_tensors,
+    orthogonalized,
+    set_learning_rate,
+    shape_factor,
+)
 from tests.conftest import run_here, tiny_config, tiny_gpt_config
 from tests.method.tiny_models import BY_NAME, tiny_model
 from tests.train.test_optim import train

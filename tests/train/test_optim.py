@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from oelm.config import OptimConfig
 from oelm.errors import CheckpointError
 from oelm.method.apply import freeze, hold
-from oelm.method.plan import Plan
-from oelm.method.record import digest
+from oelm.method.frozen import digest
+from oelm.method.timetable import Plan
 from oelm.models.gpt import GPT, build_gpt
 from oelm.train.optim import (
     build_optimizer,

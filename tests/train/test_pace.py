@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from oelm.config import RunConfig
 from oelm.method.apply import freeze
 from oelm.models.gpt import build_gpt
-from oelm.train.schedule import learning_rate
+from oelm.train.optim import learning_rate
 from tests.conftest import run_here, tiny_config
 
 STEPS = 8

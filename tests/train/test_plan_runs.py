@@ -15,24 +15,21 @@ from oelm.data.prepare import prepare
 from oelm.errors import FrozenMovedError
 from oelm.files import sha256_file
 from oelm.method.apply import adopt_record, freeze
-from oelm.method.plan import Plan, plan_of
-from oelm.method.record import digest, record_of
+from oelm.method.frozen import digest, record_of
+from oelm.method.timetable import Plan, plan_of
 from oelm.models.gpt import build_gpt
 from oelm.runs.metrics import read_metrics
 from oelm.runs.records import read_config
 from oelm.runs.rundir import RunDir
 from oelm.train.checkpoint import _manifest_text, load_tensors, open_checkpoint
 from oelm.train.device import Compute
-from oelm.train.kinds import resolve
 from oelm.train.load import LoadedClassifier, load_any, load_run
 from oelm.train.loop import run_loop
-from oelm.train.optim import optimizer_tensors
+from oelm.train.optim import learning_rate, optimizer_tensors
 from oelm.train.run import train
-from oelm.train.schedule import learning_rate
-from oelm.train.session import Session, build_session, follow_plan, resume
-from oelm.train.stop import StopFlag
+from oelm.train.session import Session, build_session, follow_plan, resolve, resume
 from oelm.train.task import LanguageModelTask
-from oelm.train.watch import Silence, StepReport
+from oelm.train.watch import Silence, StepReport, StopFlag
 from tests.conftest import run_here, tiny_config
 from tests.train.finetuning import evidence as classifier_evidence
 from tests.train.finetuning import finetune_here, tiny_finetune

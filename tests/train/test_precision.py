@@ -12,8 +12,7 @@ import torch
 from oelm.errors import ConfigError
 from oelm.runs.metrics import read_metrics
 from oelm.train.checkpoint import load_tensors
-from oelm.train.stop import StopFlag
-from oelm.train.watch import Silence, StepReport
+from oelm.train.watch import Silence, StepReport, StopFlag
 from tests.conftest import run_here, tiny_config
 
 

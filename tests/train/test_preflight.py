@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from oelm.config import FinetuneConfig
-from oelm.data.encoded import ExampleMeta
+from oelm.data.example_sets import ExampleMeta, prepare_examples
 from oelm.data.examples import Example, ExampleSource
-from oelm.data.tasks import prepare_examples
 from oelm.method.apply import freeze
 from oelm.method.method import PRESETS
 from oelm.models.gpt import build_gpt

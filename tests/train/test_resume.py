@@ -16,13 +16,11 @@ from oelm.files import sha256_file
 from oelm.runs.metrics import read_metrics
 from oelm.runs.rundir import RunDir
 from oelm.train.device import Compute
-from oelm.train.kinds import resolve
 from oelm.train.loop import evaluate, run_loop
 from oelm.train.run import Options, resolve_start, train
-from oelm.train.session import Session, build_session, resume
-from oelm.train.stop import StopFlag
+from oelm.train.session import Session, build_session, resolve, resume
 from oelm.train.task import LanguageModelTask
-from oelm.train.watch import Silence, StepReport
+from oelm.train.watch import Silence, StepReport, StopFlag
 from tests.conftest import made_text, run_here, tiny_config
 
 

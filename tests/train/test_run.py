@@ -20,15 +20,13 @@ from oelm.runs.metrics import read_metrics
 from oelm.runs.rundir import RunDir
 from oelm.train.checkpoint import load_tensors
 from oelm.train.device import Compute
-from oelm.train.kinds import resolve
 from oelm.train.load import load_run
 from oelm.train.loop import run_loop
 from oelm.train.run import resolve_start
-from oelm.train.session import build_session
-from oelm.train.stop import StopFlag
+from oelm.train.session import build_session, resolve
 from oelm.train.task import LanguageModelTask
 from oelm.train.timing import step_statistics
-from oelm.train.watch import Silence, StepReport
+from oelm.train.watch import Silence, StepReport, StopFlag
 from tests.conftest import run_here, tiny_config
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oelm.config import RunConfig
-from oelm.train.schedule import learning_rate, shortened_warmup, warmup_steps
+from oelm.train.optim import learning_rate, shortened_warmup, warmup_steps
 from tests.conftest import tiny_config
 
 PEAK = 3e-4

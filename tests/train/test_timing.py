@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from oelm.runs.records import Figures
 from oelm.train.run import train
-from oelm.train.stop import StopFlag
 from oelm.train.timing import PHASES, Clock, Meter, NvmlCounter, RaplCounter, energy_counters, step_statistics
-from oelm.train.watch import Silence, StepReport
+from oelm.train.watch import Silence, StepReport, StopFlag
 from tests.conftest import run_here, tiny_config
 
 

@@ -7,25 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from oelm.cli.archive import archive
-from oelm.cli.bench import bench
+from oelm.cli.bench import bench, doctor
 from oelm.cli.catalog import list_experiments, show
-from oelm.cli.clean import clean
 from oelm.cli.data import data_app
 from oelm.cli.demo import demo
-from oelm.cli.doctor import doctor
-from oelm.cli.evaluate import evaluate
-from oelm.cli.export import export
-from oelm.cli.finetune import finetune
-from oelm.cli.generate import generate
-from oelm.cli.imports import import_runs
-from oelm.cli.inspect import inspect
-from oelm.cli.report import compare, report
+from oelm.cli.manage import archive, clean, stop
+from oelm.cli.report import compare, import_runs, report
 from oelm.cli.run import run, sweep, work
 from oelm.cli.shell import Command, Group
 from oelm.cli.status import status
-from oelm.cli.stop import stop
-from oelm.cli.train import train
+from oelm.cli.train import finetune, train
+from oelm.cli.use import evaluate, export, generate, inspect
 from oelm.cli.watch import watch
 
 app = typer.Typer(

@@ -1,4 +1,4 @@
-"""`oelm bench`: what a method costs and saves on this machine."""
+"""`oelm bench` and `oelm doctor`: what methods cost and save on this machine, and what it offers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from oelm.cli.shell import out, print_table, reported, say
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from oelm.bench.compare import Comparison
-    from oelm.bench.record import TimedShape
+    from oelm.bench.interleave import Comparison
+    from oelm.bench.timings import TimedShape
     from oelm.config import FinetuneConfig, RunConfig
+
 
 _SECOND = "oelm_freeze"
 
@@ -53,7 +54,7 @@ def bench(
             raise ConfigError(f"--generate: shape '{shape}' is a classifier and writes no text; leave one of the two out")
         _generate(texts, rounds=rounds, tokens=tokens)
         return
-    from oelm.bench.compare import compare
+    from oelm.bench.interleave import compare
 
     comparisons = compare(sides, rounds=rounds, progress=lambda text: out.print(text), has_memory=memory)
     timed = _timed_shape(sides[0][1])
@@ -63,7 +64,7 @@ def bench(
 
 
 def _config(name: str, budget: str, shape: str | None, overrides: list[str]) -> RunConfig | FinetuneConfig:
-    from oelm.bench.shapes import shape_settings, with_arm
+    from oelm.bench.interleave import shape_settings, with_arm
     from oelm.config import parse_any, parse_overrides, with_overrides
     from oelm.data.tokenizer import vocab_size_of
     from oelm.experiments.budget import budget_settings
@@ -84,8 +85,8 @@ def _config(name: str, budget: str, shape: str | None, overrides: list[str]) -> 
 
 
 def _timed_shape(config: RunConfig | FinetuneConfig) -> TimedShape:
-    from oelm.bench.compare import timed_shape
-    from oelm.bench.record import TimedShape
+    from oelm.bench.interleave import timed_shape
+    from oelm.bench.timings import TimedShape
 
     sizes = timed_shape(config).model_dump()
     return TimedShape(**sizes, batch_size=config.batch_size, is_classifier=hasattr(config, "examples"))
@@ -94,7 +95,7 @@ def _timed_shape(config: RunConfig | FinetuneConfig) -> TimedShape:
 def _record(comparison: Comparison, shape: TimedShape, optimizer: str, root: Path) -> Path:
     import torch
 
-    from oelm.bench.record import TimingRecord, write_timing
+    from oelm.bench.timings import TimingRecord, write_timing
 
     first, second, ratio = comparison.first, comparison.second, comparison.ratio
     record = TimingRecord(
@@ -123,8 +124,8 @@ def _record(comparison: Comparison, shape: TimedShape, optimizer: str, root: Pat
 def _print(comparisons: list[Comparison], shape: TimedShape) -> None:
     from rich.table import Table
 
-    from oelm.bench.compare import verdict
-    from oelm.report.costs import shape_text
+    from oelm.bench.interleave import verdict
+    from oelm.report.sections.costs import shape_text
     from oelm.report.words import Words
 
     table = Table("", title=shape_text(shape, Words("en")), title_justify="left")
@@ -154,7 +155,7 @@ def _print(comparisons: list[Comparison], shape: TimedShape) -> None:
 
 
 def _generate(sides: list[tuple[str, RunConfig]], *, rounds: int, tokens: int) -> None:
-    from oelm.bench.greedy import can_export, compare_generation
+    from oelm.bench.profile import can_export, compare_generation
 
     has_transformers = can_export(sides[0][1])
     writers = compare_generation(sides, rounds=rounds, num_tokens=tokens, has_transformers=has_transformers)
@@ -163,3 +164,21 @@ def _generate(sides: list[tuple[str, RunConfig]], *, rounds: int, tokens: int) -
     print_table(headings, rows, left=headings, boxed=True)
     if not has_transformers:
         out.print("not compared with transformers: it is not installed, or GPT-2's format has no place for this model")
+
+
+@reported
+def doctor(
+    seconds: Annotated[float, typer.Option(min=0.0, help="How long the matrix test may take in all; 0 skips it.")] = 10.0,
+) -> None:
+    """Print device, precision and why, threads, memory, disk, versions, extras, and a matrix test in each precision."""
+    from rich.table import Table
+
+    from oelm.bench.machine import examine, matmul_speeds
+
+    table = Table(show_header=False)
+    for name, value in examine().items():
+        table.add_row(name, value)
+    out.print(table)
+    if seconds > 0:
+        headings = ("precision", "matrix product")
+        print_table(headings, matmul_speeds(seconds).items(), left=headings, title="1024 x 1024 by 1024 x 1024", boxed=True)

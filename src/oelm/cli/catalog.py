@@ -14,8 +14,8 @@ from oelm.cli.shell import counted, echo, out, print_table, printable, reported,
 
 if TYPE_CHECKING:
     from oelm.config import FinetuneConfig, RunConfig
+    from oelm.experiments.catalog import Catalog, Experiment
     from oelm.experiments.plan import PlannedRun
-    from oelm.experiments.registry import Catalog, Experiment
     from oelm.method.audit import Audit
     from oelm.models.shape import WeightCounts
 
@@ -29,7 +29,7 @@ def list_experiments(
     """List the experiments of the catalog."""
     import json
 
-    from oelm.experiments.registry import load_catalog
+    from oelm.experiments.catalog import load_catalog
 
     found = load_catalog(catalog)
     chosen = found.select(names) if names else list(found)
@@ -95,9 +95,9 @@ def show(
 
 def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, root: Path, *, cost: bool) -> None:
     from oelm.config import parse_overrides
-    from oelm.dotted import flatten
+    from oelm.experiments.catalog import load_catalog
     from oelm.experiments.plan import check_changes, plan_runs, variant_name
-    from oelm.experiments.registry import load_catalog
+    from oelm.schema import flatten
 
     found = load_catalog(catalog)
     experiment = found.get(name)
@@ -127,8 +127,8 @@ def _print_projection(name: str, gpus: str, budget: str, price: float, overrides
     """Print what an experiment, or a group, takes on GPUs according to their data sheets."""
     from oelm.config import parse_config, parse_overrides
     from oelm.experiments.budget import budget_settings
-    from oelm.experiments.projection import Assumptions, Projection, parse_gpus, project, queue_s, reported_efficiency
-    from oelm.experiments.registry import load_catalog
+    from oelm.experiments.catalog import load_catalog
+    from oelm.experiments.forecast import Assumptions, Projection, parse_gpus, project, queue_s, reported_efficiency
     from oelm.experiments.study import Study
     from oelm.train.preflight import gibibytes
 
@@ -164,9 +164,9 @@ def _print_projection(name: str, gpus: str, budget: str, price: float, overrides
 def _costs(run: PlannedRun, root: Path) -> dict[str, str]:
     """Return what one run takes here, and the parameters of a classifier."""
     from oelm.config import RunConfig
-    from oelm.data.encode import num_cores
+    from oelm.data.tokenizer import num_cores
     from oelm.experiments.forecast import Forecaster, count_parameters
-    from oelm.method.kind import learning_later
+    from oelm.method.method import learning_later
     from oelm.train.preflight import gibibytes
 
     threads = max(1, num_cores() // min(num_cores(), 8)) if run.budget != "paper" else num_cores()
@@ -240,9 +240,9 @@ def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path, *, cos
 def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:
     """Return what n-gram models make of a language model's text, where that is prepared here and was counted."""
     from oelm.config import RunConfig
-    from oelm.data.counters import ORDERS, kept_figures
+    from oelm.data.ngram import ORDERS, kept_figures
     from oelm.data.prepare import is_token_set
-    from oelm.data.shelf import find_tokens
+    from oelm.data.prepared import find_tokens
     from oelm.data.tokens import read_meta
     from oelm.errors import DataError
 

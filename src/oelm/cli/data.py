@@ -19,11 +19,11 @@ from oelm.cli.shell import (
     say,
     shown_warnings,
 )
-from oelm.decimals import duration
 from oelm.errors import REFUSED
+from oelm.text import duration
 
 if TYPE_CHECKING:
-    from oelm.data.encoded import ExampleMeta
+    from oelm.data.example_sets import ExampleMeta
     from oelm.data.tokens import TokenMeta
 
 data_app = typer.Typer(name="data", cls=Group, help="Data sets: list, prepare, look at, verify.", no_args_is_help=True)
@@ -33,8 +33,8 @@ data_app = typer.Typer(name="data", cls=Group, help="Data sets: list, prepare, l
 @reported
 def list_sets() -> None:
     """Show the data sets that have a name, and what is prepared on this machine."""
+    from oelm.data.prepared import prepared_sets
     from oelm.data.sets import BUILT_IN, CORPORA, TASKS, CorpusEntry, TaskEntry
-    from oelm.data.shelf import prepared_sets
 
     for name, about in BUILT_IN.items():
         out.print(f"{name:<15}language model: {about}")
@@ -86,7 +86,7 @@ def prepare(
     out_dir: Annotated[Path | None, typer.Option("--out", help="Put the token set here instead of the cache.")] = None,
 ) -> None:
     """Prepare a data set, or go on with a preparation that was interrupted: repeat the same command."""
-    from oelm.data.request import Request
+    from oelm.data.resolve import Request
 
     request = Request(
         name=name,
@@ -130,7 +130,7 @@ def info(
     ] = None,
 ) -> None:
     """Show what a prepared set holds, where it came from, what pins it, and its n-gram reference once that is counted."""
-    from oelm.data.shelf import find_sets, read_any_meta
+    from oelm.data.prepared import find_sets, read_any_meta
     from oelm.errors import ConfigError
 
     if context is not None and not ngram:
@@ -145,8 +145,7 @@ def info(
 
 
 def _print_ngram(path: Path, meta: TokenMeta | ExampleMeta, *, count: bool, context: int | None) -> None:
-    from oelm.data.counters import ORDERS, judged_splits, kept_figures, ngram_figures
-    from oelm.data.ngram import perplexities
+    from oelm.data.ngram import ORDERS, judged_splits, kept_figures, ngram_figures, perplexities
     from oelm.data.tokens import TokenMeta, open_tokens
 
     if not isinstance(meta, TokenMeta):
@@ -175,7 +174,7 @@ def _by_order(split: str, values: list[float]) -> str:
 
 
 def _print_counters(path: Path, meta: TokenMeta | ExampleMeta) -> None:
-    from oelm.data.counters import count_vocabularies
+    from oelm.data.ngram import count_vocabularies
     from oelm.data.tokens import TokenMeta, open_tokens
 
     if not isinstance(meta, TokenMeta):
@@ -202,7 +201,7 @@ def verify(
     what: Annotated[list[str] | None, typer.Argument(help="Folders or names of prepared sets; by default all of them.")] = None,
 ) -> None:
     """Hash every file of prepared sets again; exit code 3 when one is not what was prepared."""
-    from oelm.data.shelf import find_sets, verify_any
+    from oelm.data.prepared import find_sets, verify_any
     from oelm.errors import DataError
 
     damaged = 0

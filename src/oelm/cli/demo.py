@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.many import How
 from oelm.cli.options import Budget, Out, Queueing
+from oelm.cli.remote import How
 from oelm.cli.run import leave_by, load, run_all
 from oelm.cli.shell import print_table, reported, say, shown_warnings, stoppable
-from oelm.decimals import fixed
+from oelm.text import fixed
 
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun

@@ -14,7 +14,7 @@ import typer
 from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from oelm.experiments.runner import Slots
+    from oelm.experiments.queue import Slots
     from oelm.experiments.study import Study
     from oelm.experiments.torchrun import Ranks
 

@@ -11,12 +11,12 @@ from rich.live import Live
 from rich.text import Text
 
 from oelm.cli.shell import out, say
-from oelm.decimals import duration
 from oelm.errors import DataError
 from oelm.runs.layout import TIMING
+from oelm.text import duration
 
 if TYPE_CHECKING:
-    from oelm.experiments.runner import Job
+    from oelm.experiments.queue import Job
     from oelm.runs.status import Status
 
 _EVERY_S = 1.0

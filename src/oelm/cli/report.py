@@ -1,4 +1,4 @@
-"""`oelm report` and `oelm compare`: from recorded runs to a verdict, and a quick look."""
+"""`oelm report`, `compare` and `import`: from recorded runs, ours or others', to a verdict."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.options import CatalogFile, grouped
-from oelm.cli.shell import echo, err, out, printable, reported
-from oelm.cli.streams import ReaderLeftError
+from oelm.cli.shell import ReaderLeftError, counted, echo, err, out, printable, reported
 from oelm.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
+    from oelm.experiments.importer import ImportedRun
     from oelm.report.build import Report
     from oelm.report.document import Document, Table
-    from oelm.report.imported import Question
+    from oelm.report.foreign import Question
+    from oelm.train.track import FormatName
+
 
 # In a terminal narrower than this, the matrix has no intervals and the verdicts no column that the notes repeat.
 _WIDE = 120
@@ -45,7 +47,7 @@ class Asked:
 
     def question(self) -> Question | None:
         """Return what is asked; None where nothing is."""
-        from oelm.report.imported import parse_question
+        from oelm.report.foreign import parse_question
 
         if self.metric is not None:
             return parse_question(**asdict(self))
@@ -76,7 +78,7 @@ def report(
     asked: Asked,
 ) -> None:
     """Report on recorded runs: verdicts with intervals, what freezing costs and saves, and what was claimed before."""
-    from oelm.experiments.registry import load_catalog
+    from oelm.experiments.catalog import load_catalog
     from oelm.report.build import build_report
 
     _check_language(lang)
@@ -121,8 +123,8 @@ def _print_damages(made: Report) -> None:
 
 
 def _record_looks(made: Report, places: list[Path]) -> None:
-    from oelm.report.imported import record_imported_looks
-    from oelm.report.verdicts import record_looks
+    from oelm.report.foreign import record_imported_looks
+    from oelm.report.sections.verdicts import record_looks
 
     record_looks(made.judged, places)
     record_imported_looks(made.judged_imported)
@@ -241,7 +243,7 @@ def _write(document: Document, *, html: Path | None, markdown: Path | None, csv:
             write_text(csv / name, text)
         out.print(f"wrote {len(files)} tables into {csv}", soft_wrap=True)
     if latex is not None:
-        from oelm.report.latex import render_latex
+        from oelm.report.tables import render_latex
 
         write_text(latex, render_latex(document))
         out.print(f"wrote {latex}", soft_wrap=True)
@@ -258,7 +260,7 @@ def compare(
     Imported runs: give outputs/imported/NAME, or arms in it, with --metric, and --at-most for a verdict.
     """
     from oelm.report.compare import compare_runs
-    from oelm.report.imported import compare_imported, named_study, record_imported_looks
+    from oelm.report.foreign import compare_imported, named_study, record_imported_looks
     from oelm.report.words import Words
 
     named = named_study(runs)
@@ -282,3 +284,54 @@ def compare(
     _print_table(table, table.shown if named is None else [place for place in table.shown if place != 1])
     for remark in remarks:
         out.print(printable(remark), style="yellow", soft_wrap=True)
+
+
+@reported
+def import_runs(
+    sources: Annotated[list[Path], typer.Argument(metavar="SOURCE...", help="Files or folders of runs.")],
+    name: Annotated[str, typer.Option(help="The study's name: runs go to OUT/imported/NAME.")],
+    format: Annotated[
+        str | None, typer.Option(help="table, tensorboard, wandb, trackio, trainer or study; default: by the files.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns of a table, as arm=A,seed=B,step=C (also run, metric, value).")
+    ] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="Import this metric only; may be repeated.")] = None,
+    runs: Annotated[
+        str | None, typer.Option(help="How run names tell arm and seed, as '{arm}-s{seed}'; * matches anything.")
+    ] = None,
+    arm: Annotated[str | None, typer.Option(help="The arm of every run read here, whatever the source says.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The seed of the run read here, whatever the source says.")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace runs of the same arm and seed.")] = False,
+    root: Annotated[Path, typer.Option("--out", help="Where runs are kept.")] = Path("outputs"),
+) -> None:
+    """Import runs that other tools made, so that they can be compared and judged over seeds.
+
+    Reads CSV, TSV, JSON and JSONL tables, TensorBoard event files, W&B offline runs and exported charts, trackio databases,
+    trainer_state.json of transformers, and the earlier study's folders. Then:
+
+    oelm compare outputs/imported/NAME --metric eval_loss --baseline A --at-most 1.05x
+    """
+    from oelm.experiments.importer import FORMATS, Columns, Placing, imported_runs, read_sources, write_imported
+
+    chosen: FormatName | None = next((known for known in FORMATS if known == format), None)
+    if format is not None and chosen is None:
+        raise ConfigError(f"--format {format!r}: choose one of {', '.join(FORMATS)}")
+    found = read_sources(sources, format=chosen, columns=Columns.parse(columns))
+    read = imported_runs(found, study=name, placing=Placing(runs, arm, seed), metrics=metric or ())
+    written, already = write_imported(read, root, replace=replace)
+    _print_arms(read)
+    out.print(
+        f"{counted(len(written), 'run')} written to {root / 'imported' / name}, {len(already)} were there already",
+        soft_wrap=True,
+    )
+
+
+def _print_arms(runs: list[ImportedRun]) -> None:
+    arms: dict[str, list[ImportedRun]] = {}
+    for run in runs:
+        arms.setdefault(run.arm, []).append(run)
+    for arm, own in arms.items():
+        seeds = ", ".join(str(run.seed) for run in sorted(own, key=lambda run: run.seed))
+        metrics = ", ".join(sorted({metric for run in own for metric in run.curves}))
+        out.print(printable(f"{arm}: {own[0].format}, seeds {seeds}; {metrics}"), soft_wrap=True)

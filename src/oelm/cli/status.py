@@ -20,13 +20,13 @@ from rich.text import Text
 
 from oelm.cli.options import OnlyBudget, Out, SomeIds
 from oelm.cli.shell import echo, out, printable, reported, warn
-from oelm.decimals import duration, fixed
 from oelm.errors import ClusterError, ConfigError, OelmError
 from oelm.runs.layout import SUBMISSIONS
+from oelm.text import duration, fixed
 
 if TYPE_CHECKING:
-    from oelm.experiments.gaps import Gap
     from oelm.experiments.slurm import JobState
+    from oelm.experiments.summary import Gap
     from oelm.runs.find import RunView
 
 _HEADINGS = ("experiment", "budget", "variant", "seed", "state", "step", "best", "gap", "ETA", "loss", "s/step", "device")
@@ -99,7 +99,7 @@ class ShownJobs:
 
 def load_known() -> tuple[dict[str, str], dict[str, list[str]]]:
     """Return the catalog's baselines and groups; none, with a remark, where the user's file is wrong."""
-    from oelm.experiments.registry import load_catalog
+    from oelm.experiments.catalog import load_catalog
 
     try:
         catalog = load_catalog()
@@ -171,7 +171,7 @@ def _page(
     lines: int | None,
 ) -> Text:
     """Return all that is shown; over `lines` runs, those under way and one line for each group of the others."""
-    from oelm.experiments.gaps import gaps
+    from oelm.experiments.summary import gaps
     from oelm.runs.find import ALIVE
 
     is_short = lines is not None and len(views) > lines
@@ -298,7 +298,7 @@ def _logs(views: Sequence[RunView]) -> list[str]:
 
 
 def _print_json(views: Sequence[RunView], baselines: Mapping[str, str], jobs: Mapping[Path, JobState]) -> None:
-    from oelm.experiments.gaps import gaps
+    from oelm.experiments.summary import gaps
 
     rows = [_json_row(view, gap, jobs) for view, gap in zip(views, gaps(views, baselines), strict=True)]
     # ASCII: what a run calls itself may hold what drives a terminal.

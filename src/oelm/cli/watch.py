@@ -18,7 +18,7 @@ from oelm.errors import ConfigError, OelmError
 
 if TYPE_CHECKING:
     from oelm.experiments.notify import Notifier
-    from oelm.report.imported import Question
+    from oelm.report.foreign import Question
     from oelm.report.live import LiveRuns, Moment
     from oelm.report.serve import PageServer
     from oelm.report.words import Words
@@ -79,7 +79,7 @@ def watch(
 
 
 def _runs(ids: list[str], root: Path, budget: str | None, catalog: Path | None, question: Question | None) -> LiveRuns:
-    from oelm.experiments.registry import load_catalog
+    from oelm.experiments.catalog import load_catalog
     from oelm.report.live import LiveRuns
     from oelm.runs.find import choose
 

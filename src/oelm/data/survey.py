@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from oelm.data.corpora import VALIDATION_BYTES, VALIDATION_SHARE, Corpus, Part
-from oelm.data.pieces import Piece, fraction, fraction_of
+from oelm.data.readers import Piece, fraction, fraction_of
+from oelm.data.sources import VALIDATION_BYTES, VALIDATION_SHARE, Corpus, Part
 from oelm.data.tokens import Split, computed_once
 from oelm.errors import DataError
 

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from oelm.errors import DataError, OelmError
-from oelm.files import cache_root, dump_json, read_json, room_checked, sha256_file, write_json
-from oelm.locks import lock_at, take
-from oelm.strict import Strict
+from oelm.files import cache_root, dump_json, lock_at, read_json, room_checked, sha256_file, take, write_json
+from oelm.schema import Strict
 
 FORMAT = "oelm-tokens-1"
 Tokens = NDArray[np.unsignedinteger[Any]]

@@ -22,10 +22,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from oelm.errors import STOPPED, ConfigError
+from oelm.experiments.catalog import read_yaml
 from oelm.experiments.portable import this_machine
-from oelm.experiments.runner import Job, RunnerWatch
-from oelm.experiments.yamlfile import read_yaml
-from oelm.strict import Strict
+from oelm.experiments.queue import Job, RunnerWatch
+from oelm.schema import Strict
 
 log = logging.getLogger(__name__)
 

@@ -1,11 +1,11 @@
-"""Plan runs: from experiments, a budget and seeds to configs and folders."""
+"""From experiments, a budget and seeds to runs, each with its config and folder; and what confounds a comparison."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,14 +15,55 @@ from oelm.config import FinetuneConfig, RunConfig, TrainConfig, nearest_key, par
 from oelm.data.prepare import check_tokenizer_asked, is_token_set
 from oelm.data.sets import BUILT_IN, CORPORA, TASKS
 from oelm.data.tokenizer import vocab_size_of
-from oelm.dotted import flatten
 from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.budget import EXTRACT_TOKENS, budget_settings, classifier_settings
-from oelm.experiments.fair import PACE, confounding
-from oelm.experiments.registry import Catalog, Experiment
+from oelm.experiments.catalog import Catalog, Experiment
 from oelm.files import dump_json
 from oelm.method.method import Method, resolve_method
 from oelm.runs.records import read_any_config
+from oelm.schema import flatten
+
+# Prefix of the variant of runs with the best settings of their sweep.
+TUNED = "tuned-"
+_TUNED_ALONE = re.compile(rf"{TUNED}[0-9a-f]{{8}}")
+# What the lean and thin controls have less of. Starting weights, dropout and context are not shape.
+SHAPE = {"model.model_dim", "model.num_layers", "model.num_heads", "model.ff_dim", "model.qk_dim"}
+# A hundredth of a nat, one percent of perplexity or a point of accuracy: the spread of a plain baseline over seeds at
+# `laptop` (docs/study.md). One seed cannot tell closer points of a sweep apart. Frozen arms spread more.
+CLOSE = 0.01
+_METHOD = "method."
+# Fields of a method that set how fast an arm learns: a gain from these is not a gain from freezing.
+PACE = ("method.layer_lr_decay", "method.warmup_steps")
+# What may be tuned for each arm: how it learns, but not how long, on what data, or with how large a model.
+TUNABLE = ("optim.", "schedule.", "model.dropout", "precision", *PACE)
+
+
+def confounding(differing: Collection[str], *, tuned: Collection[str] = (), is_larger: Callable[[], bool]) -> list[str]:
+    """Return which of the differing settings, by dotted path, confound the gap between an arm and its baseline.
+
+    The method may differ, but not its pace. An arm with its baseline's method is a control: its shape may differ if it has
+    no more parameters than the baseline (`is_larger` is called only then). Settings in `tuned`, which each arm has from the
+    same sweep, may differ if they set how a model learns; a larger model or more text would win unfairly.
+    """
+    method = {key for key in differing if key.startswith(_METHOD)}
+    shape = SHAPE.intersection(differing)
+    may_be_smaller = bool(shape) and not method and not is_larger()
+    allowed = (method - set(PACE)) | {key for key in tuned if key.startswith(TUNABLE)} | (shape if may_be_smaller else set())
+    return [key for key in differing if key not in allowed]
+
+
+def is_tuned_alone(variant: str) -> bool:
+    """Whether a variant has only the best of its sweep on top of its budget."""
+    return _TUNED_ALONE.fullmatch(variant) is not None
+
+
+def tuned_alike(arm: str, baseline: str, baseline_of: Mapping[str, str]) -> bool:
+    """Whether the experiments that were swept for an arm and for its baseline are themselves an arm and its baseline.
+
+    Otherwise one could win by its tuning.
+    """
+    return baseline_of.get(arm) == baseline
+
 
 # Filled in from data and model when a run begins; until then a plan has placeholders.
 _FILLED_IN = {"model.vocab_size", "model.num_labels", "model.sha256", "steps", "epochs", "eval_every", "save_every"}

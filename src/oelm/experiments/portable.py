@@ -18,6 +18,7 @@ from oelm.experiments.sweep import SweepPoint, read_sweep
 from oelm.files import (
     MAX_JSON_BYTES,
     dump_json,
+    held,
     publish_dir,
     read_json,
     room_checked,
@@ -26,8 +27,6 @@ from oelm.files import (
     write_bytes,
     write_json,
 )
-from oelm.locks import held
-from oelm.names import NAME, is_device, is_safe
 from oelm.runs.find import RunView, scan
 from oelm.runs.finished import read_judged
 from oelm.runs.layout import (
@@ -49,7 +48,8 @@ from oelm.runs.layout import (
 from oelm.runs.metrics import read_metrics
 from oelm.runs.records import Figures, read_as
 from oelm.runs.status import read_status
-from oelm.strict import Strict
+from oelm.schema import Strict
+from oelm.text import NAME, is_device, is_safe
 
 INVENTORY = "inventory.json"
 # What a report needs of a run: small enough for a repository.

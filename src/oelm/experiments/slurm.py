@@ -1,30 +1,227 @@
-"""Runs on a SLURM cluster: submitted as job arrays, listed with squeue and sacct, cancelled with scancel.
-
-Not with submitit, which passes jobs as pickles, and unpickling runs code.
-"""
+"""Runs on a SLURM cluster: the user's settings, the scripts, submitting, looking and cancelling."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import hashlib
+import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from oelm.errors import ClusterError, ConfigError, suggest
-from oelm.experiments.cluster import ClusterConfig
+from oelm.experiments.catalog import YamlFile, read_yaml
 from oelm.experiments.plan import PlannedRun
-from oelm.experiments.sbatch import runs_script, single_script
 from oelm.files import write_json, write_text
 from oelm.runs.layout import SUBMISSIONS
 from oelm.runs.status import now_text
-from oelm.strict import Strict
+from oelm.schema import Strict
+
+FILE = "slurm.yaml"
+# Values go into a script: each must be one harmless word to the shell and to sbatch.
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:,=/+@%-]{0,199}")
+_TIME = re.compile(r"(?:(\d{1,3})-)?(\d{1,6})(?::(\d{1,6}))?(?::(\d{1,2}))?")
+
+
+def _word(text: str) -> str:
+    if not _WORD.fullmatch(text):
+        raise ValueError(f"{text!r}: use letters, digits and ._:,=/+@%-, beginning with a letter or digit")
+    return text
+
+
+def _time(text: str) -> str:
+    parse_time(text)
+    return text
+
+
+Word = Annotated[str, AfterValidator(_word)]
+
+
+class ClusterConfig(Strict):
+    """`slurm.yaml`: options of sbatch for every job. Fields are described in docs/cluster.md."""
+
+    partition: Word | None = None
+    # For jobs without a GPU (preparing data, the report), if `partition` requires one.
+    cpu_partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Word | None = None
+    gres: Word | None = None
+    time: Annotated[str, AfterValidator(_time)] | None = None
+    cpus_per_task: int = Field(default=1, gt=0, le=1024)
+    mem: Word | None = None
+    array_limit: int | None = Field(default=None, gt=0)
+    modules: tuple[Word, ...] = ()
+    # A run is asked to save this long before the time limit; SLURM may be a minute early.
+    grace_s: int = Field(default=180, ge=10)
+
+    @property
+    def wants_gpu(self) -> bool:
+        return self.gres is not None and self.gres.startswith("gpu")
+
+    @property
+    def time_s(self) -> int | None:
+        return None if self.time is None else parse_time(self.time)
+
+
+def parse_time(text: str) -> int:
+    """Return the seconds of a time of sbatch: minutes, minutes:seconds, h:mm:ss, d-h, d-h:mm or d-h:mm:ss."""
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r}: write a time as 8:00:00 (h:mm:ss), 90 (minutes) or 1-12 (days-hours)")
+    days, *rest = found.groups()
+    numbers = [int(part) for part in rest if part is not None]
+    if days is not None:
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+        return ((int(days) * 24 + hours) * 60 + minutes) * 60 + seconds
+    if len(numbers) == 3:
+        return (numbers[0] * 60 + numbers[1]) * 60 + numbers[2]
+    return numbers[0] * 60 + (numbers[1] if len(numbers) == 2 else 0)
+
+
+def config_path() -> Path | None:
+    """Return slurm.yaml of this folder, else of the user's configuration folder, else None."""
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "oelm"
+    return next((path for path in (Path(FILE), home / FILE) if path.is_file()), None)
+
+
+def cluster_config(changes: dict[str, Any]) -> ClusterConfig:
+    """Return slurm.yaml with the changes of the command; ConfigError names file, line and the nearest known key."""
+    path = config_path()
+    file = read_yaml(path) if path is not None else YamlFile("", {}, {})
+    known = list(ClusterConfig.model_fields)
+    for key in file.data:
+        if key not in known:
+            hint = suggest(key, known) or f"; known keys: {', '.join(known)}"
+            raise ConfigError(f"{file.where(key)}: unknown key '{key}'{hint}")
+    given = {key: value for key, value in changes.items() if value is not None}
+    data: dict[str, Any] = {**file.data, **given}
+    if isinstance(data.get("modules"), list):
+        data["modules"] = tuple(data["modules"])
+    try:
+        return ClusterConfig.model_validate(data)
+    except ValidationError as problem:
+        error = problem.errors()[0]
+        key = str(error["loc"][0])
+        where = f"--{key.replace('_', '-')}" if key in given or path is None else file.where(key)
+        raise ConfigError(f"{where}: {key}: {str(error['msg']).removeprefix('Value error, ')}") from None
+
+
+OELM = (sys.executable, "-P", "-m", "oelm")
+_RUNS = """\
+members=(
+{members}
+)
+read -r experiment seed <<< "${{members[$SLURM_ARRAY_TASK_ID]}}"
+
+{command} --no-baseline --seeds="$seed-$seed" -- "$experiment" &
+child=$!
+
+# SLURM sends USR1 some time before the limit: the run saves, and the job is queued again; it continues where it was.
+# TERM means cancelled or preempted: the run saves, and it is SLURM that queues a preempted job again.
+again=no
+woken=yes
+trap 'again=yes; woken=yes; kill -TERM "$child"' USR1
+trap 'woken=yes; kill -TERM "$child"' TERM INT
+while [ "$woken" = yes ]; do
+  woken=no
+  wait "$child"
+  now=$?
+  [ "$now" -eq 127 ] || code=$now
+done
+
+# 75: stopped and saved.
+if [ "$again" = yes ] && [ "$code" -eq 75 ]; then
+  echo "near the time limit: saved, queued again"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
+"""
+
+
+def runs_script(runs: Sequence[PlannedRun], options: Sequence[str], config: ClusterConfig, *, folder: Path) -> str:
+    """Return the script of a job array, one member for each run; `options` of `oelm run` apply to all."""
+    array = f"0-{len(runs) - 1}" + (f"%{config.array_limit}" if config.array_limit is not None else "")
+    header = [
+        *_header("oelm-runs", config, log=folder / "run-%A_%a.log"),
+        *_named("gres", config.gres),
+        *_named("cpus-per-task", config.cpus_per_task),
+        *_named("mem", config.mem),
+        *_named("array", array),
+        *_named("signal", f"B:USR1@{config.grace_s}"),
+        "#SBATCH --requeue",
+    ]
+    members = "\n".join(f"  {shlex.quote(f'{run.experiment.id} {run.seed}')}" for run in runs)
+    where = () if config.wants_gpu or any(option.startswith("--nproc") for option in options) else ("--jobs=1", "--gpus=none")
+    command = _command(["run", *options, *where])
+    body = _RUNS.format(members=members, command=command)
+    return _script("One member a run. By hand: sbatch runs.sbatch", header, config, body)
+
+
+def single_script(name: str, why: str, arguments: Sequence[str], config: ClusterConfig, *, folder: Path) -> str:
+    """Return the script of a job that needs no GPU: preparing the data, or the report."""
+    plain = config.model_copy(update={"partition": config.cpu_partition or config.partition})
+    header = [
+        *_header(f"oelm-{name}", plain, log=folder / f"{name}-%j.log"),
+        *_named("cpus-per-task", config.cpus_per_task),
+        *_named("mem", config.mem),
+    ]
+    return _script(f"{why} By hand: sbatch {name}.sbatch", header, config, f"exec {_command(arguments)}\n")
+
+
+def _header(name: str, config: ClusterConfig, *, log: Path) -> list[str]:
+    return [
+        *_named("job-name", name),
+        *_named("partition", config.partition),
+        *_named("account", config.account),
+        *_named("qos", config.qos),
+        *_named("constraint", config.constraint),
+        *_named("time", config.time),
+        *_named("chdir", checked_line(str(Path.cwd()), "the working folder")),
+        *_named("output", checked_line(str(log), "the folder of the runs (--out)")),
+        "#SBATCH --open-mode=append",
+    ]
+
+
+def _named(option: str, value: object) -> list[str]:
+    return [] if value is None else [f"#SBATCH --{option}={shlex.quote(checked_line(str(value), f'--{option}'))}"]
+
+
+def _command(arguments: Sequence[str]) -> str:
+    return shlex.join([checked_line(word, "an argument of the command") for word in (*OELM, *arguments)])
+
+
+def checked_line(text: str, what: str) -> str:
+    """Return a text for a script; raise ConfigError if it has a control character.
+
+    Quotes do not help: an #SBATCH line is a comment to the shell, and what follows a line end in it is a command.
+    """
+    # Cc: control characters. Zl, Zp: line ends of Unicode. Cs: bytes that are not text.
+    odd = [character for character in text if unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs")]
+    if odd:
+        raise ConfigError(
+            f"{what} has a control character ({odd[0]!a}) in its name: {text!a}. In a script for SLURM, what follows it could "
+            "run as a command; rename it, or start from another folder"
+        )
+    return text
+
+
+def _script(what: str, header: Sequence[str], config: ClusterConfig, body: str) -> str:
+    loaded = "".join(f"module load {shlex.quote(name)}\n" for name in config.modules)
+    threads = 'export OMP_NUM_THREADS="${SLURM_CPUS_PER_TASK:-1}"\n'
+    lines = "\n".join(header)
+    return f"#!/bin/bash\n# Written by `oelm run --slurm`. {what}\n{lines}\n\n{loaded}{threads}\n{body}"
+
 
 RECORD = "submission.json"
 # States of a job that is still to do something; every other one is an end.

@@ -1,4 +1,4 @@
-"""Run `torchrun` as a child process, and read from the runs' records how they ended."""
+"""One run on many processes: torchrun as a child, and a queue that its processes work through together."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oelm.data.encode import num_cores
-from oelm.errors import ConfigError, OelmError
-from oelm.experiments.launch import enqueue, send_stop
+from filelock import FileLock
+
+from oelm.data.tokenizer import num_cores
+from oelm.errors import STOPPED, ConfigError, OelmError, RankLostError
 from oelm.experiments.plan import PlannedRun
-from oelm.experiments.runner import Job, is_done
+from oelm.experiments.queue import Job, RunnerWatch, State, enqueue, is_busy, is_done, launch_lock, send_stop, taken
 from oelm.runs.status import read_status
-from oelm.train.dist import World
-from oelm.train.stop import StopFlag
+from oelm.train.dist import World, agreed
+from oelm.train.run import Options, Result, train
+from oelm.train.watch import StopFlag, Watch
 
 _POLL_S = 0.05
 # After a stop a run finishes a step and saves; torchrun's default of half a minute is too short for that.
@@ -123,3 +125,102 @@ def judged(run: PlannedRun) -> Job:
     else:
         job.state, job.message = "killed", "its first process was killed"
     return job
+
+
+_GO, _SKIP = 1, 0
+
+
+class Together:
+    """Runs the planned runs one after the other, each on all processes of a world; the writer decides which.
+
+    A run that fails ends the queue, because the processes may be at different places; a restart continues after it.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[PlannedRun],
+        root: Path,
+        world: World,
+        *,
+        stop: StopFlag,
+        watch: RunnerWatch,
+        run_watch: Watch,
+        retry: bool,
+        options: Options,
+        unready: Mapping[Path, str],
+    ) -> None:
+        self.jobs = [Job(run) for run in runs]
+        self._root, self._world, self._stop = root, world, stop
+        self._watch, self._run_watch, self._retry = watch, run_watch, retry
+        self._options, self._unready = options, unready
+
+    def run(self) -> list[Job]:
+        """Return the jobs once each has ended, or after the first that failed or was stopped."""
+        stop = agreed(self._stop, self._world)
+        for job in self.jobs:
+            if self._world.agree(stop):
+                job.state, job.message = "stopped", "not begun"
+            elif not self._bring_to_end(job):
+                break
+        return self.jobs
+
+    def _bring_to_end(self, job: Job) -> bool:
+        """Run one job; return whether the next may follow."""
+        lock: FileLock | None = None
+        with self._world.writer_first():
+            if self._world.is_writer:
+                lock = self._claim(job)
+        try:
+            if self._world.tell(_GO if lock is not None else _SKIP) == _SKIP:
+                return True
+            return self._train(job)
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _claim(self, job: Job) -> FileLock | None:
+        """Return the launch lock of a run that may be started; else None, with the job's state set."""
+        lock = launch_lock(job.run, self._root)
+        job.state, job.message = self._reason_not_to(job, lock)
+        if job.state == "running":
+            job.started = time.monotonic()
+            self._watch.on_start(job)
+            return lock
+        lock.release()
+        self._watch.on_end(job)
+        return None
+
+    def _reason_not_to(self, job: Job, lock: FileLock) -> tuple[State, str]:
+        """Return why a run cannot be started, or 'running' with its launch lock taken."""
+        if is_done(job.run):
+            return "found done", ""
+        if (problem := self._unready.get(job.run.path)) is not None:
+            return "failed", problem
+        enqueue(job.run, self._root, retry=self._retry)
+        status = read_status(job.run.path)
+        if status is not None and status.status == "failed":
+            return "failed", status.message
+        return ("running", "") if taken(lock) and not is_busy(job.run.path) else ("left", "")
+
+    def _train(self, job: Job) -> bool:
+        try:
+            result = train(
+                job.run.config,
+                job.run.path,
+                stop=self._stop,
+                watch=self._run_watch,
+                options=self._options,
+                world=self._world,
+            )
+        except RankLostError:
+            raise
+        except OelmError as problem:
+            job.state, job.message = "stopped" if problem.exit_code == STOPPED else "failed", str(problem)
+            self._watch.on_end(job)
+            return False
+        self._note(job, result)
+        return result.status != "stopped"
+
+    def _note(self, job: Job, result: Result) -> None:
+        job.state, job.seconds = result.status, time.monotonic() - job.started
+        self._watch.on_end(job)

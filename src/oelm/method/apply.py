@@ -8,16 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from oelm.errors import FrozenMovedError, MethodError
+from oelm.method.adjusted import (
+    Adjusted,
+    add_correction,
+    add_gain,
+    can_learn_on,
+    correction_rank,
+    fold_learnt,
+    learning_modules,
+)
 from oelm.method.architectures import OUR_ATTENTION, class_path
 from oelm.method.audit import assert_unmoved, check_frozen
 from oelm.method.axes import Selection, axis_rows, sample_axes, selections
-from oelm.method.frames import balancing, flattened, frame_generator, on_cpu, start_of
-from oelm.method.fused import SplitProjection, merge_modules, split_module
-from oelm.method.gain import Adjusted, add_correction, add_gain, can_learn_on, correction_rank, fold_learnt, learning_modules
-from oelm.method.kind import ALL_BUT
-from oelm.method.method import Method, method_name, resolve_method
-from oelm.method.mha import merge_attentions, split_attention
-from oelm.method.record import (
+from oelm.method.frames import balancing, flattened, frame_generator, on_cpu, start_of, whole
+from oelm.method.frozen import (
     FrozenRecord,
     Originals,
     digest,
@@ -28,6 +32,9 @@ from oelm.method.record import (
     set_originals,
     set_record,
 )
+from oelm.method.fused import SplitProjection, merge_modules, split_module
+from oelm.method.method import ALL_BUT, Method, method_name, resolve_method
+from oelm.method.mha import merge_attentions, split_attention
 from oelm.method.refuse import (
     check_changeable,
     check_writable,
@@ -38,7 +45,6 @@ from oelm.method.refuse import (
     refuse_tied,
 )
 from oelm.method.save import save_folded
-from oelm.method.sharded import whole
 from oelm.method.sites import HeadProjection, Site, attention_sites, num_layers_by_stack
 from oelm.seeds import whole_seed
 

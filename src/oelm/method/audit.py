@@ -8,11 +8,10 @@ from typing import Any
 from torch import nn
 
 from oelm.errors import FrozenMovedError, MethodError
+from oelm.method.adjusted import learnt_on_top
 from oelm.method.axes import Selection, consecutive_runs
-from oelm.method.frames import on_cpu, orthonormality_error
-from oelm.method.gain import learnt_on_top
-from oelm.method.record import NO_DIGEST, digest, freezable, record_of
-from oelm.method.sharded import use_shards
+from oelm.method.frames import on_cpu, orthonormality_error, use_shards
+from oelm.method.frozen import NO_DIGEST, digest, freezable, record_of
 from oelm.method.sites import HeadProjection, Site, attention_sites
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.errors import MethodError
-from oelm.method.sharded import whole
+from oelm.method.frames import whole
 
 GAIN, CORRECTION_IN, CORRECTION_OUT = "gain", "correction_in", "correction_out"
 LEARNT = (GAIN, CORRECTION_IN, CORRECTION_OUT)

@@ -1,16 +1,15 @@
-"""Row-orthonormal frames for query and key heads, their controls, and how orthonormal a weight is.
-
-H heads  K head_dim  D model_dim  R rank
-"""
+"""Row-orthonormal frames for query and key heads, their controls, how orthonormal a weight is, and weights in shards."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.errors import MethodError
@@ -209,3 +208,23 @@ def _at_scale_of(weight_HKD: Tensor, start_HKD: Tensor) -> Tensor:
             "use scale 'unit', or load the weights first"
         )
     return (start_HKD.double() * (wanted / present)).float() if bool(present > 0) else start_HKD
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor as it is, or gathered from all processes where each holds a part; then all of them must call this."""
+    gather: Any = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
+def is_fully_sharded(module: nn.Module) -> bool:
+    """Whether `fully_shard` or FullyShardedDataParallel manages the module's weights."""
+    # Never imported for this: it takes a moment, and whoever shards has it.
+    library: Any = sys.modules.get("torch.distributed.fsdp")
+    return library is not None and isinstance(module, library.FSDPModule | library.FullyShardedDataParallel)
+
+
+def use_shards(model: nn.Module) -> None:
+    """Drop the whole copies that a forward pass leaves: the optimizer writes to the shards, and they are what counts."""
+    for module in model.modules():
+        if is_fully_sharded(module) and (reshard := getattr(module, "reshard", None)) is not None:
+            reshard()

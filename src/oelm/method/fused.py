@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from oelm.method.axes import keep_shell
-from oelm.method.sharded import whole
+from oelm.method.frames import whole
 
 Order = Literal["rows", "columns", "per_head_rows"]
 

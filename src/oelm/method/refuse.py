@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from oelm.errors import MethodError
 from oelm.method.architectures import class_path, own_parameter
+from oelm.method.frames import is_fully_sharded
+from oelm.method.frozen import is_frozen_from_outside, require_model
 from oelm.method.method import Method
-from oelm.method.record import is_frozen_from_outside, require_model
-from oelm.method.sharded import is_fully_sharded
 from oelm.method.sites import HeadProjection, Site
 
 

@@ -23,10 +23,10 @@ from oelm.method.architectures import (
     register_sites,
 )
 from oelm.method.axes import Selection
+from oelm.method.frames import whole
+from oelm.method.frozen import require_model
 from oelm.method.fused import Layout, SplitProjection
 from oelm.method.mha import BIAS, WEIGHT, SplitInProjection, in_projection_layout, part_bias, part_weight
-from oelm.method.record import require_model
-from oelm.method.sharded import whole
 
 __all__ = ["HeadProjection", "ParameterSlot", "Site", "SitePaths", "attention_sites", "num_layers_by_stack", "register_sites"]
 

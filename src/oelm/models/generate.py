@@ -13,8 +13,8 @@ from torch import Tensor
 
 from oelm.errors import ConfigError
 from oelm.models.gpt import GPT, Cache
+from oelm.schema import Strict
 from oelm.seeds import stream_seed
-from oelm.strict import Strict
 
 _COLDEST = 1e-3
 

@@ -6,22 +6,20 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from oelm.experiments.registry import Catalog
-from oelm.report.baselines import baselines_section
-from oelm.report.classes import classes_section
-from oelm.report.collect import Arm, ImportedStudy, collect, collect_imported
-from oelm.report.costs import costs_section, totals_section
+from oelm.experiments.catalog import Catalog
+from oelm.report.arms import Arm, ImportedStudy, collect, collect_imported
 from oelm.report.document import Chart, Document, Section
-from oelm.report.earlier import reported_section
-from oelm.report.findings import Findings, find
-from oelm.report.imported import JudgedStudy, Question, imported_section, judge_studies
-from oelm.report.kept import answer_section, kept_section
-from oelm.report.ladder import ladder_section
-from oelm.report.learning import learning_section
-from oelm.report.repeat import repeat_section
-from oelm.report.sizes import sizes_section
-from oelm.report.verdicts import JudgedPair, judge_all, verdict_section
-from oelm.report.why import tuning_section, why_section
+from oelm.report.foreign import JudgedStudy, Question, imported_section, judge_studies
+from oelm.report.pairs import Findings, find
+from oelm.report.sections.baselines import baselines_section
+from oelm.report.sections.classes import answer_section, classes_section, kept_section
+from oelm.report.sections.costs import costs_section, totals_section
+from oelm.report.sections.heads import tuning_section, why_section
+from oelm.report.sections.learning import learning_section
+from oelm.report.sections.repeat import repeat_section
+from oelm.report.sections.reported import reported_section
+from oelm.report.sections.spread import ladder_section, sizes_section
+from oelm.report.sections.verdicts import JudgedPair, judge_all, verdict_section
 from oelm.report.words import Words
 from oelm.runs.status import now_text
 

@@ -7,10 +7,10 @@ import re
 from typing import Any
 
 from oelm.config import RunConfig
-from oelm.decimals import fixed
-from oelm.intervals import exp_or_inf
 from oelm.method.audit import Audit
 from oelm.method.method import method_name
+from oelm.stats import exp_or_inf
+from oelm.text import fixed
 
 
 def model_card(config: RunConfig, audit: Audit, *, data: dict[str, Any], step: int, loss: float | None) -> str:

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oelm.decimals import fixed
 from oelm.errors import ConfigError
-from oelm.report.collect import (
+from oelm.report.arms import (
     Arm,
     FinishedRun,
     common_split,
     read_run,
     run_differences,
 )
-from oelm.report.costs import median_step
 from oelm.report.document import Cell, Table
-from oelm.report.findings import over_examples
-from oelm.report.stats import (
+from oelm.report.pairs import over_examples
+from oelm.report.sections.costs import median_step
+from oelm.runs.find import look_at
+from oelm.runs.layout import CONFIG, Split
+from oelm.stats import (
     POWER,
     Interval,
     common_seeds,
@@ -27,8 +28,7 @@ from oelm.report.stats import (
     interval_text,
     paired_interval,
 )
-from oelm.runs.find import look_at
-from oelm.runs.layout import CONFIG, Split
+from oelm.text import fixed
 
 
 @dataclass(frozen=True)

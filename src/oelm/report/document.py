@@ -1,7 +1,9 @@
-"""A report as data, in one language already: sections of text, tables and charts that every format is made from."""
+"""A report as data, in one language: sections of text, tables and charts that every format is made from."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -79,3 +81,12 @@ class Document:
     contents: str
     footer: str
     sections: tuple[Section, ...]
+
+
+def gather(blocks: Sequence[Block]) -> list[tuple[str, list[Block]]]:
+    """Return neighbours of one kind together, in order; the kinds are those of texts, and 'figure' for tables and charts."""
+    return [(kind, list(group)) for kind, group in itertools.groupby(blocks, key=_kind)]
+
+
+def _kind(block: Block) -> str:
+    return block.kind if isinstance(block, Text) else "figure"

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from oelm.errors import MissingExtraError
-from oelm.report.document import Chart, Document, Table
-from oelm.report.gather import gather
-from oelm.report.plain import distinct_names, plain_text
-from oelm.report.svg import PAGE, chart_svg, is_single_view, unthemed
+from oelm.report.charts import PAGE, chart_svg, is_single_view, unthemed
+from oelm.report.document import Chart, Document, Table, gather
+from oelm.text import distinct_names, plain_text
 
 if TYPE_CHECKING:
     from jinja2 import Template

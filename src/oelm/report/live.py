@@ -13,31 +13,29 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oelm.decimals import duration, fixed
 from oelm.errors import DataError, MissingExtraError
-from oelm.experiments.gaps import Gap, gaps, is_number
-from oelm.experiments.gpus import read_gpus
-from oelm.experiments.imported import IMPORTED
+from oelm.experiments.catalog import Catalog
+from oelm.experiments.importer import IMPORTED
 from oelm.experiments.notify import Event
 from oelm.experiments.portable import this_machine
-from oelm.experiments.registry import Catalog
-from oelm.experiments.slots import queue_seconds
+from oelm.experiments.slots import queue_seconds, read_gpus
+from oelm.experiments.summary import Gap, gaps, is_number
 from oelm.files import read_json
+from oelm.report.arms import Run, arms_of, read_run
 from oelm.report.build import Report, report_on, with_imported
-from oelm.report.classes import gap_charts
-from oelm.report.collect import Run, arms_of, read_run
 from oelm.report.document import Block, Cell, Chart, Document, Mark, Section, Table, Text
-from oelm.report.imported import MOST_ROWS, Question, imported_section, shortened
-from oelm.report.learning import small_chart
-from oelm.report.plain import on_one_line
-from oelm.report.stats import interval_text
-from oelm.report.verdict import LOOKS
-from oelm.report.verdicts import decided_by, verdict_table
+from oelm.report.foreign import MOST_ROWS, Question, imported_section, shortened
+from oelm.report.judge import LOOKS
+from oelm.report.sections.classes import gap_charts
+from oelm.report.sections.learning import small_chart
+from oelm.report.sections.verdicts import decided_by, verdict_table
 from oelm.report.words import Words
 from oelm.runs.find import ALIVE, STATES, RunView, scan
 from oelm.runs.layout import CONFIG, SWEEP
 from oelm.runs.metrics import evaluations
 from oelm.runs.status import now_text
+from oelm.stats import interval_text
+from oelm.text import duration, fixed, on_one_line
 
 # Ended without being done: what a user must look at.
 _TROUBLED = ("failed", "dead", "stale", "damaged", "stopped")

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 from urllib.parse import quote
 
-from oelm.report.document import Block, Cell, Chart, Document, Table, Text
-from oelm.report.gather import gather
-from oelm.report.plain import distinct_names, on_one_line
-from oelm.report.svg import PAPER, chart_svg
+from oelm.report.charts import PAPER, chart_svg
+from oelm.report.document import Block, Cell, Chart, Document, Table, Text, gather
+from oelm.text import distinct_names, on_one_line
 
 SIGNS = {"good": "\u2713 ", "bad": "\u2717 ", "warn": "\u25b3 "}
 _ALERTS = {"note": "NOTE", "warning": "WARNING"}

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from oelm.errors import ConfigError
-from oelm.experiments.yamlfile import parse_yaml
+from oelm.experiments.catalog import parse_yaml
 
 LANGUAGES = ("en", "zh")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from oelm.errors import ConfigError, RunDirError, suggest
-from oelm.names import NAME
 from oelm.runs.layout import CONFIG, CONSOLE, LOCK, LOG, STATUS
 from oelm.runs.status import HEARTBEAT_S, Status, read_status
+from oelm.text import NAME
 
 State = Literal["running", "stale", "queued", "dead", "failed", "damaged", "stopped", "done"]
 STATES: tuple[State, ...] = ("running", "stale", "queued", "dead", "failed", "damaged", "stopped", "done")

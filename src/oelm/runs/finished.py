@@ -13,7 +13,7 @@ from typing import Any
 
 from oelm.errors import DataError
 from oelm.files import read_json
-from oelm.method.kind import starts_otherwise, tops_otherwise
+from oelm.method.method import starts_otherwise, tops_otherwise
 from oelm.runs.layout import ATTENTION, AUDIT, CONFIG, MANIFEST, METRICS, PREDICTIONS, TIMING, Split
 from oelm.runs.metrics import read_metrics
 from oelm.runs.records import (

@@ -14,8 +14,7 @@ from pathlib import Path
 from filelock import Timeout
 
 from oelm.errors import OelmError, RunDirError
-from oelm.files import read_json
-from oelm.locks import held, lock_at, take
+from oelm.files import held, lock_at, read_json, take
 from oelm.runs.find import ALIVE, RunView, is_here, look, read_locks, silent_s
 from oelm.runs.layout import (
     CHECKPOINT_FILES,

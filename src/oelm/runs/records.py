@@ -15,7 +15,7 @@ from oelm.errors import CheckpointError, ConfigError, DataError
 from oelm.files import MAX_JSON_BYTES, Guard, dump_json, read_json, read_plain, write_json, write_text
 from oelm.runs.layout import CONFIG, LATEST, MANIFEST, Split
 from oelm.runs.metrics import read_jsonl
-from oelm.strict import Strict
+from oelm.schema import Strict
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]

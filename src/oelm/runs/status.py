@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from oelm.errors import DiskFullError
 from oelm.files import Guard, dump_json, write_bytes, write_over
 from oelm.runs.layout import STATUS
-from oelm.strict import Strict
+from oelm.schema import Strict
 
 StatusName = Literal["queued", "running", "stopped", "failed", "done"]
 Metric = Literal["", "ppl", "accuracy"]

@@ -1,26 +1,31 @@
-"""Checkpoints that appear whole or not at all: safetensors and JSON, with a manifest of sha256 written last."""
+"""Checkpoints that appear whole or not at all, what they hold, and what binds them to their run."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
 import os
+import platform
 import re
 import secrets
 import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from oelm.config import TrainConfig
 from oelm.errors import CheckpointError, OelmError
 from oelm.files import (
     STAGING_PREFIX,
@@ -35,13 +40,16 @@ from oelm.files import (
     write_json,
     write_text,
 )
-from oelm.method.apply import adopt_record
-from oelm.method.audit import check_frozen
+from oelm.method.apply import adopt_record, freeze, hold
+from oelm.method.audit import audit, check_frozen
 from oelm.method.axes import compact_states
+from oelm.method.timetable import Plan, plan_of
 from oelm.runs.layout import (
+    AUDIT,
     BEST,
     CHECKPOINTS,
     LATEST,
+    MANIFEST,
     SAVED_MANIFEST,
     SAVED_MODEL,
     SAVED_OPTIMIZER,
@@ -50,8 +58,89 @@ from oelm.runs.layout import (
     checkpoint_name,
     checkpoint_step,
 )
+from oelm.runs.records import run_id
+from oelm.schema import Strict
+from oelm.train.device import Compute
 from oelm.train.optim import load_optimizer_tensors, optimizer_tensors
-from oelm.train.state import SavedState
+
+
+class TrainState(Strict):
+    """The position of a run. Batch order and dropout noise are functions of (seed, step), so they are not saved."""
+
+    step: int = Field(default=0, ge=0)
+    tokens: int = Field(default=0, ge=0)
+    evaluated_step: int = Field(default=0, ge=0)
+    best_value: float | None = None
+    best_step: int | None = None
+    loss_scale: dict[str, int | float] = {}
+
+    def advanced(self, *, tokens: int) -> TrainState:
+        return self.model_copy(update={"step": self.step + 1, "tokens": self.tokens + tokens})
+
+    def evaluated(self, value: float) -> TrainState:
+        """Return the state after an evaluation at this step; less is better, and the first of equals is the best."""
+        update: dict[str, Any] = {"evaluated_step": self.step}
+        if self.best_value is None or value < self.best_value:
+            update |= {"best_value": value, "best_step": self.step}
+        return self.model_copy(update=update)
+
+    @property
+    def is_best_here(self) -> bool:
+        """Whether the best evaluation so far is that of this step."""
+        return self.best_step == self.step
+
+
+class SavedState(Strict):
+    """`state.json` of a checkpoint: the position, and what it was computed with."""
+
+    state: TrainState
+    clock: dict[str, float]
+    frozen: dict[str, str]
+    data_fingerprint: str
+    tokenizer_sha256: str
+    environment: dict[str, str]
+    # Empty in old checkpoints.
+    software: dict[str, str] = {}
+    run: str = ""
+    config: dict[str, Any] = {}
+    energy_j: dict[str, float] = {}
+
+
+def environment(compute: Compute, *, processes: int = 1) -> dict[str, str]:
+    """Return what decides the low bits of a computation; a change is reported on resume."""
+    return {
+        "torch": str(torch.__version__),
+        "device": torch.cuda.get_device_name() if compute.device == "cuda" else compute.device,
+        "precision": compute.precision,
+        "threads": str(torch.get_num_threads()),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "machine": platform.machine(),
+        "processes": str(processes),
+    }
+
+
+def software() -> dict[str, str]:
+    """Return the versions of the code; a change is reported on resume, as it may change more than low bits."""
+    return {"oelm": version("oelm"), "source": source_revision() or "unknown", "python": platform.python_version()}
+
+
+@functools.cache
+def source_revision() -> str | None:
+    """Return the git commit of the package's own checkout, marked when files differ from it; None outside of one."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+        dirty = subprocess.run(
+            ["git", "-C", str(root), "status", "--porcelain", "--", "src"], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if commit.returncode:
+        return None
+    return commit.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
+
 
 log = logging.getLogger(__name__)
 
@@ -278,3 +367,102 @@ def _manifest_text(folder: Path) -> str:
 
 def _is_plain_dir(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
+
+
+_UNBOUND = (
+    ("steps",),
+    ("extended_at",),
+    ("data", "source"),
+    ("data", "tokenizer"),
+    ("init_from", "checkpoint"),
+    ("model", "source"),
+    *(("examples", name) for name in ("task", "folder", "dev", "columns", "labels")),
+)
+
+
+def freeze_as_of(model: nn.Module, config: TrainConfig, *, step: int) -> Plan:
+    """Freeze what the run's method freezes after `step` updates; return the plan of what is frozen when."""
+    freeze(model, config.method, seed=config.seed)
+    # An extended run keeps the plan of its first length: the past is not planned again.
+    plan = plan_of(model, config.method, steps=(*config.extended_at, config.steps)[0])
+    hold(model, plan.frozen_at(max(0, step - 1)))
+    return plan
+
+
+def bound_settings(config: TrainConfig) -> dict[str, Any]:
+    """Return the settings that all checkpoints of a run share, wherever it is and however long, including the seed."""
+    settings = config.as_dict()
+    for *sections, name in _UNBOUND:
+        inner: Any = settings
+        for section in sections:
+            inner = inner.get(section)
+            if not isinstance(inner, dict):
+                break
+        else:
+            inner.pop(name, None)
+    return settings
+
+
+def check_bound(checkpoint: Checkpoint, run: Path, config: TrainConfig) -> None:
+    """Raise CheckpointError if a checkpoint is another run's, or if the run's config changed since it was saved.
+
+    A checkpoint from before ids were recorded is opened with a warning.
+    """
+    saved, own = checkpoint.saved, run_id(run)
+    changes = list(_changes(saved.config, bound_settings(config))) if saved.config else []
+    listed = f": {'; '.join(changes[:6])}" if changes else ""
+    if saved.run and own and saved.run != own:
+        raise CheckpointError(
+            f"{checkpoint.path}: was saved by another run (id {saved.run[:12]}, this run's id is {own[:12]}){listed}. "
+            f"Move that folder out of {run}, and repeat the command"
+        )
+    if changes:
+        raise CheckpointError(
+            f"{run / 'config.json'}: is not the config that {checkpoint.path.name} was saved with{listed}. Put the file back "
+            "as it was; to train with other settings, choose another --out"
+        )
+    if not saved.run:
+        log.warning(
+            "%s: saved by a version that did not record the run of a checkpoint, so it could not be checked",
+            checkpoint.path,
+        )
+    elif not own:
+        log.warning("%s: names no run, so the id of %s could not be checked", run / MANIFEST, checkpoint.path.name)
+
+
+def check_frozen_saved(model: nn.Module, checkpoint: Checkpoint, run: Path) -> None:
+    """Raise CheckpointError if a loaded model's frozen bytes differ from those in audit.json, written when the run started.
+
+    Only what is frozen both then and now is compared: a method may thaw, or freeze later.
+    """
+    path = run / AUDIT
+    try:
+        recorded = _recorded_digests(read_json(path, error=CheckpointError)) if path.is_file() else {}
+    except CheckpointError as problem:
+        raise CheckpointError(
+            f"{problem}, so the frozen weights cannot be compared with those that the run began with; restore the file from a "
+            "copy, or move it aside to skip that check"
+        ) from None
+    for projection in audit(model).projections if recorded else ():
+        then, now = recorded.get(projection.name), projection.digest
+        if then and now and then != now:
+            raise CheckpointError(
+                f"{checkpoint.path}: its frozen {projection.name} (sha256 {now[:12]}...) is not the one that this run began "
+                f"with ({path.name}: {then[:12]}...): another run's checkpoint. Move that folder out of {run}"
+            )
+
+
+def _recorded_digests(audit_record: Any) -> dict[str, str]:
+    rows = audit_record.get("projections") if isinstance(audit_record, dict) else None
+    plain = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return {str(row.get("name")): row["digest"] for row in plain if isinstance(row.get("digest"), str)}
+
+
+def _changes(then: Any, now: Any, at: str = "") -> Iterator[str]:
+    """Yield the differences in settings that both versions have."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in then:
+            if key in now:
+                yield from _changes(then[key], now[key], f"{at}.{key}" if at else key)
+    elif then != now:
+        yield f"{at} was {then!r}, is {now!r}"

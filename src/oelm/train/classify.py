@@ -1,10 +1,10 @@
-"""The classifier's task: fine-tune a pretrained model, or train a small one, to predict labels."""
+"""The second kind of run: classify the examples of a task, with a pretrained model or a small fresh one."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from oelm.config import FinetuneConfig
-from oelm.data.encoded import ExampleSet, ExampleSplit, PaddedExamples
+from oelm.config import ExamplesConfig, FinetuneConfig
+from oelm.data.example_sets import ExampleSet, ExampleSplit, PaddedExamples, open_examples, prepare_examples
+from oelm.data.examples import ExampleSource, stdlib_examples, stdlib_tokenizer
 from oelm.data.order import BucketOrder, permuted
+from oelm.data.prepared import examples_there, find_examples
+from oelm.data.resolve import Request
+from oelm.data.sets import TASKS
 from oelm.data.tokens import OnProgress
 from oelm.errors import CheckpointError, ConfigError, DataError
 from oelm.models.hub import (
     ClassifierShape,
     fresh_classifier,
     input_names,
+    is_encoder_decoder,
     model_facts,
     model_folder,
     pretrained_classifier,
@@ -34,13 +39,142 @@ from oelm.runs.layout import CHECKPOINTS, MODEL_FOLDER, TOKENIZER
 from oelm.runs.records import ExampleRow, majority_share, read_any_config
 from oelm.runs.status import Metric
 from oelm.seeds import stream_seed
-from oelm.train.device import Compute
+from oelm.train.device import Compute, choose_compute
 from oelm.train.dist import ALONE, World
 from oelm.train.evaluate import batched
+from oelm.train.load import LoadedClassifier
 from oelm.train.preflight import Estimate, classifier_estimate
-from oelm.train.stop import StopFlag
 from oelm.train.task import DataFacts, Judging
-from oelm.train.task_examples import check_fits_model, check_marks, closing_mark, prepare_task_examples
+from oelm.train.watch import StopFlag, Watch
+
+_COUNTED_FROM_PAD = ("roberta", "camembert", "mpnet", "longformer", "xmod")
+
+
+def prepare_task_examples(
+    config: ExamplesConfig, tokenizer: Path | None, *, vocab_size: int, progress: OnProgress, known: str = ""
+) -> ExampleSet:
+    """Return the encoded examples of a config, with a tokenizer (a model's folder, or a file) or one trained on them."""
+    if tokenizer is not None:
+        return open_or_prepare(config, tokenizer, splits=("train", "val"), known=known, progress=progress)
+    source = example_source(config)
+    if config.task != "stdlib":
+        raise ConfigError(f"task {config.task!r} needs a model with a tokenizer: --model FOLDER, or a hub id")
+    own = stdlib_tokenizer(vocab_size, progress)
+    return prepare_examples(source, tokenizer=str(own), max_length=config.max_length, progress=progress)
+
+
+def open_or_prepare(
+    config: ExamplesConfig, tokenizer: Path, *, splits: tuple[str, ...], known: str, progress: OnProgress
+) -> ExampleSet:
+    """Return the examples of a config, encoded with a tokenizer.
+
+    A named task that was prepared with these splits is opened; of several, the one with the fingerprint `known`. Otherwise
+    it is prepared from local copies or the hub.
+    """
+    source, length = example_source(config), config.max_length
+    is_shelved = config.task in TASKS and config.folder is None
+    if is_shelved:
+        fits: dict[str, Any] = {"max_length": length, "labels": source.names, "splits": splits}
+        if (found := find_examples(source.name, str(tokenizer), **fits, known=known)) is not None:
+            return open_examples(found)
+    try:
+        return prepare_examples(source, tokenizer=str(tokenizer), max_length=length, progress=progress)
+    except DataError as problem:
+        if is_shelved and (there := examples_there(source.name, str(tokenizer))):
+            language = f" --language {config.language}" if TASKS[config.task].languages else ""
+            raise DataError(
+                f"{problem}. Prepared as {source.name} is here: {there}. This run asks for: oelm data prepare {config.task}"
+                f"{language} --tokenizer {tokenizer} --max-length {length} --from FOLDER"
+            ) from problem
+        raise
+
+
+def example_source(config: ExamplesConfig) -> ExampleSource:
+    """Return where the examples of a config come from."""
+    if config.task == "stdlib":
+        unfit = {"--dev": config.dev, "--columns": config.columns, "--labels": config.labels}
+        unfit |= {"--language": config.language} if config.language != "en" else {}
+        if given := next((option for option, value in unfit.items() if value is not None), None):
+            raise ConfigError(f"{given} has no meaning for stdlib; leave it out")
+        return stdlib_examples()
+    named = config.task in TASKS
+    if not named and not Path(config.task).exists() and "/" not in config.task:
+        if "." in config.task:
+            raise ConfigError(f"no file {config.task!r} here; give the path of a table, or a task: stdlib, {', '.join(TASKS)}")
+        raise ConfigError(f"no task called {config.task!r}: there are stdlib, {', '.join(TASKS)}; or give the path of a table")
+    request = Request(
+        name=config.task if named else None,
+        examples=None if named else Path(config.task),
+        folder=Path(config.folder) if config.folder else None,
+        dev=Path(config.dev) if config.dev else None,
+        columns=config.columns,
+        labels=config.labels,
+        language=config.language,
+    )
+    return request.example_source()
+
+
+def num_positions(facts: dict[str, Any]) -> int:
+    """Return the most tokens that a model can read; 0 if it has no limit."""
+    # T5 uses relative positions, whatever its config.json says.
+    if "t5" in str(facts.get("model_type")):
+        return 0
+    positions = int(facts.get("max_position_embeddings") or facts.get("n_positions") or 0)
+    # Models derived from RoBERTa count positions from the pad token's.
+    is_kin = any(name in str(facts.get("model_type")) for name in _COUNTED_FROM_PAD)
+    offset = int(facts.get("pad_token_id") or 0) + 1 if is_kin else 0
+    return max(positions - offset, 0)
+
+
+def check_fits_model(examples: ExampleSet, facts: dict[str, Any], folder: Path) -> None:
+    """Raise if a pretrained model's vocabulary or context is too small for the examples."""
+    vocab, positions = int(facts.get("vocab_size", 0)), num_positions(facts)
+    largest = max(int(split.ids.max()) for split in examples.splits.values())
+    if vocab and largest >= vocab:
+        raise DataError(
+            f"{folder}: its tokenizer gives ids up to {largest}, the model's vocabulary has {vocab}: its tokenizer is another "
+            "model's; give the model with its own"
+        )
+    if positions and examples.meta.max_length > positions:
+        raise ConfigError(
+            f"examples.max_length {examples.meta.max_length}: {folder} reads {positions} tokens at most; lower it"
+        )
+
+
+def closing_mark(examples: ExampleSet) -> int:
+    """Return the id that ends every example; raise DataError if they differ."""
+    last = np.unique(np.concatenate([split.ids[split.ends - 1] for split in examples.splits.values()]))
+    if len(last) != 1:
+        raise DataError(
+            f"{examples.meta.name}: its examples end with {len(last):,} different tokens, and an encoder-decoder classifies at "
+            "the mark that ends each: take architecture bert, or a tokenizer that closes every text"
+        )
+    return int(last[0])
+
+
+def check_marks(examples: ExampleSet, model: nn.Module, *, pad: int) -> None:
+    """Raise DataError unless all examples for an encoder-decoder have the same number of end marks.
+
+    The model classifies at the last one, and transformers fails in the middle of training if their number differs.
+    """
+    if not is_encoder_decoder(model):
+        return
+    end = model.config.eos_token_id  # type: ignore[union-attr]
+    if not isinstance(end, int) or pad == end:
+        raise DataError(
+            f"{examples.meta.name}: the model's end mark is {end}, short texts are filled up with {pad}: it classifies at the "
+            "mark, which must be one token other than the filling; fix eos_token_id and pad_token_id in its config.json"
+        )
+    counts = {name: split.counts(end) for name, split in examples.splits.items()}
+    usual = max(1, int(np.median(np.concatenate(list(counts.values())))))
+    for name, found in counts.items():
+        for number in np.flatnonzero(found != usual)[:1]:
+            raise DataError(
+                f"{examples.meta.name}: example {number + 1} of {name} has the end mark (id {end}) {found[number]} times, not "
+                f"{usual}: the model classifies at the last one and wants as many in each. Take the mark out of the text; "
+                "where no example has it, the tokenizer is another model's"
+            )
+
 
 _EVALUATED_AT_ONCE = 64
 
@@ -324,3 +458,30 @@ def _with_length(config: FinetuneConfig, per_epoch: int) -> FinetuneConfig:
             "save_every": config.save_every or every,
         }
     )
+
+
+def judge_run(
+    run: LoadedClassifier, examples: ExamplesConfig | None, *, split: str, stop: StopFlag, watch: Watch
+) -> tuple[str, ExampleSet, ClassifierEvaluation | None]:
+    """Return the name of the data, its examples, and the evaluation (None if stopped).
+
+    Without `examples`, the run's task is used. Labels are matched by name, in any order.
+    """
+    wanted = (examples or run.config.examples).model_copy(update={"max_length": run.config.examples.max_length})
+    fingerprint = run.checkpoint.saved.data_fingerprint
+    opened = open_or_prepare(wanted, run.tokenizer_path(), splits=(split,), known=fingerprint, progress=watch.on_preparing)
+    if split not in opened.splits:
+        raise ConfigError(f"{opened.meta.name} has no split '{split}'; it has: {', '.join(opened.splits)}")
+    known = run.labels()
+    if sorted(known) != sorted(opened.meta.labels):
+        raise DataError(
+            f"{opened.meta.name} has the labels {', '.join(opened.meta.labels)}, the run was trained on {', '.join(known)}"
+        )
+    places = np.array([known.index(label) for label in opened.meta.labels], dtype=np.int64)
+    judged = replace(opened.splits[split], labels=places[opened.splits[split].labels])
+    pad = int(run.model.config.pad_token_id)  # type: ignore[union-attr,arg-type]
+    check_marks(opened, run.model, pad=pad)
+    compute = choose_compute(run.config.device, run.config.precision)
+    run.model.to(compute.device)
+    evaluation = evaluate_split(run.model, judged, pad=pad, compute=compute, stop=stop, progress=watch.on_validating)
+    return f"{opened.meta.name}, split {split}", opened, evaluation

@@ -29,9 +29,9 @@ from torch.nn.parallel import DistributedDataParallel
 from oelm.errors import STOPPED, ConfigError, OelmError, RankLostError
 from oelm.files import dump_json
 from oelm.method.axes import selections
-from oelm.method.record import digest
+from oelm.method.frozen import digest
 from oelm.ranks import is_one_of_many
-from oelm.train.stop import StopFlag
+from oelm.train.watch import StopFlag
 
 log = logging.getLogger(__name__)
 # The library's default of half an hour is long to wait for a hung process.

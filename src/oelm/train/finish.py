@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from oelm.decimals import fixed
 from oelm.errors import DataError, NonFiniteError
 from oelm.runs.layout import ATTENTION, PREDICTIONS, TIMING, checkpoint_name
 from oelm.runs.metrics import missing_rows, read_metrics
@@ -21,6 +20,7 @@ from oelm.runs.records import (
     write_record,
     write_records,
 )
+from oelm.text import fixed
 from oelm.train.dist import own_stop
 from oelm.train.evaluate import Evaluation
 from oelm.train.load import load_any

@@ -30,8 +30,7 @@ from oelm.runs.layout import (
 )
 from oelm.runs.records import read_any_config, read_config
 from oelm.runs.status import read_status
-from oelm.train.binding import check_bound, check_frozen_saved, freeze_as_of
-from oelm.train.checkpoint import Checkpoint, load_model, open_checkpoint
+from oelm.train.checkpoint import Checkpoint, check_bound, check_frozen_saved, freeze_as_of, load_model, open_checkpoint
 
 
 @dataclass(frozen=True)

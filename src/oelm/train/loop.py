@@ -9,8 +9,7 @@ import time
 from oelm.errors import NonFiniteError
 from oelm.runs.records import EvaluationRow, StepRow
 from oelm.train.device import synchronize
-from oelm.train.optim import set_learning_rate
-from oelm.train.schedule import learning_rate, warmup_steps
+from oelm.train.optim import learning_rate, set_learning_rate, warmup_steps
 from oelm.train.session import Session, follow_plan
 from oelm.train.step import Outcome, train_step
 from oelm.train.task import Batch

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from oelm.config import FinetuneConfig, RunConfig, TrainConfig
-from oelm.data.encoded import ExampleMeta
+from oelm.data.example_sets import ExampleMeta
 from oelm.errors import DiskFullError, OutOfMemoryError
 from oelm.runs.layout import CHECKPOINTS
 from oelm.train.loss import chunk_rows

@@ -23,20 +23,17 @@ from oelm.runs.layout import AUDIT, SAVED_MODEL, TIMING, TOKENIZER
 from oelm.runs.records import AuditRecord, DataRecord, Manifest, data_fingerprint, saved_step, write_record
 from oelm.runs.rundir import GuestRunDir, RunDir
 from oelm.runs.status import Progress, StatusName, read_status
-from oelm.train.checkpoint import open_checkpoint
+from oelm.train.checkpoint import environment, open_checkpoint, source_revision
 from oelm.train.device import choose_compute
 from oelm.train.dist import ALONE, World
 from oelm.train.finish import finish
-from oelm.train.kinds import open_task
 from oelm.train.load import find_checkpoint
 from oelm.train.loop import run_loop
+from oelm.train.optim import shortened_warmup
 from oelm.train.preflight import Estimate, check_fits, gibibytes, is_out_of_memory, what_to_lower
-from oelm.train.schedule import shortened_warmup
-from oelm.train.session import Session, build_session, resume
-from oelm.train.state import environment, source_revision
-from oelm.train.stop import StopFlag
+from oelm.train.session import Session, build_session, open_task, resume
 from oelm.train.task import Task
-from oelm.train.watch import Watch
+from oelm.train.watch import StopFlag, Watch
 
 log = logging.getLogger(__name__)
 

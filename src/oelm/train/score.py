@@ -8,17 +8,15 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from oelm.data.corpora import documents, file_corpus
-from oelm.data.encode import encoder
 from oelm.data.prepare import prepare
-from oelm.data.tokenizer import end_of_text_id
+from oelm.data.sources import documents, file_corpus
+from oelm.data.tokenizer import encoder, end_of_text_id
 from oelm.data.tokens import Tokens, TokenSet
 from oelm.errors import DataError
 from oelm.train.device import choose_compute
 from oelm.train.evaluate import TokenEvaluation, evaluate_tokens
 from oelm.train.load import LoadedRun
-from oelm.train.stop import StopFlag
-from oelm.train.watch import Watch
+from oelm.train.watch import StopFlag, Watch
 
 
 def score_run(

@@ -1,4 +1,4 @@
-"""A session: everything that training uses, built from the config and resumed from a checkpoint."""
+"""Everything one session of a run works with: its task, built from the config, or continued from a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,31 +8,46 @@ import statistics
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
 
-from oelm.config import RunConfig, TrainConfig
-from oelm.errors import DataError, OelmError
+from oelm.config import FinetuneConfig, RunConfig, TrainConfig
+from oelm.data.prepare import is_made_with, prepare
+from oelm.data.tokens import OnProgress, TokenSet
+from oelm.errors import DataError, OelmError, StoppedError
 from oelm.method.apply import hold
 from oelm.method.axes import selections
-from oelm.method.plan import Plan
-from oelm.method.record import record_of
+from oelm.method.frozen import record_of
+from oelm.method.timetable import Plan
 from oelm.runs.layout import METRICS, checkpoint_folders
 from oelm.runs.metrics import Metrics, NoMetrics
+from oelm.runs.records import data_fingerprint
 from oelm.runs.rundir import RunDir
 from oelm.runs.status import Metric, Progress
-from oelm.train.binding import bound_settings, check_bound, check_frozen_saved, freeze_as_of
-from oelm.train.checkpoint import Checkpoint, Checkpoints, load_model, load_optimizer
+from oelm.train.checkpoint import (
+    Checkpoint,
+    Checkpoints,
+    SavedState,
+    TrainState,
+    bound_settings,
+    check_bound,
+    check_frozen_saved,
+    environment,
+    freeze_as_of,
+    load_model,
+    load_optimizer,
+    software,
+)
+from oelm.train.classify import ClassifierTask, open_classifier_task
 from oelm.train.device import Compute, apply_determinism, device_name, gpu_uuid
 from oelm.train.dist import ALONE, World, agreed
 from oelm.train.evaluate import Evaluation
 from oelm.train.optim import build_optimizer
-from oelm.train.state import SavedState, TrainState, environment, software
-from oelm.train.stop import StopFlag
-from oelm.train.task import Task
+from oelm.train.task import LanguageModelTask, Task
 from oelm.train.timing import Clock, Meter, energy_counters
-from oelm.train.watch import Watch
+from oelm.train.watch import StopFlag, Watch
 
 log = logging.getLogger(__name__)
 
@@ -269,3 +284,37 @@ def _check_same_setting(session: Session, checkpoint: Checkpoint, *, strict: boo
 
 def _changes(there: dict[str, str], here: dict[str, str]) -> list[str]:
     return [f"{key} was {there.get(key)}, is {value}" for key, value in here.items() if there.get(key) != value]
+
+
+def open_task(
+    config: RunConfig | FinetuneConfig, compute: Compute, *, run: Path, stop: StopFlag, watch: Watch
+) -> tuple[RunConfig, LanguageModelTask] | tuple[FinetuneConfig, ClassifierTask]:
+    """Prepare a run's data; return its config, completed from the data, and its task."""
+    progress = seen_progress(stop, watch)
+    if isinstance(config, FinetuneConfig):
+        return open_classifier_task(config, compute, run=run, known=data_fingerprint(run), progress=progress)
+    data, known = config.data, data_fingerprint(run)
+    tokens = prepare(data.source, tokenizer=data.tokenizer, max_tokens=data.max_tokens, known=known, progress=progress)
+    config = resolve(config, tokens)
+    return config, LanguageModelTask(tokens, config, compute)
+
+
+def resolve(config: RunConfig, tokens: TokenSet) -> RunConfig:
+    """Fill in the vocabulary size, and the tokenizer of a token set given by its path."""
+    data, model = config.data, config.model
+    if Path(data.source) == tokens.path and not is_made_with(tokens.meta.tokenizer, data.tokenizer):
+        data = data.model_copy(update={"tokenizer": tokens.meta.tokenizer})
+    if not model.vocab_size:
+        model = model.model_copy(update={"vocab_size": tokens.meta.vocab_size})
+    return config.model_copy(update={"data": data, "model": model})
+
+
+def seen_progress(stop: StopFlag, watch: Watch) -> OnProgress:
+    """Return a progress callback that reports to the watch, and raises StoppedError after a stop."""
+
+    def progress(what: str, done: int, total: int, tokens: int) -> None:
+        watch.on_preparing(what, done, total, tokens)
+        if stop.requested():
+            raise StoppedError("stopped while preparing the data; repeat the same command to continue after the last shard")
+
+    return progress

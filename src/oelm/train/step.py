@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from oelm.errors import NonFiniteError
 from oelm.seeds import stream_seed
 from oelm.train.dist import ALONE, World, unsynced
-from oelm.train.stop import StopFlag
+from oelm.train.watch import StopFlag
 
 _SMALLEST_LOSS_SCALE = 2.0**-10
 

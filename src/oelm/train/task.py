@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from oelm.config import InitFrom, RunConfig
-from oelm.data.counters import ORDERS, ngram_figures
-from oelm.data.encoded import ExampleSet
+from oelm.data.example_sets import ExampleSet
+from oelm.data.ngram import ORDERS, ngram_figures
 from oelm.data.order import WindowOrder
 from oelm.data.tokens import TokenSet
 from oelm.errors import CheckpointError, DataError
@@ -31,7 +31,7 @@ from oelm.train.load import load_run
 from oelm.train.loss import mean_cross_entropy
 from oelm.train.preflight import Estimate, estimate
 from oelm.train.score import first_windows
-from oelm.train.stop import StopFlag
+from oelm.train.watch import StopFlag
 
 _PROBED_WINDOWS = 8
 # Splits to evaluate on: the best model is chosen on the first, and evaluated on the second once, at the end.

@@ -1,0 +1,208 @@
+"""Whether baselines are real ones: whether they beat counting, and whether they learnt for too long."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from oelm.report.arms import Arm, ArmKey, FinishedRun, common_split
+from oelm.report.document import Cell, Section, Table, Text
+from oelm.report.judge import Reason
+from oelm.report.pairs import Findings, Pair, is_uniform, label, split_text
+from oelm.report.words import Words
+from oelm.runs.layout import PREDICTIONS, Split
+from oelm.stats import Interval, paired_log_ratio
+from oelm.text import fixed
+
+# What a baseline must beat: so much of a 5-gram's perplexity, on every seed.
+MOST_OF_FIVE_GRAM = 0.95
+# What attention must be worth: the lower end of the perplexity without Q and K over the baseline's. Below, all of it is worth
+# little more than the tolerance of the study's target.
+LEAST_WORTH = 1.10
+# More than evaluations on the same text jitter by.
+MOST_ABOVE_MINIMUM = 0.01
+# By fingerprint, split and the name of the model of counting: its perplexity, as each run says.
+Counted = dict[tuple[str, Split, str], list[float]]
+_COLUMNS = ("arm", "budget", "on", "ppl", "counter", "counter_ppl", "ratio", "orders", "above")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A baseline's figures on a split, and how far its last loss is `above` its least.
+
+    `ngram` holds the perplexities of order 1 to 5 on the same text; records made before that have a `bigram` at most.
+    """
+
+    arm: Arm
+    split: Split
+    ngram: tuple[float, ...]
+    bigram: float | None
+    above: float
+    # Two perplexities of one model of counting on one text, by runs that disagree on it.
+    disputed: tuple[float, float] | None = None
+
+    @property
+    def counter(self) -> float | None:
+        """The perplexity that the baseline is compared with: the 5-gram's, or the bigram's where only that is known."""
+        return self.ngram[4] if self.ngram else self.bigram
+
+    @property
+    def is_uncounted(self) -> bool:
+        """Whether the record was made before the 5-gram was measured."""
+        return not self.ngram and self.bigram is not None
+
+    @property
+    def ratio(self) -> float | None:
+        """The baseline's PPL over the counter's."""
+        return self.arm.mean(self.split) / self.counter if self.counter is not None else None
+
+    @property
+    def worst(self) -> float | None:
+        """The same ratio of the seed with the highest PPL: the 5-gram must be beaten on every seed."""
+        return max(self.arm.on(self.split).values()) / self.counter if self.counter is not None else None
+
+    @property
+    def is_weak(self) -> bool:
+        if self.is_uncounted:
+            return True
+        return self.worst is not None and self.worst > MOST_OF_FIVE_GRAM
+
+    @property
+    def is_overfitted(self) -> bool:
+        return self.above > MOST_ABOVE_MINIMUM
+
+
+def standings(findings: Findings) -> list[Standing]:
+    """Return how every language model that arms are compared with stands."""
+    counted = _counted(findings.arms)
+    return [_standing(baseline, counted) for baseline, _ in findings.families if baseline.metric == "ppl"]
+
+
+def _counted(arms: Sequence[Arm]) -> Counted:
+    """Return what all runs say that counting gives, by the data's fingerprint, the split and the model's order."""
+    found: Counted = {}
+    for run in (run for arm in arms for run in arm.runs):
+        for split in PREDICTIONS:
+            for order, value in enumerate(run.figures.ngram.get(split, ()), start=1):
+                found.setdefault((run.fingerprint, split, f"{order}-gram"), []).append(value)
+            if (bigram := run.figures.bigram_on(split)) is not None:
+                found.setdefault((run.fingerprint, split, "bigram"), []).append(bigram)
+    return found
+
+
+def _disputed(arm: Arm, split: Split, counted: Counted) -> tuple[float, float] | None:
+    """Return two figures of one model of counting on the arm's text that differ by more than another machine's rounding."""
+    texts = {run.fingerprint for run in arm.runs}
+    for (data, on, _), values in counted.items():
+        if data in texts and on == split and not math.isclose(min(values), max(values), rel_tol=1e-6):
+            return min(values), max(values)
+    return None
+
+
+def _standing(arm: Arm, counted: Counted) -> Standing:
+    split = common_split(arm)
+    figures = [run.figures for run in arm.runs]
+    # Runs of an arm have the same text, so that one which measured it speaks for those that did not.
+    ngrams = [tuple(found.ngram[split]) for found in figures if split in found.ngram]
+    bigrams = [value for found in figures if (value := found.bigram_on(split)) is not None]
+    bigram = statistics.geometric_mean(bigrams) if bigrams else None
+    above = statistics.fmean(_above_minimum(run) for run in arm.runs)
+    return Standing(arm, split, ngrams[0] if ngrams else (), bigram, above, _disputed(arm, split, counted))
+
+
+def _above_minimum(run: FinishedRun) -> float:
+    least, last = min(run.curve.values()), run.curve[max(run.curve)]
+    return last / least - 1 if least > 0 else 0.0
+
+
+def unfit_baselines(findings: Findings) -> dict[ArmKey, Reason]:
+    """Return, for every baseline that is no real one or learnt for too long, why: gaps against it decide nothing."""
+    found: dict[ArmKey, Reason] = {}
+    for standing in standings(findings):
+        if standing.disputed is not None:
+            found[standing.arm.key] = Reason("disputed_counter", dict(zip(("least", "most"), standing.disputed, strict=True)))
+        elif standing.is_uncounted:
+            found[standing.arm.key] = Reason("uncounted_baseline", {})
+        elif standing.is_weak and standing.worst is not None:
+            found[standing.arm.key] = Reason("outcounted_baseline", {"ratio": standing.worst, "most": MOST_OF_FIVE_GRAM})
+        elif standing.is_overfitted:
+            found[standing.arm.key] = Reason("overfitted_baseline", {"above": 100 * standing.above})
+    for key, worth in worths(findings).items():
+        if worth.low < LEAST_WORTH:
+            values = {"worth": 100 * (worth.value - 1), "least_worth": 100 * (worth.low - 1), "wanted": 100 * (LEAST_WORTH - 1)}
+            found.setdefault(key, Reason("little_attention", values))
+    return found
+
+
+def floors(findings: Findings) -> dict[ArmKey, Arm]:
+    """Return, by its baseline, the arm whose attention has no Q and K."""
+    return {pair.baseline.key: pair.arm for pair in findings.pairs if is_uniform(pair.arm) and not pair.confounded}
+
+
+def worth_of(pair: Pair, floor: Arm) -> Interval | None:
+    """Return what attention is worth in a pair's family: the perplexity without Q and K over the baseline's."""
+    return paired_log_ratio(floor.on(pair.split), pair.baseline.on(pair.split))
+
+
+def worths(findings: Findings) -> dict[ArmKey, Interval]:
+    """Return, by baseline, what attention is worth, where it was measured with two seeds or more."""
+    measured = floors(findings)
+    found = {pair.baseline.key: worth_of(pair, pair.arm) for pair in findings.pairs if pair.arm in measured.values()}
+    return {key: worth for key, worth in found.items() if worth is not None}
+
+
+def baselines_section(findings: Findings, words: Words) -> Section | None:
+    """Return the baselines next to what counting makes of their own text."""
+    found = standings(findings)
+    if not found:
+        return None
+    rows = [_row(standing, words) for standing in found]
+    headings = {name: words(f"baselines.{name}") for name in _COLUMNS}
+    # Records made before have no orders to show.
+    names = [name for name in _COLUMNS if name != "orders" or any(standing.ngram for standing in found)]
+    numeric = frozenset(names.index(name) for name in ("ppl", "counter_ppl", "ratio", "above"))
+    cells = tuple(tuple(row[name] for name in names) for row in rows)
+    table = Table("baselines", words("baselines.caption"), tuple(headings[name] for name in names), cells, numeric)
+    text = Text(words("baselines.text", above=100 * MOST_ABOVE_MINIMUM))
+    notes = [Text(said, "note") for said in _uncounted(found, words)]
+    return Section("baselines", words("baselines.title"), (text, *notes, table))
+
+
+def _uncounted(found: list[Standing], words: Words) -> list[str]:
+    arms = [f"{label(standing.arm)}, {standing.arm.budget}" for standing in found if standing.is_uncounted]
+    return [words("baselines.uncounted", arms="; ".join(arms))] if arms else []
+
+
+def _row(standing: Standing, words: Words) -> dict[str, Cell]:
+    arm, ratio, counter = standing.arm, standing.ratio, standing.counter
+    mean = arm.mean(standing.split)
+    counted_by = words("baselines.bigram") if standing.is_uncounted else words("baselines.five_gram")
+    return {
+        "arm": Cell(label(arm)),
+        "budget": Cell(arm.budget),
+        "on": Cell(split_text(standing.split, words)),
+        "ppl": Cell(fixed(mean, 2), mean),
+        "counter": Cell("" if counter is None else counted_by),
+        "counter_ppl": Cell("" if counter is None else fixed(counter, 2), counter),
+        "ratio": Cell("" if ratio is None else fixed(ratio, 3), ratio, "warn" if standing.is_weak else ""),
+        "orders": Cell(" / ".join(fixed(value, 2) for value in standing.ngram)),
+        "above": Cell(f"{100 * standing.above:.2f}%", standing.above, "warn" if standing.is_overfitted else ""),
+    }
+
+
+def baseline_remarks(findings: Findings, words: Words) -> list[str]:
+    """Say which baselines are no real ones, or learnt for too long; smoke proves a path, and is never a result."""
+    found = [standing for standing in standings(findings) if standing.arm.budget != "smoke"]
+    remarks = _uncounted(found, words)
+    for standing in found:
+        name = {"arm": label(standing.arm), "budget": standing.arm.budget}
+        if standing.disputed is not None:
+            least, most = standing.disputed
+            remarks.append(words("remark.disputed", **name, least=fixed(least, 2), most=fixed(most, 2)))
+        elif standing.is_weak and not standing.is_uncounted and standing.worst is not None:
+            remarks.append(words("remark.outcounted", **name, ratio=fixed(standing.worst, 3), most=MOST_OF_FIVE_GRAM))
+        if standing.is_overfitted:
+            remarks.append(words("remark.overfitted", **name, above=100 * standing.above))
+    return remarks

@@ -10,17 +10,31 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from oelm.errors import DataError, MissingExtraError
+from oelm.errors import DataError
 from oelm.text import fixed
 
-# Two-sided 95% quantiles of Student's t for 1 to 30 degrees of freedom; beyond, the normal one and its first correction.
-T95 = (
-    (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-    + (2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
-    + (2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
-)
+LEVEL = 0.95
+# How probable it shall be that a true difference is seen; the usual convention (Cohen 1988).
+POWER = 0.8
+# The largest logarithm of a double: beyond it an end of an interval is infinite.
+_MAX_LOG = math.log(1.7e308)
+# Of documents; the ends of an interval then move by about a fiftieth of its width.
+_RESAMPLES = 4000
+# Beyond this many errors the normal part of a noncentral t is less than a thousandth of it.
+_FAR = 1000.0
+# Some fifty looks on, a level would round to certainty, which has no interval.
+_HIGHEST_LEVEL = math.nextafter(1.0, 0.0)
+_UNITS = {"ppl": "%", "accuracy": ""}
 # The largest power whose exponential is a float.
 _MAX_POWER = 709.0
+
+
+def student_quantile(freedom: float, level: float) -> float:
+    """Return the two-sided quantile of Student's t at a level."""
+    # Loaded on first use; scipy.stats has the same under another name and takes four times as long to import.
+    from scipy.special import stdtrit
+
+    return -float(stdtrit(freedom, (1 - level) / 2))
 
 
 def exp_or_inf(power: float) -> float:
@@ -68,30 +82,8 @@ def mean_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ra
 def _half_width(values: Sequence[float]) -> float:
     if len(values) < 2:
         return math.inf
-    freedom = len(values) - 1
-    quantile = T95[freedom - 1] if freedom <= len(T95) else 1.960 + 2.37 / freedom
+    quantile = student_quantile(len(values) - 1, LEVEL)
     return quantile * statistics.stdev(values) / math.sqrt(len(values))
-
-
-try:
-    # Student's quantile, and the shift at which a noncentral t exceeds a value with a given probability; scipy.stats has the
-    # same under other names and takes four times as long to import.
-    from scipy.special import gammaincinv, nctdtrinc, stdtrit
-except ImportError:
-    raise MissingExtraError("scipy", "report") from None
-
-LEVEL = 0.95
-# How probable it shall be that a true difference is seen; the usual convention (Cohen 1988).
-POWER = 0.8
-# The largest logarithm of a double: beyond it an end of an interval is infinite.
-_MAX_LOG = math.log(1.7e308)
-# Of documents; the ends of an interval then move by about a fiftieth of its width.
-_RESAMPLES = 4000
-# Beyond this many errors the normal part of a noncentral t is less than a thousandth of it.
-_FAR = 1000.0
-# Some fifty looks on, a level would round to certainty, which has no interval.
-_HIGHEST_LEVEL = math.nextafter(1.0, 0.0)
-_UNITS = {"ppl": "%", "accuracy": ""}
 
 
 @dataclass(frozen=True)
@@ -164,7 +156,7 @@ def share_kept(
 def _fieller(above: Sequence[float], below: Sequence[float], *, level: float) -> Interval | None:
     """Return the quotient of two means of paired values with Fieller's interval (1954); None where it is unbounded."""
     count, freedom = len(above), len(above) - 1
-    quantile = -float(stdtrit(freedom, (1 - level) / 2))
+    quantile = student_quantile(freedom, level)
     (own, shared), (_, error) = np.cov(above, below) / count
     mean = _mean(below)
     # How many of its own errors the divisor is from zero, squared and inverted.
@@ -233,7 +225,9 @@ def detectable(interval: Interval, *, power: float = POWER) -> float:
 
     The spread is taken to be the one that was seen. The interval must be one of a difference, not of a ratio.
     """
-    quantile = -float(stdtrit(interval.freedom, (1 - interval.level) / 2))
+    quantile = student_quantile(interval.freedom, interval.level)
+    from scipy.special import gammaincinv, nctdtrinc
+
     # Student's t of a true difference d is noncentral by d / error; the chance of the wrong sign is left out.
     if quantile < _FAR:
         shift = float(nctdtrinc(interval.freedom, 1 - power, quantile))
@@ -355,7 +349,7 @@ def _t_interval(values: Sequence[float], *, level: float) -> Interval:
 
 def _student(mean: float, error: float, *, freedom: float, level: float) -> Interval:
     assert 0 < level < 1
-    half = -float(stdtrit(freedom, (1 - level) / 2)) * error
+    half = student_quantile(freedom, level) * error
     return Interval(mean, mean - half, mean + half, level, freedom)
 
 

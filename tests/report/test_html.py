@@ -189,12 +189,6 @@ def test_a_report_without_charts_carries_no_bundle_and_needs_no_vl_convert(monke
     assert len(render_html(only(verdicts(), Text("x")))) < 40_000
 
 
-def test_without_jinja2_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(MissingExtraError, match=r"'jinja2'.*oelm\[report\]"):
-        render_html(only(Text("x")))
-
-
 def test_without_vl_convert_a_report_with_charts_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(MissingExtraError, match=r"'vl-convert-python'.*oelm\[report\]"):

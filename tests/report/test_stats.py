@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -232,13 +230,6 @@ def test_the_first_look_costs_nothing_and_each_later_one_halves_the_error() -> N
 def test_even_the_hundredth_look_has_an_interval() -> None:
     found = paired_log_ratio(FROZEN, BASE, level=look_level(0.95, 100))
     assert found is not None and found.low < 1 < found.high < math.inf
-
-
-def test_without_scipy_the_extra_is_named() -> None:
-    # None is what Python finds for a package that is not installed.
-    code = "import sys; sys.modules['scipy'] = sys.modules['scipy.special'] = None; import oelm.stats"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "MissingExtraError: this needs the package 'scipy'" in done.stderr and "oelm[report]" in done.stderr
 
 
 def test_the_interval_over_documents_is_that_of_a_ratio_of_sums_over_documents() -> None:

@@ -155,10 +155,8 @@ def _rendered(document: Document, pictures: list[_Picture], script: str, *, bund
 
 
 def _template() -> Template:
-    try:
-        import jinja2
-    except ImportError:
-        raise MissingExtraError("jinja2", "report") from None
+    import jinja2
+
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,

@@ -141,7 +141,7 @@ def refuse_special(path: Path) -> None:
         return
     if kind != stat.S_IFREG:
         raise OelmError(
-            f"{path}: is {_SPECIAL.get(kind, 'no regular file')}, so nothing was written; name a new or existing file"
+            f"{path}: is {_SPECIAL.get(kind, 'no regular file')}, so nothing was written; give the name of a file"
         )
 
 

@@ -358,7 +358,7 @@ def test_a_missing_manifest_and_a_torn_audit_are_told_with_what_to_do(tmp_path: 
     repeated = train("--text", tmp_path / "text.txt", "--out", tmp_path / "run")
     exported = oelm("export", tmp_path / "run", tmp_path / "hf")
     for result in (repeated, exported):
-        assert result.exit_code == 3 and "manifest.json: is gone" in result.output and "restore the file" in result.output
+        assert result.exit_code == 3 and "manifest.json: is missing" in result.output and "restore the file" in result.output
         assert "other data" not in result.output
     manifest.write_text(kept)
     audit.write_text(audit.read_text()[:80])

@@ -5,15 +5,33 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 from oelm.cli.app import app
+from tests.conftest import run_here, tiny_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
+OWN_LOOP = ROOT / "docs" / "your-own-loop.md"
+# The pages with Python, and who runs it. The Chinese README has the English one's code, which test_readmes.py compares.
+TESTED = {
+    "README.md": "here",
+    "README.zh-CN.md": "as README.md",
+    "architectures.md": "method/test_foreign.py",
+    "method.md": "here",
+    "report.md": "here",
+    "study.md": "test_claims.py",
+    "using.md": "here",
+    "your-own-loop.md": "here",
+}
 COMMAND = re.compile(r"^\s*(?:\$ )?oelm ([a-z]+)(.*)$", re.MULTILINE)
 
 
@@ -21,14 +39,86 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "method.md"], ids=lambda page: page.name)
-def test_the_first_example_runs_and_prints_what_it_says(page: Path) -> None:
-    code = blocks(page, "python")[0]
+def printed_by(code: str, names: dict[str, Any]) -> list[str]:
+    """Run code and return the lines that it printed."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(code, page.name, "exec"), {})
-    expected = [line.removeprefix("# ") for line in code.splitlines() if line.startswith("# parameters:")]
-    assert expected and printed.getvalue().splitlines() == expected
+        exec(compile(code, "a block of the docs", "exec"), names)
+    return printed.getvalue().splitlines()
+
+
+def test_every_page_with_python_is_run_by_a_test() -> None:
+    assert {page.name for page in PAGES if blocks(page, "python")} == set(TESTED)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "method.md"], ids=lambda page: page.name)
+def test_the_examples_run_and_print_what_they_say(page: Path) -> None:
+    names: dict[str, Any] = {}
+    for number, code in enumerate(blocks(page, "python")):
+        said = [line.removeprefix("# ") for line in code.splitlines() if line.startswith("# parameters:")]
+        assert printed_by(code, names) == said and (said or number)
+
+
+@pytest.fixture(scope="module")
+def own_loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[tuple[str, list[str]]]]]:
+    """The page's blocks, each run in a fresh namespace, with what they printed, and the folder that they wrote to."""
+    for needed in ("transformers", "accelerate", "peft"):
+        pytest.importorskip(needed)
+    folder = tmp_path_factory.mktemp("own-loop")
+    with contextlib.chdir(folder):
+        ran = [(code, printed_by(code, {})) for code in blocks(OWN_LOOP, "python")]
+    yield folder, ran
+
+
+def test_your_own_loop_runs_and_prints_what_it_says(own_loop: tuple[Path, list[tuple[str, list[str]]]]) -> None:
+    _, ran = own_loop
+    assert len(ran) == 5
+    for code, printed in ran:
+        said = [line[2:] for line in code.splitlines() if re.match(r"# (trainable params:|frozen [qk]:|step \d)", line)]
+        # A Trainer prints its own figures.
+        assert [line for line in printed if not line.startswith("{")] == said
+
+
+OPEN_WITHOUT_OELM = """
+import sys
+sys.modules["oelm"] = None
+import transformers
+for folder in sys.argv[1:]:
+    (name,) = transformers.AutoConfig.from_pretrained(folder).architectures
+    model, found = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    print(folder, sorted(found["missing_keys"]), sorted(found["mismatched_keys"]))
+"""
+
+
+def test_what_your_own_loop_saved_opens_without_oelm(own_loop: tuple[Path, list[tuple[str, list[str]]]]) -> None:
+    root, _ = own_loop
+    folders = sorted(str(path.parent.relative_to(root)) for path in root.rglob("config.json"))
+    assert {"from-loop", "thawed", "from-trainer", "base", "merged", "from-accelerate"} < set(folders)
+    command = [sys.executable, "-c", OPEN_WITHOUT_OELM, *folders]
+    child = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert child.stdout.splitlines() == [f"{folder} [] []" for folder in folders], child.stderr
+
+
+@pytest.fixture(scope="module")
+def used(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, its export and a folder of runs, under the names that the pages use."""
+    pytest.importorskip("transformers")
+    root = tmp_path_factory.mktemp("used")
+    run_here(tiny_config(text_file, steps=2, model__seq_len=96), root / "RUN")
+    run_here(tiny_config(text_file, steps=2), root / "outputs" / "mine")
+    exported = CliRunner().invoke(app, ["export", str(root / "RUN"), str(root / "DIR")])
+    assert exported.exit_code == 0, exported.output
+    return root
+
+
+@pytest.mark.parametrize("page", ["using.md", "report.md"])
+def test_the_examples_run_on_a_trained_run(page: str, used: Path) -> None:
+    if page == "report.md":
+        pytest.importorskip("pandas")
+    with contextlib.chdir(used):
+        for code in blocks(ROOT / "docs" / page, "python"):
+            said = [line.removeprefix("# ") for line in code.splitlines() if line.startswith("# B:")]
+            assert printed_by(code, {}) == said
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -50,7 +50,7 @@ def loaded_by(code: str, folder: Path, names: tuple[str, ...] = HEAVY) -> list[s
         ["report", "--out", "."],
         ["report", "--out", ".", "--html", "report.html"],
         ["compare", *(f"{arm}/laptop/tuned-0123abcd/seed-0" for arm in ("GPT-01", "GPT-02"))],
-        ["archive", "--records", "kept", "--out", "."],
+        ["archive", "kept", "--out", "."],
     ],
     ids=" ".join,
 )

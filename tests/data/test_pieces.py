@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from oelm.data import readers
 from oelm.data.readers import PIECE_CHARS, Piece, articles, fraction, pieces, read_wikitext, separated
-from oelm.data.readers import pieces as pieces_module
 from oelm.data.tokenizer import END_OF_TEXT, Encode, encoder, folder_tokenizer, train_bpe
 from tests.conftest import made_text
 
@@ -30,7 +30,7 @@ CUTS = st.lists(st.integers(0, 400), max_size=8)
 @contextmanager
 def small_pieces() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces_module, "PIECE_CHARS", SMALL)
+        patch.setattr(readers, "PIECE_CHARS", SMALL)
         yield
 
 

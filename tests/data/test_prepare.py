@@ -15,9 +15,9 @@ import pytest
 
 from oelm.data import prepare as prepare_module
 from oelm.data import prepare as shards
+from oelm.data import readers
 from oelm.data.prepare import NO_LIMITS, Limits, prepare, prepare_corpus
 from oelm.data.readers import Piece, pieces
-from oelm.data.readers import pieces as pieces_module
 from oelm.data.sets import CORPORA
 from oelm.data.sources import Corpus, Part, file_corpus, folder_corpus
 from oelm.data.tokenizer import END_OF_TEXT, encoder, load_tokenizer, train_bpe
@@ -381,7 +381,7 @@ def test_a_wrong_tokenizer_spec_is_refused_before_anything_is_written(cache: Pat
 
 
 def test_a_document_that_comes_in_many_pieces_is_prepared_as_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces_module, "PIECE_CHARS", 200)
+    monkeypatch.setattr(readers, "PIECE_CHARS", 200)
     corpus = made_corpus(train=[made_text(2000), made_text(50)], val=[made_text(700, seed=1)])
     assert sum(1 for part in corpus.parts for _ in part.read()) > 10
     path = prepare_corpus(corpus, tokenizer=SPEC).path

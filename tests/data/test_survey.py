@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oelm.data import readers
 from oelm.data import survey as survey_module
 from oelm.data import tokens as tokens_module
 from oelm.data.readers import Piece, pieces
-from oelm.data.readers import pieces as pieces_module
 from oelm.data.sources import VALIDATION_SHARE, Corpus, Part, file_corpus
 from oelm.data.survey import Item, Survey, batches, items, survey, train_texts
 from oelm.data.tokens import Split
@@ -116,7 +116,7 @@ def test_a_split_of_the_sources_own_is_kept() -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces_module, "PIECE_CHARS", 40)
+    monkeypatch.setattr(readers, "PIECE_CHARS", 40)
 
 
 @pytest.mark.parametrize("words", [60, 600, 3000])

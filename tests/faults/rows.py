@@ -170,7 +170,7 @@ ROWS: dict[str, Row] = {
     ),
     "S5": Row(
         "cleaning with a hostile or wrong root",
-        ("runs/test_manage.py", "cli/test_logs_stop_clean.py::test_clean_takes_no_name_that_is_not_a_runs"),
+        ("runs/test_manage.py", "cli/test_stop_clean.py::test_clean_takes_no_name_that_is_not_a_runs"),
     ),
     "S6": Row(
         "checkpoints with hostile JSON or headers",

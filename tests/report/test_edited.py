@@ -42,7 +42,7 @@ def judged(root: Path) -> JudgedPair:
 
 def told(root: Path, *, lang: str = "en") -> str:
     """Return every sentence of the section of verdicts."""
-    section = report(root).document(lang).sections[0]
+    section = next(section for section in report(root).document(lang).sections if section.name == "verdicts")
     return "\n".join(block.text for block in section.blocks if isinstance(block, Text))
 
 

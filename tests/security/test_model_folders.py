@@ -14,13 +14,13 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from oelm.errors import CheckpointError
-from oelm.models import hub, shapes
+from oelm.models import hub
 
 folder = Path(sys.argv[1])
 calls = {
     "pretrained": lambda: hub.pretrained_classifier(folder, num_labels=2, seed=0),
     "shaped": lambda: hub.shaped_classifier(folder),
-    "skeleton": lambda: shapes.classifier_skeleton(str(folder), num_labels=2),
+    "skeleton": lambda: hub.classifier_skeleton(str(folder), num_labels=2),
 }
 try:
     calls[sys.argv[2]]()

@@ -24,6 +24,7 @@ from oelm.method.audit import Audit, audit
 from oelm.models.gpt import GPT
 from oelm.models.hub import ClassifierShape, classifier_skeleton, fresh_classifier
 from oelm.models.shape import step_work
+from oelm.runs.layout import TIMING
 from oelm.train.dist import World
 from oelm.train.preflight import Estimate, estimate
 
@@ -81,7 +82,7 @@ class Forecaster:
         """Return the wall time of a finished run of this recipe with any seed, else of its baseline's."""
         for experiment in filter(None, (run.experiment.id, run.experiment.baseline)):
             folder = self._root / experiment / run.budget / run.variant
-            for path in sorted(folder.glob("seed-*/timing_stats.json")):
+            for path in sorted(folder.glob(f"seed-*/{TIMING}")):
                 with contextlib.suppress(DataError, KeyError, TypeError, ValueError):
                     return float(read_json(path)["wall_s"]["total"])
         return None

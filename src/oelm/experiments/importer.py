@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 
 from oelm.errors import ConfigError, DataError, suggest
 from oelm.files import MAX_JSON_BYTES, dump_json, sha256_file, write_text
+from oelm.runs.layout import TIMING
 from oelm.schema import Strict
 from oelm.text import is_safe
 from oelm.train.track import FormatName, SourceRun, read_events, read_trackio, read_wandb
@@ -227,7 +228,7 @@ def studies(runs: Sequence[ImportedRun]) -> Mapping[str, Mapping[str, Mapping[in
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)
 _MAX_BYTES = 2**30
 _TABLES = (".csv", ".tsv", ".json", ".jsonl")
-_STATE, _TIMING = "trainer_state.json", "timing_stats.json"
+_STATE = "trainer_state.json"
 _KEYS = ("arm", "run", "seed", "step", "metric", "value")
 # What tools call a column of ours, in the order they are looked for.
 _USUAL: dict[str, tuple[str, ...]] = {
@@ -315,7 +316,7 @@ def _recognised(source: Path) -> FormatName:
         "wandb": lambda path: path.suffix == ".wandb",
         "trackio": lambda path: path.suffix == ".db",
         "trainer": lambda path: path.name == _STATE,
-        "study": lambda path: path.name == _TIMING,
+        "study": lambda path: path.name == TIMING,
     }
     files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
     found = [name for name, is_one in tells.items() if any(map(is_one, files))]
@@ -361,7 +362,7 @@ def _trainer(source: Path) -> list[SourceRun]:
 def _study(source: Path) -> list[SourceRun]:
     """Return the earlier study's experiments, one seed each: the figures of timing_stats.json, and evaluations in the logs."""
     runs = []
-    for path in _files(source, _TIMING):
+    for path in _files(source, TIMING):
         folder = path.parent
         logs = sorted(log for log in folder.iterdir() if log.suffix in (".log", ".txt") and log.is_file())
         found = _EXPERIMENT.fullmatch(folder.resolve().name)

@@ -20,6 +20,7 @@ from oelm.experiments.budget import EXTRACT_TOKENS, budget_settings, classifier_
 from oelm.experiments.catalog import Catalog, Experiment
 from oelm.files import dump_json
 from oelm.method.method import Method, resolve_method
+from oelm.runs.layout import CONFIG
 from oelm.runs.records import read_any_config
 from oelm.schema import flatten
 
@@ -258,7 +259,7 @@ def plan_runs(
 
 def check_same_recipe(run: PlannedRun) -> None:
     """Raise RunDirError if the folder holds a run of another config, because the catalog or the budget changed."""
-    if not (run.path / "config.json").is_file():
+    if not (run.path / CONFIG).is_file():
         return
     try:
         held = read_any_config(run.path)

@@ -18,7 +18,7 @@ from filelock import FileLock
 from oelm.errors import STOPPED, DiskFullError, OelmError
 from oelm.experiments.plan import PlannedRun
 from oelm.files import lock_at, room_checked, take, write_text
-from oelm.runs.layout import CONSOLE, LOCK, launch_lock_path
+from oelm.runs.layout import CONFIG, CONSOLE, LOCK, launch_lock_path
 from oelm.runs.status import Progress, StatusName, now_text, read_status, status_now, write_status
 from oelm.train.watch import StopFlag
 
@@ -71,8 +71,8 @@ def enqueue(run: PlannedRun, root: Path, *, retry: bool) -> None:
         kept = ("done",) if retry else ("done", "failed")
         if (status is not None and status.status in kept) or is_busy(run.path):
             return
-        if not (run.path / "config.json").is_file():
-            write_text(run.path / "config.json", run.config_text)
+        if not (run.path / CONFIG).is_file():
+            write_text(run.path / CONFIG, run.config_text)
         _write_status(run, "queued")
     finally:
         lock.release()

@@ -48,6 +48,7 @@ from oelm.runs.layout import (
     AUDIT,
     BEST,
     CHECKPOINTS,
+    CONFIG,
     LATEST,
     MANIFEST,
     SAVED_MANIFEST,
@@ -418,7 +419,7 @@ def check_bound(checkpoint: Checkpoint, run: Path, config: TrainConfig) -> None:
         )
     if changes:
         raise CheckpointError(
-            f"{run / 'config.json'}: is not the config that {checkpoint.path.name} was saved with{listed}. Put the file back "
+            f"{run / CONFIG}: is not the config that {checkpoint.path.name} was saved with{listed}. Put the file back "
             "as it was; to train with other settings, choose another --out"
         )
     if not saved.run:

@@ -22,10 +22,12 @@ from oelm.models.gpt import GPT, build_gpt
 from oelm.models.hub import shaped_classifier
 from oelm.runs.layout import (
     BEST,
+    CHECKPOINTS,
     CONFIG,
     LATEST,
     SAVED_MANIFEST,
     SAVED_MODEL,
+    TOKENIZER,
     checkpoint_name,
 )
 from oelm.runs.records import read_any_config, read_config
@@ -46,7 +48,7 @@ class _Loaded:
 
     def tokenizer_path(self) -> Path:
         """Return the run's tokenizer.json; raise CheckpointError if the weights were trained with another."""
-        path, expected = self.path / "tokenizer.json", self.checkpoint.saved.tokenizer_sha256
+        path, expected = self.path / TOKENIZER, self.checkpoint.saved.tokenizer_sha256
         if not path.is_file() or sha256_file(path) != expected:
             raise CheckpointError(f"{path}: missing, or not the tokenizer these weights were trained with ({expected[:12]}...)")
         return path
@@ -119,7 +121,7 @@ def _followed(path: Path, which: str, load: Callable[[Path], Opened]) -> Opened:
 
 def _load_gpt(folder: Path) -> LoadedRun:
     # Refuses a classifier before its weights are read.
-    read_config(folder.parent.parent / "config.json")
+    read_config(folder.parent.parent / CONFIG)
     loaded = _load(folder)
     assert isinstance(loaded, LoadedRun)
     return loaded
@@ -127,7 +129,7 @@ def _load_gpt(folder: Path) -> LoadedRun:
 
 def _load(folder: Path) -> LoadedRun | LoadedClassifier:
     run = folder.parent.parent
-    config, checkpoint = read_any_config(run / "config.json"), _opened(folder)
+    config, checkpoint = read_any_config(run / CONFIG), _opened(folder)
     check_bound(checkpoint, run, config)
     model: nn.Module
     if isinstance(config, RunConfig):
@@ -183,14 +185,16 @@ def find_checkpoint(path: Path, *, which: str) -> Path:
         raise CheckpointError(
             f"{path}: no such run; `oelm train` prints the folder of its run, `oelm run` uses outputs/ID/BUDGET/VARIANT/seed-N"
         )
-    if not (path / "config.json").is_file():
+    if not (path / CONFIG).is_file():
         raise CheckpointError(f"{path}: neither a run directory nor a checkpoint; `oelm train` prints the folder of its run")
     if not isinstance(which, str) or len(which) > 12:
         raise CheckpointError(f"checkpoint {which!r:.40}: give 'best', 'latest' or the number of a step, as text")
     if which.isascii() and which.isdecimal():
         folder = path / checkpoint_name(int(which))
         if not folder.is_dir():
-            there = ", ".join(sorted(p.name.removeprefix("step-").lstrip("0") or "0" for p in path.glob("checkpoints/step-*")))
+            there = ", ".join(
+                sorted(p.name.removeprefix("step-").lstrip("0") or "0" for p in path.glob(f"{CHECKPOINTS}/step-*"))
+            )
             raise CheckpointError(f"{path}: no checkpoint of step {which}; it has: {there or 'none'}")
         return _own(folder)
     if which not in ("best", "latest"):

@@ -19,7 +19,7 @@ from oelm.errors import STOPPED, DataError, OelmError, OutOfMemoryError, RunDirE
 from oelm.files import dump_json, read_json, sha256_file, write_bytes
 from oelm.method.audit import audit
 from oelm.runs.finished import RESTORE, read_judged
-from oelm.runs.layout import AUDIT, SAVED_MODEL, TIMING, TOKENIZER
+from oelm.runs.layout import AUDIT, MANIFEST, SAVED_MODEL, TIMING, TOKENIZER
 from oelm.runs.records import AuditRecord, DataRecord, Manifest, data_fingerprint, saved_step, write_record
 from oelm.runs.rundir import GuestRunDir, RunDir
 from oelm.runs.status import Progress, StatusName, read_status
@@ -133,7 +133,7 @@ def _check_data_unchanged(run: Path, task: Task) -> None:
     then, now = data_fingerprint(run), task.data.fingerprint
     if not then:
         raise DataError(
-            f"{run / 'manifest.json'}: is missing or names no data, so it is unknown what this finished run was trained on; "
+            f"{run / MANIFEST}: is missing or names no data, so it is unknown what this finished run was trained on; "
             f"restore the file from a copy, or move {run} aside and repeat the same command"
         )
     if then != now:

@@ -13,6 +13,7 @@ from oelm.data.sources import documents, file_corpus
 from oelm.data.tokenizer import encoder, end_of_text_id
 from oelm.data.tokens import Tokens, TokenSet
 from oelm.errors import DataError
+from oelm.runs.layout import TOKENIZER
 from oelm.train.device import choose_compute
 from oelm.train.evaluate import TokenEvaluation, evaluate_tokens
 from oelm.train.load import LoadedRun
@@ -56,7 +57,7 @@ def _prepared(run: LoadedRun, source: str, watch: Watch) -> TokenSet:
     # The limit applies to the run's own data.
     most = data.max_tokens if source == data.source else None
     # For a token set made with a tokenizer file, the config has only the digest; the run has the file.
-    tokenizer = str(run.path / "tokenizer.json") if data.tokenizer.startswith("file-") else data.tokenizer
+    tokenizer = str(run.path / TOKENIZER) if data.tokenizer.startswith("file-") else data.tokenizer
     return prepare(source, tokenizer=tokenizer, max_tokens=most, known=known, progress=watch.on_preparing)
 
 

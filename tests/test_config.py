@@ -381,10 +381,13 @@ def test_a_wrong_scale_is_refused_in_words_of_the_setting() -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"method": {"thaw": {"start": 0.5, "end": 0.5, "order": "first_first"}}}, "method: thaw and freeze_at say when"),
+        (
+            {"method": {"thaw": {"start": 0.5, "end": 0.5, "order": "first_first"}}},
+            "method: thaw and freeze_at need",
+        ),
         (
             {"method": {"freeze": ["q"], "thaw": {"start": 0.5, "end": 0.4, "order": "first_first"}}},
-            "method.thaw: end 0.4 lies before start 0.5",
+            "method.thaw: end 0.4 is before start 0.5",
         ),
         ({"method": {"freeze": ["q"], "thaw": {"stat": 0.5}}}, "method.thaw: unknown key 'stat' (did you mean 'start'?)"),
         ({"model.qk_dim": 17}, "model: qk_dim 17 is wider than a head (16); it is there to make Q and K thin"),

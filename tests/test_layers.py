@@ -16,14 +16,16 @@ TOP = len(ORDER) + 1
 FILES = sorted(SRC.rglob("*.py"))
 ALL_FILES = [*FILES, *(path for place in ("tests", "benchmarks", "studies") for path in sorted((ROOT / place).rglob("*.py")))]
 
+FLOOR = {"errors": -2, "text": -1}
+
 
 def layer_of(module: str) -> int:
-    """Return the layer of 'oelm.train.loop' and the like; errors, under files and seeds, are the floor."""
+    """Return the layer of 'oelm.train.loop' and the like; errors, then text, are the floor."""
     parts = module.split(".")
     if len(parts) == 1:
         return TOP
-    if parts[1] == "errors":
-        return -1
+    if parts[1] in FLOOR:
+        return FLOOR[parts[1]]
     return LAYERS.get(parts[1], TOP if parts[1] == "__main__" else 0)
 
 

@@ -6,12 +6,13 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from oelm.errors import DataError
 from oelm.text import fixed
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 LEVEL = 0.95
 # How probable it shall be that a true difference is seen; the usual convention (Cohen 1988).
@@ -157,6 +158,9 @@ def _fieller(above: Sequence[float], below: Sequence[float], *, level: float) ->
     """Return the quotient of two means of paired values with Fieller's interval (1954); None where it is unbounded."""
     count, freedom = len(above), len(above) - 1
     quantile = student_quantile(freedom, level)
+    # Loaded on first use: `oelm status` needs no arrays.
+    import numpy as np
+
     (own, shared), (_, error) = np.cov(above, below) / count
     mean = _mean(below)
     # How many of its own errors the divisor is from zero, squared and inverted.
@@ -188,6 +192,8 @@ def example_difference(ours: npt.ArrayLike, theirs: npt.ArrayLike, *, level: flo
     It covers examples drawn anew and judged by these very models. It does not cover other seeds: that is what
     `paired_difference` is for, and neither covers both. None for fewer than two examples or no seed.
     """
+    import numpy as np
+
     right, reference = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
     if right.shape != reference.shape or right.ndim != 2:
         raise DataError(
@@ -210,6 +216,8 @@ def document_log_ratio(ours: npt.ArrayLike, theirs: npt.ArrayLike, tokens: npt.A
     `ours` and `theirs` hold, for each common seed, the nats of the same documents, which have so many `tokens`. It covers
     documents drawn anew and judged by these very models, not other seeds. None for fewer than two documents or no seed.
     """
+    import numpy as np
+
     sizes = np.asarray(tokens, dtype=float)
     gains = np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float)
     if gains.ndim != 2 or not len(gains) or len(sizes) < 2:

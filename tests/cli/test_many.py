@@ -155,7 +155,7 @@ def test_torchruns_command_has_its_own_words_and_ours_whole() -> None:
     assert " ".join(command[command.index("--nnodes") :]).startswith(
         "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint host:29500 --rdzv-id study --nproc-per-node 8 --max-restarts 1"
     )
-    with pytest.raises(ConfigError, match="1 at least"):
+    with pytest.raises(ConfigError, match="at least 1"):
         Ranks(0)
 
 

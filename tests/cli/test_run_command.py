@@ -89,7 +89,10 @@ def oelm(*arguments: str, code: int = 0) -> str:
             ("mine-02", "--set", "method=oelm_random"),
             "--set method: it would change the method of every arm",
         ),
-        (("mine-02", "--set", "method.gain=head"), "only method.seed, method.layer_lr_decay, method.warmup_steps alike"),
+        (
+            ("mine-02", "--set", "method.gain=head"),
+            "method.layer_lr_decay, method.warmup_steps may be set for all",
+        ),
         (("mine-02", "--set", "method.layer_lr_dacay=0.9"), "unknown key 'layer_lr_dacay' (did you mean 'layer_lr_decay'?)"),
         (("mine-02", "--set", "method.layers=first 1"), "Define an experiment with the other method"),
         (("mine-02", "--set", "steps=9", "--set", "steps=8"), "--set steps: it is said twice; leave one of them out"),

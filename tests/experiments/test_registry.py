@@ -335,7 +335,7 @@ def test_an_unknown_id_is_refused_with_the_groups_and_what_is_near(name: str) ->
     catalog = load_catalog()
     for ask in (catalog.get, lambda name: catalog.select([name])):
         with pytest.raises(
-            ConfigError, match="^no experiment or group called .* groups are: gpt, study, all, bert, "
+            ConfigError, match="^no experiment or group called .* groups are: demo, all, gpt, study, bert, "
         ) as caught:
             ask(name)
         if name in ("GPT-2", "gpt_02", "studdy"):

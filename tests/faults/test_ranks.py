@@ -77,7 +77,7 @@ def test_survivor_of_a_killed_process_ends_at_once_and_the_run_goes_on(
     assert sorted(codes, key=str) == [-9, 75]
     assert seconds < MARGIN_S
     (end,) = told(tmp_path / "run", "end")
-    assert end["error"] == "RankLostError" and "continues from the last checkpoint" in end["message"]
+    assert end["error"] == "RankLostError" and "resume from the last checkpoint" in end["message"]
     status = read_status(tmp_path / "run")
     # Of a killed writer nobody could write down how it ended; its lock tells.
     assert status is not None and status.status == ("running" if "writer" in fault else "stopped")

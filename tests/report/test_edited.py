@@ -285,8 +285,10 @@ def test_a_seed_computed_with_something_else_is_said_at_the_verdict(
 ) -> None:
     write_failing(tmp_path)
     resettled(tmp_path / experiment / "laptop" / "default" / "seed-3", name, value)
-    made = report(tmp_path).document("en").sections[0]
-    (table,) = [block for block in made.blocks if isinstance(block, Table) and block.name == "verdicts"]
+    made = report(tmp_path).document("en")
+    (table,) = [
+        block for section in made.sections for block in section.blocks if isinstance(block, Table) and block.name == "verdicts"
+    ]
     assert f"FAIL ({mark})" in [cell.text for cell in table.rows[0]]
     note = next(line for line in told(tmp_path).splitlines() if line.startswith("GPT-02, laptop:"))
     assert f"{value.removesuffix(32 * 'f')}: 3" in note

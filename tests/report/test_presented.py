@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from oelm.report.document import Chart
-from tests.report.reading import english, rows, section, texts, values
+from tests.report.reading import english, rows, texts
 from tests.report.synthetic import write_arm, write_sweep, write_tuned
 
 BASE = [20.0, 20.2, 19.9, 20.1, 20.3]
@@ -67,15 +66,3 @@ def test_one_comparison_alone_holds_together_with_none(tmp_path: Path) -> None:
     write_pair(tmp_path, "GPT-02")
     (note,) = texts(english(tmp_path), "verdicts", "note")
     assert "hold together" not in note
-
-
-def test_the_sweeps_of_every_family_have_a_picture_of_their_own(tmp_path: Path) -> None:
-    for experiment in ("GPT-05", "GPT-02", "GPT-04", "GPT-01"):
-        write_sweep(tmp_path, experiment, 1)
-        write_tuned(tmp_path, experiment, 1e-3)
-    document = english(tmp_path)
-    pictures = [block for block in section(document, "tuning").blocks if isinstance(block, Chart)]
-    shown = [list(dict.fromkeys(point["arm"] for point in values(document, picture.name))) for picture in pictures]
-    # The baseline first: its line is black.
-    assert shown == [["GPT-01", "GPT-02"], ["GPT-04", "GPT-05"]]
-    assert [picture.caption.split(" and")[0] for picture in pictures] == ["GPT-01", "GPT-04"]

@@ -26,12 +26,14 @@ from oelm.runs.find import State
 from tests.report.recorded_study import MESSAGE, OWN_SOURCE, arm, own_catalog, record_study, second_root
 
 SRC = Path(__file__).parents[2] / "src" / "oelm"
-SOURCES = sorted([*(SRC / "report").glob("*.py"), *(SRC / "cli").glob("*.py")])
+SOURCES = sorted([*(SRC / "report").rglob("*.py"), *(SRC / "cli").glob("*.py")])
 CATALOG_SOURCES = {entry.reported.source for entry in load_catalog() if entry.reported is not None}
 # Keys that are put together from values which no loop over a tuple shows: the f-string as it stands, and its values.
 TYPED = re.compile(r"\boelm (train|finetune|data) ")
 FAMILIES: dict[str, tuple[str, ...]] = {
     "f'verdict.{judgement.verdict}'": get_args(Verdict),
+    "f'forest.{kind}'": ("ppl", "accuracy"),
+    "f'forest.caption.{kind}'": ("ppl", "accuracy"),
     "f'verdict.{row.judgement.verdict}'": get_args(Verdict),
     # Arms that are judged together are told of together.
     "f'reason.{reason.code}'": tuple({*get_args(ReasonCode)} - {"many_comparisons"}),
@@ -257,7 +259,7 @@ def report(root: Path) -> Report:
 
 def test_a_chinese_report_holds_no_english_beside_names_units_and_ids(report: Report) -> None:
     document = report.document("zh")
-    assert len(document.sections) == 11, "the study lacks something that a section is about"
+    assert len(document.sections) == 12, "the study lacks something that a section is about"
     for text in texts_of(document):
         # What a record said is quoted, in its own language.
         ours = re.sub("\u8bb0\u5f55\u539f\u6587\uff1a\u201c.*\u201d", "", text)

@@ -280,8 +280,7 @@ def compare(
         judged, table, remarks = compare_imported(study, question, Words("en"), only=arms)
         out.print(table.caption, soft_wrap=True)
         record_imported_looks([judged])
-    # An imported study's metric is in its caption.
-    _print_table(table, table.shown if named is None else [place for place in table.shown if place != 1])
+    _print_table(table)
     for remark in remarks:
         out.print(printable(remark), style="yellow", soft_wrap=True)
 

@@ -1,4 +1,7 @@
-"""Runs on a SLURM cluster: the user's settings, the scripts, submitting, looking and cancelling."""
+"""Runs on a SLURM cluster: the user's settings, the scripts, submitting, looking and cancelling.
+
+Not with submitit, which passes jobs as pickles, and unpickling runs code.
+"""
 
 from __future__ import annotations
 

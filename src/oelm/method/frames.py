@@ -1,4 +1,7 @@
-"""Row-orthonormal frames for query and key heads, their controls, how orthonormal a weight is, and weights in shards."""
+"""Row-orthonormal frames for query and key heads, their controls, how orthonormal a weight is, and weights in shards.
+
+H heads  K head_dim  D model_dim  R rank
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,8 @@ def sample_global_frame(num_heads: int, head_dim: int, model_dim: int, *, genera
 
 
 def _gauss(num_heads: int, head_dim: int, model_dim: int, generator: torch.Generator) -> Tensor:
+    if min(num_heads, head_dim, model_dim) < 1:
+        raise MethodError(f"{num_heads} heads of {head_dim} rows in {model_dim} dimensions: give at least one of each")
     # In float64 throughout this file: the low bits of float32 draws and factors change with threads and CPU features.
     return torch.randn(num_heads, head_dim, model_dim, generator=generator, dtype=torch.float64)
 

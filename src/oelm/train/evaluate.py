@@ -112,8 +112,9 @@ def _by_document(losses: Losses, tokens: Tokens, end_of_text: int) -> list[Docum
     # The document of a predicted token is the number of end marks before it.
     document_of = np.cumsum(np.asarray(tokens[:-1]) == end_of_text)
     nats, counts = np.bincount(document_of, weights=losses), np.bincount(document_of)
+    # Not validated: a loss that is not finite is reported by the evaluation as a whole.
     return [
-        DocumentRow(document=number, tokens=int(count), nats=float(total))
+        DocumentRow.model_construct(document=number, tokens=int(count), nats=float(total))
         for number, (count, total) in enumerate(zip(counts, nats, strict=True))
         if count
     ]

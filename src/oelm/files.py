@@ -140,9 +140,7 @@ def refuse_special(path: Path) -> None:
     except FileNotFoundError:
         return
     if kind != stat.S_IFREG:
-        raise OelmError(
-            f"{path}: is {_SPECIAL.get(kind, 'no regular file')}, so nothing was written; give the name of a file"
-        )
+        raise OelmError(f"{path}: is {_SPECIAL.get(kind, 'no regular file')}, so nothing was written; give the name of a file")
 
 
 def write_over(path: Path, content: bytes, *, guard: Guard | None = None) -> None:

@@ -35,7 +35,7 @@ def bench(
         bool, typer.Option("--generate", help="Time greedy text at batch 1 instead of training steps.")
     ] = False,
     tokens: Annotated[int, typer.Option(min=1, help="With --generate: how many tokens each arm writes a round.")] = 200,
-    memory: Annotated[bool, typer.Option(help="Measure peak memory, each arm in a process of its own.")] = True,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory, each arm in a separate process.")] = True,
     overrides: Overrides = None,
     root: Out = Path("outputs"),
 ) -> None:

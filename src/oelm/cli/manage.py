@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @reported
 def stop(
     ids: SomeIds = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every run there is.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every run.")] = False,
     out_dir: Out = Path("outputs"),
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait for runs to save and end.")] = 60.0,
 ) -> None:
@@ -109,11 +109,11 @@ def _wait(asked: Asked, timeout_s: float) -> list[RunView]:
 @reported
 def clean(
     ids: SomeIds = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every run there is.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every run.")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="Only the checkpoints of finished runs; figures stay.")] = False,
     budget: OnlyBudget = None,
     out_dir: Out = Path("outputs"),
-    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only list what would be deleted.")] = False,
 ) -> None:
     """Delete runs that oelm made and nobody uses. Without --yes nothing is deleted, only listed."""
     from oelm.runs.manage import Removal, check_root, plan_removal, remove

@@ -133,9 +133,9 @@ def _outcome(job: Job) -> str:
     if job.state == "failed":
         return f"failed: {job.message}"
     if job.state == "killed":
-        return f"{job.message}; repeat the command, it goes on from its last checkpoint"
+        return f"{job.message}; repeat the command to resume from its last checkpoint"
     if job.state == "left":
-        return "goes on in another process (`oelm stop` ends it)"
+        return "still running in another process (`oelm stop` ends it)"
     return f"stopped{f' at step {status.step}' if status else ''} ({job.message})" if job.message else "stopped"
 
 

@@ -221,7 +221,7 @@ def leave_by(jobs: Sequence[Job]) -> None:
     failed = [job for job in jobs if job.state == "failed"]
     open_ = [job for job in jobs if job.state in ("stopped", "killed", "left")]
     if open_:
-        warn(f"{len(open_)} of {len(jobs)} runs are not finished; repeat the same command to go on")
+        warn(f"{len(open_)} of {len(jobs)} runs are not finished; repeat the same command to continue")
     if failed:
         warn(
             f"{len(failed)} of {len(jobs)} runs failed; `oelm status` shows why. Fix the cause and repeat with --retry",

@@ -289,7 +289,7 @@ def counted(count: int, thing: str) -> str:
 def print_result(result: Result, headline: Callable[[dict[str, Any]], str]) -> None:
     """Say how a run ended, with what `headline` makes of its figures; leave with the exit code of a stop where it was one."""
     if result.status == "stopped":
-        out.print(f"stopped at step {result.step}, saved; repeat the same command to go on")
+        out.print(f"stopped at step {result.step}, saved; repeat the same command to continue")
         raise typer.Exit(STOPPED)
     assert result.figures is not None
     word = "already done" if result.status == "found done" else "done"

@@ -135,7 +135,7 @@ def finetune(
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     max_train: Annotated[int | None, typer.Option(help="Training examples to take; 0 takes all.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Longest example in tokens; longer ones are cut, and counted.")] = None,
-    dev: Annotated[Path | None, typer.Option(help="The dev table beside a table of your own.")] = None,
+    dev: Annotated[Path | None, typer.Option(help="The dev table to go with a table of your own.")] = None,
     columns: Annotated[str | None, typer.Option(help="Its columns, as text=A,label=B or text=A,pair=B,label=C.")] = None,
     labels: Annotated[str | None, typer.Option(help="What integer labels 0, 1, ... mean, as A,B,...")] = None,
     language: Annotated[str | None, typer.Option(help="Which language of xnli.")] = None,

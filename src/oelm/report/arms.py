@@ -290,7 +290,7 @@ def _check_budgets(wanted: Some[str], found: set[str]) -> None:
     for budget in wanted:
         if budget not in known:
             names = ", ".join((*BUDGETS, *sorted(found - {*BUDGETS})))
-            raise ConfigError(f"no budget called {budget!r}{suggest(budget, known)}; there are: {names}")
+            raise ConfigError(f"no budget called {budget!r}{suggest(budget, known)}; choose one of {names}")
 
 
 def read_run(view: RunView) -> Run:

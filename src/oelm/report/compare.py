@@ -61,7 +61,7 @@ def compare_runs(paths: Sequence[Path]) -> tuple[Table, list[str]]:
         columns += ("over examples" if split == "test" else "over examples, final models",)
     remarks = _some_tested(folders) + [remark for folder in folders for remark in folder.left_out]
     share = next((share for folder in folders if (share := folder.arm.majority(split)) is not None), None)
-    remarks += [] if share is None else [f"naming the largest class always comes to {100 * share:.2f}%"]
+    remarks += [] if share is None else [f"always naming the largest class gives {100 * share:.2f}%"]
     remarks += [remark for folder in others for remark in (*_seeds_apart(folder, first), *_differences(folder, first))]
     remarks += [remark for folder in others for remark in _power(folder, first, split)]
     return Table("compare", "", columns, rows, frozenset(range(1, len(columns)))), remarks
@@ -72,7 +72,7 @@ def _some_tested(folders: Sequence[RunFolder]) -> list[str]:
     without = [str(folder.path) for folder in folders if common_split(folder.arm) == "val"]
     if not without or not any(folder.arm.on("test") for folder in folders):
         return []
-    return [f"compared on validation, for not every run of {', '.join(without)} has figures on test"]
+    return [f"compared on validation, because not every run of {', '.join(without)} has figures on test"]
 
 
 def _read_folder(path: Path) -> RunFolder:
@@ -91,7 +91,7 @@ def _read_folder(path: Path) -> RunFolder:
         seed = run.config.get("seed")
         if not isinstance(seed, int) or seed in runs:
             told = f"its seed, {seed}, is also that of {runs[seed].path}" if seed in runs else "its config.json has no seed"
-            raise ConfigError(f"{folder}: {told}; give folders in which each seed stands once")
+            raise ConfigError(f"{folder}: {told}; give folders in which each seed occurs once")
         runs[seed] = replace(run, seed=seed)
     if not runs:
         raise ConfigError(f"{path}: no finished run there; give a run's folder, or one that holds seed-0, seed-1, ...")

@@ -216,7 +216,7 @@ def _bundle() -> str:
         raise MissingExtraError("vl-convert-python", "report") from None
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     # The first two would end its element early; a parser turns CR into LF, and the digest would not be the script's.
-    assert not any(mark in bundle.lower() for mark in ("</script", "<!--", "\r")), "the bundle cannot stand in a page"
+    assert not any(mark in bundle.lower() for mark in ("</script", "<!--", "\r")), "the bundle cannot be put into a page"
     return bundle
 
 

@@ -66,7 +66,7 @@ def _leave_to_slurm(asked: Asked, cancelled: Mapping[Path, JobState]) -> None:
 
 
 def named_runs(ids: list[str] | None, everything: bool, root: Path, *, budget: str | None) -> list[RunView]:
-    """Return the runs that ids, or --all, stand for; ConfigError unless it is one of the two."""
+    """Return the runs that ids, or --all, name; ConfigError unless exactly one of the two is given."""
     if bool(ids) == everything:
         raise ConfigError("name experiments, as `oelm status` shows them, or give --all" + (", not both" if ids else ""))
     _, groups = load_known()

@@ -91,7 +91,7 @@ class QueueView:
 
 
 def _whole_s(job: Job) -> float:
-    """Return how long a finished run took, with what it did before this sitting."""
+    """Return how long a finished run took, earlier sessions included."""
     from oelm.files import read_json
 
     with contextlib.suppress(DataError, KeyError, TypeError, ValueError):

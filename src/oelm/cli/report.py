@@ -131,7 +131,7 @@ def _record_looks(made: Report, places: list[Path]) -> None:
 
 
 def _check_files(files: Mapping[str, Path | None]) -> None:
-    """Raise ConfigError where a folder stands in a file's place, or the reverse: before anything is looked at."""
+    """Raise ConfigError where a file is expected and a folder given, or the reverse, before anything is read."""
     for option, path in files.items():
         if path is not None and path.is_dir() and option != "--csv":
             raise ConfigError(f"{option} {path}: this is a folder; name a file in it")

@@ -91,7 +91,7 @@ def _source(data: str | None, text: Path | None) -> str | None:
     from oelm.data.sets import BUILT_IN, CORPORA
 
     # A path is kept whole, so that the config says where the data was whatever folder it is read in. A name stays one,
-    # even beside a folder of that name.
+    # even next to a folder of that name.
     is_path = data is not None and data not in (*BUILT_IN, *CORPORA) and Path(data).exists()
     return str(Path(str(data)).absolute()) if is_path else data
 
@@ -179,7 +179,7 @@ def _method(name: str | None) -> dict[str, Any] | None:
 def _task(task: str | None) -> str | None:
     from oelm.data.sets import TASKS
 
-    # A name stays one, even beside a folder of that name.
+    # A name stays one, even next to a folder of that name.
     return task if task in ("stdlib", *TASKS) else _whole_path(task)
 
 

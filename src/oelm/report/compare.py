@@ -33,7 +33,7 @@ from oelm.text import fixed
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What one path stands for: an arm of its finished runs, and what in the folder was left out."""
+    """The finished runs of one path as an arm, and what in the folder was left out."""
 
     path: Path
     arm: Arm
@@ -43,7 +43,7 @@ class RunFolder:
 def compare_runs(paths: Sequence[Path]) -> tuple[Table, list[str]]:
     """Return a table of finished runs next to the first of them, and remarks: left-out seeds, what their configs differ in.
 
-    A folder that holds seeds (seed-0, seed-1, ...) stands for all of them, paired by seed with those of the first.
+    A folder that holds seeds (seed-0, seed-1, ...) means all of them, paired by seed with those of the first.
     """
     if len(paths) < 2:
         raise ConfigError("give two runs at least: oelm compare RUN RUN")

@@ -86,7 +86,7 @@ def tuning_section(findings: Findings, words: Words) -> Section | None:
 
 
 def _sweep_rows(sweep: SweepRecord, words: Words) -> list[tuple[Cell, ...]]:
-    """Return a row for every point of a sweep; of one that was taken over only its best, without a score of its own."""
+    """Return a row for every point of a sweep; of one that was taken over only its best, without a score."""
     rows: list[tuple[Cell, ...]] = []
     for number, point in enumerate(sweep.points):
         is_best = number == sweep.best
@@ -111,7 +111,7 @@ def _sweep_rows(sweep: SweepRecord, words: Words) -> list[tuple[Cell, ...]]:
 
 
 def _swept_otherwise(findings: Findings, words: Words) -> list[str]:
-    """Say which sweeps had settings of their own, and which arms have some that the sweep of theirs had not."""
+    """Say which sweeps had special settings, and which arms have settings that their sweep did not have."""
     arms = [(arm, sweeps[0]) for arm in findings.arms if (sweeps := findings.sweeps.of(arm))]
     own = {f"{sweep.experiment}, {sweep.budget}": sweep.changes for _, sweep in arms if sweep.like is None}
     by_settings: dict[str, list[str]] = {}

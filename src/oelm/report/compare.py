@@ -90,8 +90,8 @@ def _read_folder(path: Path) -> RunFolder:
             continue
         seed = run.config.get("seed")
         if not isinstance(seed, int) or seed in runs:
-            told = f"its seed, {seed}, is also that of {runs[seed].path}" if seed in runs else "its config.json has no seed"
-            raise ConfigError(f"{folder}: {told}; give folders in which each seed occurs once")
+            shown = f"its seed, {seed}, is also that of {runs[seed].path}" if seed in runs else "its config.json has no seed"
+            raise ConfigError(f"{folder}: {shown}; give folders in which each seed occurs once")
         runs[seed] = replace(run, seed=seed)
     if not runs:
         raise ConfigError(f"{path}: no finished run there; give a run's folder, or one that holds seed-0, seed-1, ...")
@@ -143,11 +143,11 @@ def _power(folder: RunFolder, first: RunFolder, split: Split) -> list[str]:
         return []
     over_seeds = detectable_text(paired_interval(arm.on(split), other.on(split), arm.metric))
     found = {"seeds": over_seeds, "examples": detectable_text(_over_examples(arm, other, split))}
-    told = [f"{points} points over {name}" for name, points in found.items() if points is not None]
-    if not told:
+    shown = [f"{points} points over {name}" for name, points in found.items() if points is not None]
+    if not shown:
         return []
     power = f"the smallest difference that this comparison would detect with {100 * POWER:g}% probability"
-    return [f"{folder.path} and {first.path}: {power}: {', '.join(told)}"]
+    return [f"{folder.path} and {first.path}: {power}: {', '.join(shown)}"]
 
 
 def _seeds_apart(folder: RunFolder, first: RunFolder) -> list[str]:

@@ -116,7 +116,7 @@ def _memory_text(timing: TimingRecord) -> str:
 
 def shape_text(shape: TimedShape, words: Words) -> str:
     """Return the model and batch of a timing as the reader's language says it."""
-    told = words(
+    shown = words(
         "speed.model",
         layers=shape.num_layers,
         width=shape.model_dim,
@@ -126,7 +126,7 @@ def shape_text(shape: TimedShape, words: Words) -> str:
         length=shape.seq_len,
         vocabulary="" if shape.vocab_size is None else words("speed.vocabulary", size=shape.vocab_size),
     )
-    return words("speed.classifier", shape=told) if shape.is_classifier else told
+    return words("speed.classifier", shape=shown) if shape.is_classifier else shown
 
 
 def totals_section(findings: Findings, words: Words) -> Section:

@@ -117,17 +117,17 @@ def _swept_otherwise(findings: Findings, words: Words) -> list[str]:
     by_settings: dict[str, list[str]] = {}
     for name, changes in own.items():
         by_settings.setdefault(words.listed(f"{key} {value}" for key, value in changes.items()), []).append(name)
-    told = [
+    shown = [
         words("tuning.all_settings", count=len(names), settings=settings)
         if len(names) == len(own) > 1
         else words("tuning.settings", arm="; ".join(names), settings=settings)
         for settings, names in by_settings.items()
         if settings
     ]
-    beside = [arm for arm, sweep in arms if arm.variant.startswith(TUNED) and _has_more(arm, sweep)]
-    told += [words("tuning.elsewhere", arms=_named(beside))] if beside else []
+    elsewhere = [arm for arm, sweep in arms if arm.variant.startswith(TUNED) and _has_more(arm, sweep)]
+    shown += [words("tuning.elsewhere", arms=_named(elsewhere))] if elsewhere else []
     alike = [pair.arm for pair in findings.pairs if not pair.confounded and not pair.arm.variant.startswith(TUNED)]
-    return told + ([words("tuning.not_swept", arms=_named(alike))] if alike else [])
+    return shown + ([words("tuning.not_swept", arms=_named(alike))] if alike else [])
 
 
 def _named(arms: Sequence[Arm]) -> str:

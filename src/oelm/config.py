@@ -328,7 +328,7 @@ def parse_overrides(texts: Sequence[str], *, flags: Mapping[str, Any] | None = N
     changes = {key: value for key, value in (flags or {}).items() if value is not None}
     for key, value in map(parse_override, texts):
         if key in changes:
-            raise ConfigError(f"--set {key}: it is said twice; leave one of them out")
+            raise ConfigError(f"--set {key}: given twice; remove one")
         changes[key] = value
     return changes
 

@@ -118,7 +118,7 @@ BAD_INPUT: dict[str, tuple[str, int, list[str]]] = {
     "nan": ("--text {}/good.txt --lr nan", 2, ["optim.lr", "nan"]),
     "negative-seed": ("--text {}/good.txt --seed -1", 2, ["seed", "-1"]),
     "unknown-layer": ("--text {}/good.txt --method oelm_freeze --set method.layers=[7]", 2, ["layer 7", "has 2"]),
-    "said-by-flag-and-set": ("--text {}/good.txt --steps 9 --set steps=8", 2, ["--set steps", "said twice"]),
+    "given-by-flag-and-set": ("--text {}/good.txt --steps 9 --set steps=8", 2, ["--set steps", "given twice"]),
     "missing-text": ("--text {}/gone.txt", 3, ["gone.txt", "no such file or folder"]),
     "empty-text": ("--text {}/empty.txt", 3, ["empty.txt", "the file is empty"]),
     "not-utf8": ("--text {}/latin1.txt", 3, ["latin1.txt", "not UTF-8"]),

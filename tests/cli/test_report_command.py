@@ -87,12 +87,12 @@ def test_an_unknown_id_is_refused_with_the_nearest(root: Path) -> None:
 
 
 def test_an_unknown_language_is_refused_with_those_there_are(root: Path) -> None:
-    assert "--lang 'xx': there are en, zh" in oelm("report", "--lang", "xx", code=2).output
+    assert "--lang 'xx': choose one of en, zh" in oelm("report", "--lang", "xx", code=2).output
 
 
 def test_an_unknown_budget_is_refused_with_the_nearest(root: Path) -> None:
     shown = oelm("report", "--budget", "labtop", code=2).output
-    assert "no budget called 'labtop' (did you mean 'laptop'?); there are: paper, workstation, laptop, smoke" in shown
+    assert "no budget called 'labtop' (did you mean 'laptop'?); choose one of paper, workstation, laptop, smoke" in shown
 
 
 def test_a_budget_without_runs_is_an_empty_report(root: Path) -> None:
@@ -164,7 +164,9 @@ def test_a_misspelt_table_or_picture_is_refused_with_the_nearest(root: Path, one
 
 def test_a_table_of_runs_that_are_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
     found = oelm("report", "--out", tmp_path, "--table", "classes", code=2).output
-    assert "this report has reported, totals; no arm in it has finished runs beside its baseline's" in " ".join(found.split())
+    assert "this report has reported, totals; no arm in it has finished runs together with its baseline" in " ".join(
+        found.split()
+    )
 
 
 def test_looks_are_counted(root: Path) -> None:

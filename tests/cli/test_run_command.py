@@ -95,7 +95,7 @@ def oelm(*arguments: str, code: int = 0) -> str:
         ),
         (("mine-02", "--set", "method.layer_lr_dacay=0.9"), "unknown key 'layer_lr_dacay' (did you mean 'layer_lr_decay'?)"),
         (("mine-02", "--set", "method.layers=first 1"), "Define an experiment with the other method"),
-        (("mine-02", "--set", "steps=9", "--set", "steps=8"), "--set steps: it is said twice; leave one of them out"),
+        (("mine-02", "--set", "steps=9", "--set", "steps=8"), "--set steps: given twice; remove one"),
         (("mine-02", "--prepare-only", "--dry-run"), "give it without --dry-run and --slurm"),
         (("mine-02", "--prepare-only", "--slurm"), "give it without --dry-run and --slurm"),
         (("mine-02", "--nnodes", "2", "--dry-run"), "--nnodes, --rdzv-endpoint and --rdzv-id need --nproc"),

@@ -51,7 +51,7 @@ def test_the_table_shows_what_each_run_does_and_the_footer_counts(root: Path) ->
     assert lines[3].split() == "GPT-02 smoke default 1 running 450/600 PPL 50.00 1:02:05 3.250 0.01 cpu".split()
     assert lines[5].split()[4:7] == ["queued", "0/600", "91.50%"]
     assert lines[7] == "5 runs: 1 running, 1 queued, 1 dead, 2 done"
-    assert lines[8].startswith("dead: killed; the command that began them")
+    assert lines[8].startswith("dead: killed; rerun the command that started them")
 
 
 def test_ids_groups_and_budgets_choose(root: Path) -> None:

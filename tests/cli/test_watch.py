@@ -99,7 +99,7 @@ def test_an_experiment_without_runs_yet_may_be_watched(root: Path) -> None:
         (("--at-most", "1.05x"), "add --metric"),
         (("--metric", "eval_loss", "--baseline", "A"), "nothing is imported"),
         (("--serve", "--socket", "x.sock"), "give one of them"),
-        (("--lang", "de"), "--lang 'de': there are en, zh"),
+        (("--lang", "de"), "--lang 'de': choose one of en, zh"),
         (("GPT-2",), "no experiment or group called 'GPT-2'"),
         (("--out", "file.txt"), "file.txt: is a file"),
         (("--html", "folder"), "is a folder"),

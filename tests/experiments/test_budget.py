@@ -59,6 +59,7 @@ def test_changing_the_settings_changes_no_budget() -> None:
 
 def test_an_unknown_budget_is_refused_with_the_nearest_and_all() -> None:
     with pytest.raises(
-        ConfigError, match=r"^unknown budget 'lapto' \(did you mean 'laptop'\?\); there are: paper, workstation, laptop, smoke$"
+        ConfigError,
+        match=r"^unknown budget 'lapto' \(did you mean 'laptop'\?\); choose one of paper, workstation, laptop, smoke$",
     ):
         budget_settings("lapto")

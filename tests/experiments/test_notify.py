@@ -133,7 +133,7 @@ def test_an_answer_that_is_no_success_is_a_warning_without_the_address(
         notifier.send("failed", "y", "two")
     assert len(hook.received) == 2, "a redirect is not followed"
     assert [record.getMessage() for record in caplog.records] == [
-        f"--notify: not sent: the webhook answered {code}; runs go on"
+        f"--notify: not sent: the webhook answered {code}; runs continue"
     ]
     assert SECRET not in caplog.text
 

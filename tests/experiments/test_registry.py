@@ -155,7 +155,7 @@ def test_a_key_that_is_ours_or_names_code_is_unknown(key: str) -> None:
         ({"seeds": True}, "seeds: Input should be a valid integer"),
         ({"groups": "mine"}, "groups: "),
         ({"method": 5}, "method: must be the name of a preset, or a mapping"),
-        ({"at": {"lapto": {}}}, "at.lapto: unknown budget 'lapto'; there are: paper, workstation, laptop, smoke"),
+        ({"at": {"lapto": {}}}, "at.lapto: unknown budget 'lapto'; choose one of paper, workstation, laptop, smoke"),
         ({"at": {"laptop": 5}}, "at.laptop: "),
         ({"settings": [1]}, "settings: "),
         ({"reported": {"source": "x", "figures": {"ppl": "4"}}}, "reported.figures.ppl: Input should be a valid number"),

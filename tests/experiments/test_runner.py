@@ -227,7 +227,7 @@ def test_launcher_asked_to_stop_while_its_run_finds_another_there_leaves_and_say
     queue.wait_until(lambda: refused(queue) == 2)
     second.send(signal.SIGTERM)
     assert second.wait(timeout_s=30) == 75, second.text
-    assert second.text.count("goes on in another process") == 2
+    assert second.text.count("still running in another process") == 2
     assert len(queue.workers()) == 2
 
 
@@ -250,7 +250,7 @@ def test_stopped_queue_saves_leaves_75_and_is_continued(number: signal.Signals, 
     launch.send(number)
     assert launch.wait() == 75
     assert sorted(status_names(queue)) == ["queued", "queued", "stopped", "stopped"]
-    assert "4 of 4 runs are not finished; repeat the same command to go on" in launch.text
+    assert "4 of 4 runs are not finished; repeat the same command to continue" in launch.text
     assert queue.workers() == {}
     held.unlink()
     queue.finish(*COMMAND)

@@ -88,14 +88,20 @@ def test_a_parametrized_bias_is_refused() -> None:
     model = built("bert")
     module, _ = last_key(model)
     parametrizations.weight_norm(module, "bias", dim=0)
-    refused(model, r"layer\.1\.attention\.self\.key .* has no parameter 'bias' of its own: it is parametrized", kind=SiteError)
+    refused(
+        model,
+        r"layer\.1\.attention\.self\.key .* does not hold the parameter 'bias' itself: it is parametrized",
+        kind=SiteError,
+    )
 
 
 @pytest.mark.parametrize("name", ["our_gpt", "bert", "gpt_neox", "t5", "qwen3"])
 def test_a_dynamically_quantized_model_is_refused(name: str) -> None:
     model = torch.ao.quantization.quantize_dynamic(built(name), {nn.Linear})
     before = [type(module) for module in model.modules()]
-    with pytest.raises(SiteError, match=r"has no parameter 'weight' of its own: it is quantized; call oelm\.freeze before"):
+    with pytest.raises(
+        SiteError, match=r"does not hold the parameter 'weight' itself: it is quantized; call oelm\.freeze before"
+    ):
         oelm.freeze(model, "oelm_freeze")
     assert [type(module) for module in model.modules()] == before
 
@@ -383,7 +389,7 @@ def test_hooks_on_a_layer_that_stays_are_called_as_before() -> None:
 def test_a_pruned_bias_is_refused(method: str) -> None:
     model = built("bert")
     prune.l1_unstructured(last_key(model)[0], "bias", 0.5)
-    refused(model, r"has no parameter 'bias' of its own: it is parametrized", method=method, kind=SiteError)
+    refused(model, r"does not hold the parameter 'bias' itself: it is parametrized", method=method, kind=SiteError)
 
 
 @pytest.mark.parametrize("verb", ["thaw", "fold", "restore", "hold"])

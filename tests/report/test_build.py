@@ -382,7 +382,7 @@ def test_a_report_on_one_run_shows_its_figure_and_what_is_missing(tmp_path: Path
     write_arm(tmp_path, "GPT-02", [31.25], seeds=[4])
     document = english(tmp_path)
     assert rows(document, "figures")[0]["by seed"] == "4: 31.25"
-    assert "GPT-02/laptop/default: compared with nothing, for GPT-01/laptop/default has no runs that can be used." in texts(
+    assert "GPT-02/laptop/default: compared with nothing, because GPT-01/laptop/default has no runs that can be used." in texts(
         document, "verdicts", "warning"
     )
 
@@ -397,7 +397,7 @@ def test_a_seed_twice_is_told_with_both_places(tmp_path: Path) -> None:
         write_arm(tmp_path / name, "GPT-02", [NEVER], seeds=[0])
     document = english(tmp_path / "here", tmp_path / "there")
     warning = texts(document, "verdicts", "warning")[0]
-    assert "seed 0 stands twice" in warning and "here/GPT-02" in warning and "there/GPT-02" in warning
+    assert "seed 0 occurs twice" in warning and "here/GPT-02" in warning and "there/GPT-02" in warning
     assert not shows_it(document)
 
 

@@ -362,7 +362,7 @@ def test_a_little_learning_without_a_control_of_as_few_is_told(study: Path) -> N
     assert alone(study) == []
     shutil.rmtree(study / "GPT-01-thin")
     (told,) = alone(study)
-    assert told.endswith("worth their place: oelm_lowrank (a little): tinystories.")
+    assert told.endswith("whether the frames help: oelm_lowrank (a little): tinystories.")
 
 
 def test_a_control_on_another_data_set_or_with_more_that_learns_is_no_control(study: Path) -> None:

@@ -52,7 +52,7 @@ def test_accuracies_are_compared_in_points(tmp_path: Path) -> None:
     first, second = (write_arm(tmp_path, name, figures, seeds=[0])[0] for name, figures in (("A", [0.9]), ("B", [0.85])))
     shown, remarks = texts(first, second)
     assert (shown[0][2], shown[1][2], shown[1][3]) == ("90.00%", "85.00%", "-5.00 points")
-    assert remarks[0] == "naming the largest class always comes to 50.00%" and len(remarks) == 2
+    assert remarks[0] == "always naming the largest class gives 50.00%" and len(remarks) == 2
 
 
 def test_accuracies_are_compared_over_examples_too_and_it_is_said_what_could_be_seen(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_arms_of_one_table_may_stand_on_different_splits_each_told(tmp_path: Pat
     assert (verdict_row(document)["on"], verdict_row(document, "GPT-03")["on"]) == ("test", "validation")
     assert verdict_row(document)["gap [interval]"] == ratio_by_hand(ARM_TEST, BASE_TEST)
     assert verdict_row(document, "GPT-03")["gap [interval]"] == ratio_by_hand(LADDER["GPT-03"], BASE)
-    assert "best on validation: 1; on validation, for want of test figures: 1" in texts(document, "verdicts")[0]
+    assert "best on validation: 1; on validation, because test figures are missing: 1" in texts(document, "verdicts")[0]
     # Pooled over those on test alone, which is the arm itself: the same as unpooled.
     pooled = verdict_row(document)["sensitivity [95%]"].split("; over documents")[0]
     assert pooled == verdict_row(document)["gap [interval]"]
@@ -149,7 +149,7 @@ def test_runs_side_by_side_are_all_on_test_or_none(tmp_path: Path) -> None:
     assert not any("on validation" in remark for remark in remarks)
     three, remarks = compare_runs([base, arm, third])
     assert three.columns[2] == "best PPL on validation" and three.rows[1][3].text == ratio_by_hand(ARM, BASE)
-    assert remarks[0] == f"compared on validation, for not every run of {third} has figures on test"
+    assert remarks[0] == f"compared on validation, because not every run of {third} has figures on test"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_the_verdict_is_that_of_the_other_seeds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lang", "told"),
     [
-        ("en", "{arm}: compared without the seeds 100, 101, for a sweep chose its setting on them."),
+        ("en", "{arm}: compared without the seeds 100, 101, because a sweep chose its setting on them."),
         ("zh", "{arm}\uff1a\u6bd4\u8f83\u65f6\u4e0d\u8ba1\u79cd\u5b50 100\u3001101"),
     ],
 )

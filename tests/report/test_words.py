@@ -143,7 +143,7 @@ def test_the_english_words_are_ascii() -> None:
 
 
 def test_an_unknown_language_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--lang 'de': there are en, zh"):
+    with pytest.raises(ConfigError, match="--lang 'de': choose one of en, zh"):
         Words("de")
 
 

@@ -366,7 +366,7 @@ def test_a_run_that_went_on_since_it_was_looked_at_is_left_alone(tmp_path: Path)
     view = one(tmp_path)
     record(tmp_path, "done")
     refusal = remove(tmp_path, view, weights=False)
-    assert isinstance(refusal, Refusal) and "went on" in refusal.reason and (run / "config.json").exists()
+    assert isinstance(refusal, Refusal) and "resumed meanwhile" in refusal.reason and (run / "config.json").exists()
 
 
 @pytest.mark.parametrize(("hours", "goes"), [(0.5, False), (2, True)])

@@ -8,7 +8,7 @@ import os
 def main() -> None:
     """Run the `oelm` command."""
     # Before torch is loaded: threads that spin long while they wait ruin each other on a machine that is shared. Measured
-    # on two cores: as fast when alone, 1.8 times as fast beside one other busy process. A choice of the user's own stands.
+    # on two cores: as fast when alone, 1.8 times as fast next to one busy process. The user's own choice is kept.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # Looking for plugins of pydantic, of which none has anything to do here, takes as long as all of our own modules.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

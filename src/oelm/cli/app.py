@@ -1,4 +1,4 @@
-"""The `oelm` command and its options that stand before any command."""
+"""The `oelm` command and the options before any command."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _root(
     show_version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass

@@ -35,7 +35,7 @@ def bench(
         bool, typer.Option("--generate", help="Time greedy text at batch 1 instead of training steps.")
     ] = False,
     tokens: Annotated[int, typer.Option(min=1, help="With --generate: how many tokens each arm writes a round.")] = 200,
-    memory: Annotated[bool, typer.Option(help="Measure peak memory, each arm in a process of its own.")] = True,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory, each arm in a separate process.")] = True,
     overrides: Overrides = None,
     root: Out = Path("outputs"),
 ) -> None:
@@ -78,7 +78,7 @@ def _config(name: str, budget: str, shape: str | None, overrides: list[str]) -> 
         settings = with_arm(shape_settings(shape), name)
     else:
         settings = with_arm(budget_settings(budget), name)
-        # No data is read here, so the tokenizer's size stands in for what it would give.
+        # No data is read here, so the vocabulary is the tokenizer's.
         settings["model"]["vocab_size"] = vocab_size_of(settings["data"]["tokenizer"])
     settings = parse_any(settings, where=name).as_dict()
     return parse_any(with_overrides(settings, parse_overrides(overrides)), where=name)

@@ -189,10 +189,10 @@ def _costs(run: PlannedRun, root: Path) -> dict[str, str]:
 def _counts(counted: Audit | WeightCounts, later: int) -> str:
     """Return what trains, what is frozen, and of how many parameters that changes `later`."""
     slices = f" || replaced by slices: {counted.selected:,}" if counted.selected else ""
-    told = f"; {abs(later):,} of Q and K {'thaw' if later > 0 else 'freeze'} on the way" if later else ""
+    shown = f"; {abs(later):,} of Q and K {'thaw' if later > 0 else 'freeze'} on the way" if later else ""
     share = 100 * counted.frozen / counted.total
     numbers = f"{counted.total:,} || trainable: {counted.trainable:,} || frozen: {counted.frozen:,} ({share:.2f}%)"
-    return numbers + slices + told
+    return numbers + slices + shown
 
 
 def _calculated(config: RunConfig | FinetuneConfig) -> str:
@@ -260,5 +260,5 @@ def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:
     if figures is None:
         how = f"oelm data info {path} --ngram" if path is not None else "no set of its data is found here by name"
         return {"5-gram": f"not counted yet ({how}); a baseline must beat it to be a real one"}
-    told = ", ".join(f"{split} PPL {values[-1]:.2f}" for split, values in figures.up_to(ORDERS).items())
-    return {"5-gram": f"{told}; a baseline must beat it to be a real one"}
+    shown = ", ".join(f"{split} PPL {values[-1]:.2f}" for split, values in figures.up_to(ORDERS).items())
+    return {"5-gram": f"{shown}; a baseline must beat it to be a real one"}

@@ -66,7 +66,7 @@ def prepare(
     column: Annotated[str, typer.Option(help="The column of --jsonl or --parquet that holds the text.")] = "text",
     examples: Annotated[Path | None, typer.Option(help="Your own labelled examples: .tsv, .csv, .jsonl or .parquet.")] = None,
     dev: Annotated[
-        Path | None, typer.Option(help="The dev examples beside --examples; else one in twenty is held out.")
+        Path | None, typer.Option(help="Dev examples to go with --examples; default: one in twenty is held out.")
     ] = None,
     columns: Annotated[
         str | None, typer.Option(help="The columns of --examples, as text=A,label=B or text=A,pair=B,label=C.")
@@ -85,7 +85,7 @@ def prepare(
     workers: Annotated[int | None, typer.Option(min=1, help="Threads that tokenize; by default one a core.")] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="Put the token set here instead of the cache.")] = None,
 ) -> None:
-    """Prepare a data set, or go on with a preparation that was interrupted: repeat the same command."""
+    """Prepare a data set. Rerun the command to resume an interrupted preparation."""
     from oelm.data.resolve import Request
 
     request = Request(

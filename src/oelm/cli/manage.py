@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @reported
 def stop(
     ids: SomeIds = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every run there is.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every run.")] = False,
     out_dir: Out = Path("outputs"),
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait for runs to save and end.")] = 60.0,
 ) -> None:
@@ -66,7 +66,7 @@ def _leave_to_slurm(asked: Asked, cancelled: Mapping[Path, JobState]) -> None:
 
 
 def named_runs(ids: list[str] | None, everything: bool, root: Path, *, budget: str | None) -> list[RunView]:
-    """Return the runs that ids, or --all, stand for; ConfigError unless it is one of the two."""
+    """Return the runs that ids, or --all, name; ConfigError unless exactly one of the two is given."""
     if bool(ids) == everything:
         raise ConfigError("name experiments, as `oelm status` shows them, or give --all" + (", not both" if ids else ""))
     _, groups = load_known()
@@ -109,11 +109,11 @@ def _wait(asked: Asked, timeout_s: float) -> list[RunView]:
 @reported
 def clean(
     ids: SomeIds = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every run there is.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every run.")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="Only the checkpoints of finished runs; figures stay.")] = False,
     budget: OnlyBudget = None,
     out_dir: Out = Path("outputs"),
-    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only list what would be deleted.")] = False,
 ) -> None:
     """Delete runs that oelm made and nobody uses. Without --yes nothing is deleted, only listed."""
     from oelm.runs.manage import Removal, check_root, plan_removal, remove

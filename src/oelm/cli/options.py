@@ -39,7 +39,7 @@ Track = Annotated[str | None, typer.Option(metavar="TRACKER", help="Also write m
 
 
 def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Let typer see the fields of a command's dataclass parameters as parameters of its own."""
+    """Let typer see the fields of a command's dataclass parameters as separate parameters."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters = []

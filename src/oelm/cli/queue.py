@@ -91,7 +91,7 @@ class QueueView:
 
 
 def _whole_s(job: Job) -> float:
-    """Return how long a finished run took, with what it did before this sitting."""
+    """Return how long a finished run took, earlier sessions included."""
     from oelm.files import read_json
 
     with contextlib.suppress(DataError, KeyError, TypeError, ValueError):
@@ -133,9 +133,9 @@ def _outcome(job: Job) -> str:
     if job.state == "failed":
         return f"failed: {job.message}"
     if job.state == "killed":
-        return f"{job.message}; repeat the command, it goes on from its last checkpoint"
+        return f"{job.message}; repeat the command to resume from its last checkpoint"
     if job.state == "left":
-        return "goes on in another process (`oelm stop` ends it)"
+        return "still running in another process (`oelm stop` ends it)"
     return f"stopped{f' at step {status.step}' if status else ''} ({job.message})" if job.message else "stopped"
 
 

@@ -43,7 +43,7 @@ class How:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What a run's own process is to be told."""
+        """The options to pass to a run's own process."""
         return (() if self.track is None else (f"--track={self.track}",)) + (() if self.preflight else ("--no-preflight",))
 
 

@@ -65,7 +65,7 @@ def report(
         list[str] | None, typer.Argument(metavar="[ID...]", help="Experiments or groups; default: all runs.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write Markdown, with its pictures beside it.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write Markdown, with its pictures in the same folder.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write every table as a file into this folder.")] = None,
     latex: Annotated[Path | None, typer.Option(help="Write the tables for LaTeX (booktabs).")] = None,
     table: Annotated[str | None, typer.Option(help="Print this one table as Markdown, and nothing else.")] = None,
@@ -113,7 +113,7 @@ def _check_language(lang: str) -> None:
     from oelm.report.words import LANGUAGES
 
     if lang not in LANGUAGES:
-        raise ConfigError(f"--lang {lang!r}: there are {', '.join(LANGUAGES)}")
+        raise ConfigError(f"--lang {lang!r}: choose one of {', '.join(LANGUAGES)}")
 
 
 def _print_damages(made: Report) -> None:
@@ -131,7 +131,7 @@ def _record_looks(made: Report, places: list[Path]) -> None:
 
 
 def _check_files(files: Mapping[str, Path | None]) -> None:
-    """Raise ConfigError where a folder stands in a file's place, or the reverse: before anything is looked at."""
+    """Raise ConfigError where a file is expected and a folder given, or the reverse, before anything is read."""
     for option, path in files.items():
         if path is not None and path.is_dir() and option != "--csv":
             raise ConfigError(f"{option} {path}: this is a folder; name a file in it")
@@ -149,7 +149,7 @@ def _one(document: Document, *, table: str | None, picture: str | None) -> str:
     tables = {block.name: block for block in blocks if isinstance(block, Table)}
     charts = {block.name: block for block in blocks if isinstance(block, Chart)}
     # Most tables and all pictures are of comparisons.
-    nothing = "" if "verdicts" in tables else "; no arm in it has finished runs beside its baseline's"
+    nothing = "" if "verdicts" in tables else "; no arm in it has finished runs together with its baseline"
     for option, name, there in (("--table", table, list(tables)), ("--picture", picture, list(charts))):
         if name is not None and name not in there:
             raise ConfigError(f"{option} {name!r}{suggest(name, there)}: this report has {', '.join(there) or 'none'}{nothing}")

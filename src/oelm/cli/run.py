@@ -73,9 +73,9 @@ def print_shortened(runs: Sequence[PlannedRun]) -> None:
     """Say once of each warm-up that it will be shorter than was asked for: two points of a sweep may be one then."""
     from oelm.train.optim import shortened_warmup
 
-    for told in dict.fromkeys(shortened_warmup(run.config) for run in runs):
-        if told:
-            warn(told)
+    for shown in dict.fromkeys(shortened_warmup(run.config) for run in runs):
+        if shown:
+            warn(shown)
 
 
 def _seeds(runs: Sequence[PlannedRun]) -> str:
@@ -166,8 +166,8 @@ def run_all(
     where = printable(str(study.root))
     # First of all, so that a wrong file is refused before anything is prepared.
     with notifying(notify) as notifier:
-        told = f"{counted(len(runs), 'run')} at budget {study.budget}, {done} of them done; {slots}; in {where}"
-        say(told)
+        shown = f"{counted(len(runs), 'run')} at budget {study.budget}, {done} of them done; {slots}; in {where}"
+        say(shown)
         print_shortened(runs)
         given: dict[str, Any] = {"stop": how.stop, "retry": how.retry}
         with TerminalWatch() as watch:
@@ -221,7 +221,7 @@ def leave_by(jobs: Sequence[Job]) -> None:
     failed = [job for job in jobs if job.state == "failed"]
     open_ = [job for job in jobs if job.state in ("stopped", "killed", "left")]
     if open_:
-        warn(f"{len(open_)} of {len(jobs)} runs are not finished; repeat the same command to go on")
+        warn(f"{len(open_)} of {len(jobs)} runs are not finished; repeat the same command to continue")
     if failed:
         warn(
             f"{len(failed)} of {len(jobs)} runs failed; `oelm status` shows why. Fix the cause and repeat with --retry",

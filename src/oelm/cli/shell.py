@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 Broken = Callable[[str], None]
 
 
-# Not a BrokenPipeError: rich answers one with an exit code of its own.
+# Not a BrokenPipeError: rich turns one into its own exit code.
 class ReaderLeftError(Exception):
     """Whoever read standard output needs no more of it (`oelm report | head -1`)."""
 
 
 class Stream(io.TextIOBase):
-    """A standard stream, looked up anew for each write, whose errors are handed to whoever listens.
+    """A standard stream, looked up again for each write, whose errors are passed to a listener.
 
     The first error silences the stream for good: what is written later goes nowhere, and Python's own flush at the end
     does not turn the exit code into another. Without a listener, standard output raises it, and standard error drops it:
@@ -186,12 +186,12 @@ def reported(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def say(text: str, *, style: str | None = None) -> None:
-    """Print text as lines of its own length, without what could drive a terminal."""
+    """Print text without wrapping it and without terminal control codes."""
     out.print(printable(text), style=style, soft_wrap=True)
 
 
 def warn(text: str, *, style: str = "bold yellow") -> None:
-    """Print text to standard error as lines of its own length, without what could drive a terminal."""
+    """Print text to standard error without wrapping it and without terminal control codes."""
     err.print(printable(text), style=style, soft_wrap=True)
 
 
@@ -289,7 +289,7 @@ def counted(count: int, thing: str) -> str:
 def print_result(result: Result, headline: Callable[[dict[str, Any]], str]) -> None:
     """Say how a run ended, with what `headline` makes of its figures; leave with the exit code of a stop where it was one."""
     if result.status == "stopped":
-        out.print(f"stopped at step {result.step}, saved; repeat the same command to go on")
+        out.print(f"stopped at step {result.step}, saved; repeat the same command to continue")
         raise typer.Exit(STOPPED)
     assert result.figures is not None
     word = "already done" if result.status == "found done" else "done"

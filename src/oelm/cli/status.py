@@ -36,8 +36,8 @@ _MAX_LINES, _MAX_MESSAGES, _REFRESH_S, _ASK_SLURM_S = 200, 5, 2.0, 30.0
 _WIDEST_CELL, _LONGEST_S = 28, 1e8
 _HINTS = {
     "stale": "stale: no sign of life for a while: suspended, hung, or its host is gone",
-    "dead": "dead: killed; the command that began them goes on from their last checkpoint",
-    "damaged": "damaged: no readable status.json; the command that began them writes it anew",
+    "dead": "dead: killed; rerun the command that started them to resume from their last checkpoint",
+    "damaged": "damaged: no readable status.json; rerun the command that started them to write it again",
 }
 
 

@@ -91,7 +91,7 @@ def _source(data: str | None, text: Path | None) -> str | None:
     from oelm.data.sets import BUILT_IN, CORPORA
 
     # A path is kept whole, so that the config says where the data was whatever folder it is read in. A name stays one,
-    # even beside a folder of that name.
+    # even next to a folder of that name.
     is_path = data is not None and data not in (*BUILT_IN, *CORPORA) and Path(data).exists()
     return str(Path(str(data)).absolute()) if is_path else data
 
@@ -135,7 +135,7 @@ def finetune(
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     max_train: Annotated[int | None, typer.Option(help="Training examples to take; 0 takes all.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Longest example in tokens; longer ones are cut, and counted.")] = None,
-    dev: Annotated[Path | None, typer.Option(help="The dev table beside a table of your own.")] = None,
+    dev: Annotated[Path | None, typer.Option(help="The dev table to go with a table of your own.")] = None,
     columns: Annotated[str | None, typer.Option(help="Its columns, as text=A,label=B or text=A,pair=B,label=C.")] = None,
     labels: Annotated[str | None, typer.Option(help="What integer labels 0, 1, ... mean, as A,B,...")] = None,
     language: Annotated[str | None, typer.Option(help="Which language of xnli.")] = None,
@@ -179,7 +179,7 @@ def _method(name: str | None) -> dict[str, Any] | None:
 def _task(task: str | None) -> str | None:
     from oelm.data.sets import TASKS
 
-    # A name stays one, even beside a folder of that name.
+    # A name stays one, even next to a folder of that name.
     return task if task in ("stdlib", *TASKS) else _whole_path(task)
 
 

@@ -33,7 +33,7 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="Another seed, another text.")] = 0,
     checkpoint: Checkpoint = "best",
 ) -> None:
-    """Write text with a trained model, to the terminal as it comes; ends at the end of a document."""
+    """Generate text with a trained model, streamed to the terminal; stops at the end of a document."""
     from pydantic import ValidationError
 
     from oelm.data.tokenizer import end_of_text_id
@@ -184,7 +184,7 @@ def inspect(
     _print_roles(report)
     _print_projections(report)
     if heads and not isinstance(loaded, LoadedRun):
-        raise ConfigError("--heads looks at language models of ours; of a classifier the table above is all there is yet")
+        raise ConfigError("--heads is for language models trained by oelm, not for classifiers; leave it out")
     if heads and isinstance(loaded, LoadedRun):
         from oelm.models.heads import summarize_heads
         from oelm.report.charts import head_grid, save_chart

@@ -107,5 +107,5 @@ def classifier_settings(budget: str, *, model: str | None) -> dict[str, Any]:
 
 def _settings(budgets: dict[str, dict[str, Any]], budget: str) -> dict[str, Any]:
     if budget not in budgets:
-        raise ConfigError(f"unknown budget {budget!r}{suggest(budget, BUDGETS)}; there are: {', '.join(BUDGETS)}")
+        raise ConfigError(f"unknown budget {budget!r}{suggest(budget, BUDGETS)}; choose one of {', '.join(BUDGETS)}")
     return copy.deepcopy(budgets[budget])

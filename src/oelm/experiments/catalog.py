@@ -468,7 +468,7 @@ def _parse(source: YamlFile, name: str, merged: dict[str, Any]) -> Experiment:
         if keys[:1] == ("method",):
             message, keys = "must be the name of a preset, or a mapping", keys[:1]
         if error["loc"][:1] == ("at",) and len(keys) > 1 and keys[1] not in BUDGETS:
-            message, keys = f"unknown budget {keys[1]!r}; there are: {', '.join(BUDGETS)}", keys[:2]
+            message, keys = f"unknown budget {keys[1]!r}; choose one of {', '.join(BUDGETS)}", keys[:2]
         raise ConfigError(f"{source.where(name, *keys)}: {name}: {'.'.join(keys) or 'entry'}: {message}") from None
 
 

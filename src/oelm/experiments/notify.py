@@ -52,7 +52,7 @@ class NotifyConfig(Strict):
         if not self.command and not self.address:
             raise ValueError("needs a command (a list of words), a webhook, or a webhook_env that is set in the environment")
         if self.command and shutil.which(self.command[0]) is None:
-            raise ValueError(f"command: there is no program {self.command[0]!r} on the PATH")
+            raise ValueError(f"command: no program {self.command[0]!r} on the PATH")
         # Not named: an address may hold a secret.
         if self.address and urllib.parse.urlsplit(self.address).scheme not in ("http", "https"):
             raise ValueError("the webhook must begin with https:// or http://")
@@ -153,7 +153,7 @@ class Notifier:
 
     def _warn(self, reason: str) -> None:
         if reason not in self._warned:
-            log.warning("--notify: not sent: %s; runs go on", reason)
+            log.warning("--notify: not sent: %s; runs continue", reason)
         self._warned.add(reason)
 
 

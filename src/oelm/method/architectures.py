@@ -141,7 +141,7 @@ def own_parameter(module: nn.Module, name: str, *, path: str) -> nn.Parameter:
         reason = "it is quantized; call oelm.freeze before quantizing"
     else:
         reason = "another library wrapped it; call oelm.freeze before that"
-    raise SiteError(f"{path} ({kind}) has no parameter '{name}' of its own: {reason}")
+    raise SiteError(f"{path} ({kind}) does not hold the parameter '{name}' itself: {reason}")
 
 
 def _number(module: nn.Module, name: str) -> int:

@@ -33,23 +33,23 @@ MIXED = ("source_revision", "torch", "threads")
 
 
 def computed_with(config: Mapping[str, Any], manifest: Manifest) -> dict[str, str]:
-    """Return device and precision of all sittings together ("cpu+cuda"), each where it is known."""
-    sittings = [manifest.environment, *(sitting.get("environment") for sitting in manifest.earlier)]
+    """Return device and precision of all sessions together ("cpu+cuda"), each where it is known."""
+    sessions = [manifest.environment, *(session.get("environment") for session in manifest.earlier)]
     found = {}
     for name in COMPUTED_WITH:
         # A manifest that is silent leaves what was asked for, where that was not left to the machine.
-        told = _texts(name, sittings) or _texts(name, [config])
+        told = _texts(name, sessions) or _texts(name, [config])
         if told:
             found[name] = "+".join(sorted({_device_kind(text) for text in told} if name == "device" else told))
     return found
 
 
 def sittings_with(manifest: Manifest) -> dict[str, tuple[str, ...]]:
-    """Return the revisions, torch versions and thread counts of all sittings, each where it is known."""
+    """Return the revisions, torch versions and thread counts of all sessions, each where it is known."""
     first = {"source_revision": manifest.source_revision, "torch": manifest.torch, "environment": manifest.environment}
-    sittings = [first, *manifest.earlier]
-    places = {"threads": [sitting.get("environment") for sitting in sittings]}
-    return {name: tuple(sorted(_texts(name, places.get(name, sittings)))) for name in MIXED}
+    sessions = [first, *manifest.earlier]
+    places = {"threads": [session.get("environment") for session in sessions]}
+    return {name: tuple(sorted(_texts(name, places.get(name, sessions)))) for name in MIXED}
 
 
 def _texts(name: str, places: Sequence[Any]) -> set[str]:
@@ -58,7 +58,7 @@ def _texts(name: str, places: Sequence[Any]) -> set[str]:
 
 
 def _device_kind(name: str) -> str:
-    """Return cpu, mps or cuda; a GPU stands in the manifest under its product's name, or as cuda:0 and the like."""
+    """Return cpu, mps or cuda; the manifest has a GPU's product name, or cuda:0 and the like."""
     return name if name in ("cpu", "mps") else "cuda"
 
 
@@ -276,7 +276,7 @@ def arms_of(runs: Iterable[Run]) -> list[Arm]:
 
 
 def _shown(keys: Iterable[ArmKey]) -> dict[ArmKey, str]:
-    """Return what readers are told of each variant: digests tell nobody anything, as long as there is nothing to tell apart."""
+    """Return the name of each variant for readers: without its digest, unless two variants would look alike."""
     keys = list(keys)
     tuned = Counter(key[:2] for key in keys if is_tuned_alone(key[2]))
     stems = {variant: _DIGEST.sub("", variant) for variant in {key[2] for key in keys}}
@@ -290,7 +290,7 @@ def _check_budgets(wanted: Some[str], found: set[str]) -> None:
     for budget in wanted:
         if budget not in known:
             names = ", ".join((*BUDGETS, *sorted(found - {*BUDGETS})))
-            raise ConfigError(f"no budget called {budget!r}{suggest(budget, known)}; there are: {names}")
+            raise ConfigError(f"no budget called {budget!r}{suggest(budget, known)}; choose one of {names}")
 
 
 def read_run(view: RunView) -> Run:
@@ -373,7 +373,7 @@ def recipe_differences(first: dict[str, Any], second: dict[str, Any]) -> list[st
 
 
 def difference_text(key: str, values: tuple[Any, Any]) -> str:
-    """Return how a setting in which two runs differ is told."""
+    """Return the text for a setting in which two runs differ."""
     return f"{key} ({values[0]} / {values[1]})"
 
 

@@ -88,7 +88,7 @@ def build_report(
 ) -> Report:
     """Collect and judge the runs under the roots; tell of the experiments named, with their baselines, where any are.
 
-    A verdict is the same whatever is told beside it: arms of the same baselines are judged together, named or not. `question`
+    A verdict does not depend on what else is reported: arms of the same baselines are judged together, named or not. `question`
     is what others' runs are judged by.
     """
     wanted = _with_baselines(only, catalog)

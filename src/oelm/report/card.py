@@ -55,8 +55,8 @@ print(write("Once", max_new_tokens={new_tokens})[0]["generated_text"])
 def _on_top(audit: Audit) -> str:
     """Return a row for what learnt on top of the frozen weights; nothing where nothing did."""
     counts = {role: audit.by_role[role]["trainable"] for role in ("gain", "correction") if role in audit.by_role}
-    told = ", ".join(f"{role} {count:,}" for role, count in counts.items())
-    return f"| learnt on top of them | {told} |\n" if told else ""
+    shown = ", ".join(f"{role} {count:,}" for role, count in counts.items())
+    return f"| learnt on top of them | {shown} |\n" if shown else ""
 
 
 def _plain(value: object) -> str:

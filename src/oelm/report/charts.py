@@ -113,7 +113,7 @@ def _lines(rows: Rows, target: Target) -> list[dict[str, Any]]:
     is_first = target.nothing < target.bound
     none_left = is_first if _has_room(target.nothing, low, high, is_left=is_first) else not is_first
     bound_left = not is_first if _has_room(target.bound, low, high, is_left=not is_first) else is_first
-    # Names that do not lead away from each other stand one above the other.
+    # Names that do not lead away from each other are put one above the other.
     height = -4 if none_left is is_first and bound_left is not is_first else -17
     none = {"mark": {"type": "rule", "color": "#999999"}, **_at(target.nothing, target.none)}
     limit = {"mark": {"type": "rule", "strokeDash": [6, 4], "color": "#D55E00"}, **_at(target.bound, target.told)}
@@ -126,7 +126,7 @@ def _lines(rows: Rows, target: Target) -> list[dict[str, Any]]:
 
 
 def _has_room(place: float, low: float, high: float, *, is_left: bool) -> bool:
-    """Whether a line's name fits beside it: a fifth of a picture holds any."""
+    """Whether a line's name fits next to it: a fifth of a picture holds any."""
     return (place - low if is_left else high - place) >= 0.2 * (high - low)
 
 
@@ -331,7 +331,7 @@ def head_grid(heads: list[dict[str, Any]]) -> Any:
         cells = alt.Chart(alt.Data(values=heads)).encode(
             x=alt.X("head:O", title="head", axis=alt.Axis(labelAngle=0)), y=alt.Y("layer:O", title="layer")
         )
-        # From zero, so that a small difference looks small; the figures stand in the cells.
+        # From zero, so that a small difference looks small; the figures are in the cells.
         scale = alt.Scale(scheme="blues", domainMin=0)
         squares = cells.mark_rect(stroke="white").encode(color=alt.Color(f"{measure}:Q", scale=scale, legend=None))
         figures = cells.mark_text(fontSize=11).encode(

@@ -33,7 +33,7 @@ from oelm.text import fixed
 
 @dataclass(frozen=True)
 class RunFolder:
-    """What one path stands for: an arm of its finished runs, and what in the folder was left out."""
+    """The finished runs of one path as an arm, and what in the folder was left out."""
 
     path: Path
     arm: Arm
@@ -43,7 +43,7 @@ class RunFolder:
 def compare_runs(paths: Sequence[Path]) -> tuple[Table, list[str]]:
     """Return a table of finished runs next to the first of them, and remarks: left-out seeds, what their configs differ in.
 
-    A folder that holds seeds (seed-0, seed-1, ...) stands for all of them, paired by seed with those of the first.
+    A folder that holds seeds (seed-0, seed-1, ...) means all of them, paired by seed with those of the first.
     """
     if len(paths) < 2:
         raise ConfigError("give two runs at least: oelm compare RUN RUN")
@@ -61,7 +61,7 @@ def compare_runs(paths: Sequence[Path]) -> tuple[Table, list[str]]:
         columns += ("over examples" if split == "test" else "over examples, final models",)
     remarks = _some_tested(folders) + [remark for folder in folders for remark in folder.left_out]
     share = next((share for folder in folders if (share := folder.arm.majority(split)) is not None), None)
-    remarks += [] if share is None else [f"naming the largest class always comes to {100 * share:.2f}%"]
+    remarks += [] if share is None else [f"always naming the largest class gives {100 * share:.2f}%"]
     remarks += [remark for folder in others for remark in (*_seeds_apart(folder, first), *_differences(folder, first))]
     remarks += [remark for folder in others for remark in _power(folder, first, split)]
     return Table("compare", "", columns, rows, frozenset(range(1, len(columns)))), remarks
@@ -72,7 +72,7 @@ def _some_tested(folders: Sequence[RunFolder]) -> list[str]:
     without = [str(folder.path) for folder in folders if common_split(folder.arm) == "val"]
     if not without or not any(folder.arm.on("test") for folder in folders):
         return []
-    return [f"compared on validation, for not every run of {', '.join(without)} has figures on test"]
+    return [f"compared on validation, because not every run of {', '.join(without)} has figures on test"]
 
 
 def _read_folder(path: Path) -> RunFolder:
@@ -90,8 +90,8 @@ def _read_folder(path: Path) -> RunFolder:
             continue
         seed = run.config.get("seed")
         if not isinstance(seed, int) or seed in runs:
-            told = f"its seed, {seed}, is also that of {runs[seed].path}" if seed in runs else "its config.json has no seed"
-            raise ConfigError(f"{folder}: {told}; give folders in which each seed stands once")
+            shown = f"its seed, {seed}, is also that of {runs[seed].path}" if seed in runs else "its config.json has no seed"
+            raise ConfigError(f"{folder}: {shown}; give folders in which each seed occurs once")
         runs[seed] = replace(run, seed=seed)
     if not runs:
         raise ConfigError(f"{path}: no finished run there; give a run's folder, or one that holds seed-0, seed-1, ...")
@@ -143,11 +143,11 @@ def _power(folder: RunFolder, first: RunFolder, split: Split) -> list[str]:
         return []
     over_seeds = detectable_text(paired_interval(arm.on(split), other.on(split), arm.metric))
     found = {"seeds": over_seeds, "examples": detectable_text(_over_examples(arm, other, split))}
-    told = [f"{points} points over {name}" for name, points in found.items() if points is not None]
-    if not told:
+    shown = [f"{points} points over {name}" for name, points in found.items() if points is not None]
+    if not shown:
         return []
     power = f"the smallest difference that this comparison would detect with {100 * POWER:g}% probability"
-    return [f"{folder.path} and {first.path}: {power}: {', '.join(told)}"]
+    return [f"{folder.path} and {first.path}: {power}: {', '.join(shown)}"]
 
 
 def _seeds_apart(folder: RunFolder, first: RunFolder) -> list[str]:

@@ -43,7 +43,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A Vega-Lite chart without a theme of its own; `alt` tells in words what it shows."""
+    """A Vega-Lite chart without a theme; `alt` describes it in words."""
 
     name: str
     caption: str

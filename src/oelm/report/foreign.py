@@ -355,9 +355,9 @@ def _forest(row: JudgedStudy, words: Words) -> list[Block]:
     bound, kind, points = row.question.bound, row.question.kind, []
     for arm, judgement in row.judgements.items():
         if (gap := judgement.interval) is not None:
-            told = {"text": levelled(gap, kind, words), "verdict": words(f"verdict.{judgement.verdict}")}
+            shown = {"text": levelled(gap, kind, words), "verdict": words(f"verdict.{judgement.verdict}")}
             place = {"name": arm, "arm": row.study.name}
-            points.append({**place, "value": gap.value, "low": gap.low, "high": gap.high, **told})
+            points.append({**place, "value": gap.value, "low": gap.low, "high": gap.high, **shown})
     if bound is None or not points:
         return []
     spec = forest_by_set(points, [row.study.name], target=target_of(kind, bound, words), title=words(f"forest.{kind}"))
@@ -404,8 +404,8 @@ def reasons_of(row: JudgedStudy, words: Words) -> list[str]:
     """Return each arm's reasons in words, and once what no imported record proves."""
     lines = []
     for arm, judgement in row.judgements.items():
-        told = words("sentence.separator").join(_reasons(judgement, words, is_ratio=row.question.is_ratio))
-        lines.append(words("imported.note", arm=arm, reasons=told))
+        shown = words("sentence.separator").join(_reasons(judgement, words, is_ratio=row.question.is_ratio))
+        lines.append(words("imported.note", arm=arm, reasons=shown))
     return [*lines, words("reason.unproven")] if lines else lines
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Stills are for paper and for readers without JavaScript. Past this, charts go without, so that a page can still be mailed.
 _STILLS_MAX_BYTES = 1_200_000
-# Cells of so many letters stay on one line: beside columns of figures, which never break, a browser breaks them at every word.
+# Cells of so many letters stay on one line: next to columns of figures, which never break, a browser breaks them at every word.
 _UNBROKEN = 20
 # An interval with its value. What has a verdict besides may break before either, so that many data sets fit one table.
 _UNBROKEN_FIGURE = 24
@@ -182,7 +182,7 @@ def _column_kind(table: Table, number: int) -> str:
 
 
 def _glued(text: str) -> str:
-    """Return a figure whose interval does not break; interval and verdict may stand below the value."""
+    """Return a figure whose interval does not break; interval and verdict may be below the value."""
     return _IN_INTERVAL.sub("\u00a0", text)
 
 
@@ -192,7 +192,7 @@ def _breadth(text: str) -> int:
 
 
 def _safe(text: str) -> Any:
-    """Exempt from escaping what is safe where it stands: our own scripts and style, and JSON and SVG made for the place."""
+    """Exempt from escaping what is safe in its place: our own scripts and style, and JSON and SVG made for the place."""
     from markupsafe import Markup
 
     return Markup(text)
@@ -216,7 +216,7 @@ def _bundle() -> str:
         raise MissingExtraError("vl-convert-python", "report") from None
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     # The first two would end its element early; a parser turns CR into LF, and the digest would not be the script's.
-    assert not any(mark in bundle.lower() for mark in ("</script", "<!--", "\r")), "the bundle cannot stand in a page"
+    assert not any(mark in bundle.lower() for mark in ("</script", "<!--", "\r")), "the bundle cannot be put into a page"
     return bundle
 
 

@@ -125,7 +125,7 @@ def judge(
     """Judge an arm's finished runs against its baseline's: PPLs or accuracies by seed; None where no baseline is named.
 
     `look` and `dropped` are what `Looks` says of the common seeds, `comparisons` how many are judged together, `share` how many
-    of them the error is divided by, all if it is None, and `confounded_by` the settings that differ beside the method; `unfit`
+    of them the error is divided by, all if it is None, and `confounded_by` other settings that differ; `unfit`
     is what makes the baseline no real one; `refused` are seeds of either whose records cannot be used; `draw` is the seed of
     the arm's frames where all runs share one. PASS, FAIL and INCONCLUSIVE need the planned number of seeds.
     """
@@ -147,7 +147,7 @@ def judge(
 
 
 def judge_together(judges: Sequence[Callable[[int], Judgement]]) -> list[Judgement]:
-    """Judge comparisons so that all verdicts hold together; each judge is told by how many the error is divided.
+    """Judge comparisons so that all verdicts hold together; each judge gets the number by which the error is divided.
 
     Holm's way: by all at first; what passes or fails so is decided, and the error of the others is divided by as many as they
     are, until no more is decided. It holds however the comparisons depend on each other, and decides whatever a division by all
@@ -233,7 +233,7 @@ def _against(criterion: Criterion, interval: Interval, *, kind: Kind) -> Decisio
         bound = -criterion.accuracy_loss_at_most
         is_inside, is_outside = interval.low >= bound, interval.high < bound
     values = {"bound": bound, "low": interval.low, "high": interval.high}
-    # Seeds that change nothing are one seed told several times; their interval of no width would be sure of anything.
+    # Seeds that change nothing count as one seed: their interval has no width and would decide anything.
     if interval.high - interval.low <= _NO_SPREAD * max(1.0, abs(interval.value)):
         return "INCONCLUSIVE", Reason("no_spread", {"bound": bound, "value": interval.value})
     if is_inside:
@@ -254,7 +254,7 @@ def _notes(
     comparisons: int,
     level: float,
 ) -> list[Reason]:
-    """Tell what a reader must know beside the verdict."""
+    """Return what a reader must know in addition to the verdict."""
     notes: list[Reason] = []
     mine, reference = (tuple(sorted(arm.keys() - set(seeds))) for arm in (ours, theirs))
     if seeds and (mine or reference):

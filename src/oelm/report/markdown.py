@@ -1,4 +1,4 @@
-"""A report as GitHub Markdown, with its charts as SVG files beside it."""
+"""A report as GitHub Markdown, with its charts as SVG files next to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPENS_BLOCK = re.compile(r"^(?:[-+=](?=[\s\-+=]|$)|\d+(?=[.)](?:\s|$)))")
 
 
 def render_markdown(document: Document, svg_folder_name: str) -> tuple[str, dict[str, str]]:
-    """Return the Markdown and the SVG files it shows, by name in `svg_folder_name`, which lies beside it.
+    """Return the Markdown and the SVG files it shows, by name in `svg_folder_name`, which is next to it.
 
     Pictures are white, so that they can be read in either theme. Raise MissingExtraError for charts without vl-convert.
     """
@@ -97,6 +97,6 @@ def _paragraph(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text on one line in which nothing is markup, wherever in a line it stands."""
+    """Return text on one line in which nothing is markup, at any place in a line."""
     escaped = _SPECIAL.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), on_one_line(text))
     return _BARE_LINK.sub(lambda found: f"\\{found[0]}", escaped)

@@ -134,7 +134,7 @@ class Sweeps:
 
     def without_chosen(self, arm: Arm) -> Arm:
         """Return an arm without the seeds its setting was chosen on: what won by their luck must not be judged on them."""
-        # The best setting of a sweep has a folder of its own, and may be given the sweep's seeds again.
+        # The best setting of a sweep has a separate folder, and may be given the sweep's seeds again.
         is_tuned = arm.variant.startswith(TUNED)
         points = [point for sweep in self.of(arm) for point in sweep.points if is_tuned or point.variant == arm.variant]
         chosen = {seed for point in points for seed in point.seeds}
@@ -288,7 +288,7 @@ def method_of(arm: Arm, catalog: Catalog) -> str | None:
 
 
 def method_text(arm: Arm, catalog: Catalog, words: Words) -> str:
-    """Return how an arm's method is called in tables; those without a name are told apart by their experiment.
+    """Return how an arm's method is called in tables; those without a name are distinguished by their experiment.
 
     One method on models of two architectures is not the same thing, so another architecture is named with it.
     """
@@ -301,7 +301,7 @@ def on_architecture(arm: Arm, name: str, words: Words) -> str:
 
 
 def has_short_conv(arm: Arm) -> bool:
-    """Whether a short convolution stands before the first layer of the arm's model."""
+    """Whether the arm's model has a short convolution before its first layer."""
     return bool(arm.first.config.get("model", {}).get("short_conv", 0))
 
 
@@ -312,7 +312,7 @@ def is_uniform(arm: Arm) -> bool:
 
 
 def draw_of(arm: Arm) -> int | None:
-    """Return the seed of an arm's frames where it is one of their own."""
+    """Return the seed of an arm's frames where they have a separate one."""
     # Weights that are kept, or made from those that were there, are not drawn.
     kept = ("native", "orthonormalized", "polar", "spectral", "spectral_flat")
     is_drawn = arm.method.get("freeze") and arm.method.get("init") not in kept
@@ -328,7 +328,7 @@ _QK_ROLES = ("query", "key", "query_key_value", "gain", "correction")
 
 
 def class_of(pair: Pair) -> str:
-    """Return the class of an arm beside its baseline: one that freezes nothing is a control."""
+    """Return the class of an arm compared with its baseline: one that freezes nothing is a control."""
     kind = method_kind(pair.arm.method)
     if kind == "free":
         return "control"
@@ -351,7 +351,7 @@ def change_later(arm: Arm) -> int:
 
 
 def pair_text(pair: Pair, catalog: Catalog, words: Words) -> str:
-    """Return how an arm is called beside others of its baseline: by its method, or as the control that it is."""
+    """Return the name of an arm among others of its baseline: by its method, or as the control that it is."""
     if class_of(pair) != "control":
         return method_text(pair.arm, catalog, words)
     # A control has its baseline's method: what tells it apart is the end of its name.
@@ -359,7 +359,7 @@ def pair_text(pair: Pair, catalog: Catalog, words: Words) -> str:
     return on_architecture(pair.arm, suffix or method_of(pair.arm, catalog) or pair.arm.experiment, words)
 
 
-# What is asked about, beside what the experiment and the budget say: the method, the model, how much text. The data is known by
+# What is asked about, apart from experiment and budget: the method, the model, how much text. The data is known by
 # its fingerprint, wherever it lies.
 _ASKED = ("method.", "model.", "data.max_tokens", "examples.", "steps", "epochs", "batch_size", "init_from.sha256")
 _PLACES = ("model.source", "examples.folder", "examples.dev")

@@ -18,7 +18,7 @@ class Words:
 
     def __init__(self, lang: str) -> None:
         if lang not in LANGUAGES:
-            raise ConfigError(f"--lang {lang!r}: there are {', '.join(LANGUAGES)}")
+            raise ConfigError(f"--lang {lang!r}: choose one of {', '.join(LANGUAGES)}")
         self.lang = lang
         self._templates = templates(lang)
 

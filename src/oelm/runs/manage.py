@@ -217,7 +217,7 @@ def remove(root: Path, view: RunView, *, weights: bool) -> Removal | Refusal:
         with _launches_held(view), held(view.path / LOCK, timeout_s=0):
             # Only now can nobody begin to write in it; what was written since it was looked at would be lost unseen.
             if read_status(view.path) != view.status:
-                return Refusal(view, "it went on meanwhile; look again and repeat the command")
+                return Refusal(view, "it was resumed meanwhile; check it and repeat the command")
             plan = plan_removal(root, view, weights=weights)
             if isinstance(plan, Removal):
                 _delete(plan)
@@ -245,7 +245,7 @@ def _objection(root: Path, view: RunView, *, weights: bool) -> str:
     if view.state == "running" or (view.state == "stale" and _may_live(view)):
         return "in use; stop it first"
     if weights and view.state != "done":
-        return f"{view.state}, not done: it needs its checkpoints to go on"
+        return f"{view.state}, not done: it needs its checkpoints to resume"
     try:
         config = read_json(view.path / CONFIG)
     except OelmError:

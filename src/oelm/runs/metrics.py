@@ -162,7 +162,7 @@ class Metrics:
             why = f" ({problems[0]})" if problems else ""
             raise DataError(
                 f"{self.path}: {fault}{why}, and the checkpoint of step {step} has seen it. Nothing was changed: restore the "
-                "file from a copy, resume with --exact-step from a checkpoint before the damage, or train anew in another --out"
+                "file from a copy, resume with --exact-step from a step before the damage, or train again in another --out"
             )
         if problems:
             log.warning(

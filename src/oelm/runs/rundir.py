@@ -121,7 +121,7 @@ class RunDir:
             is_ours = False
         if not is_ours:
             raise RunDirLostError(
-                f"{self.path} was removed, renamed or replaced while this run was going on, so it stopped and wrote nothing "
+                f"{self.path} was removed, renamed or replaced during this run, so it stopped and wrote nothing "
                 "more there. What it had saved is in its own folder: if that was renamed, move it back, or give its new "
                 "name as --out, and repeat the command; if it was removed, the same command starts again from step 0"
             )

@@ -101,7 +101,9 @@ def example_source(config: ExamplesConfig) -> ExampleSource:
     if not named and not Path(config.task).exists() and "/" not in config.task:
         if "." in config.task:
             raise ConfigError(f"no file {config.task!r} here; give the path of a table, or a task: stdlib, {', '.join(TASKS)}")
-        raise ConfigError(f"no task called {config.task!r}: there are stdlib, {', '.join(TASKS)}; or give the path of a table")
+        raise ConfigError(
+            f"no task called {config.task!r}: choose one of stdlib, {', '.join(TASKS)}; or give the path of a table"
+        )
     request = Request(
         name=config.task if named else None,
         examples=None if named else Path(config.task),

@@ -75,7 +75,7 @@ class Standing:
 
 
 def standings(findings: Findings) -> list[Standing]:
-    """Return how every language model that arms are compared with stands."""
+    """Return how good every language model is that arms are compared with."""
     counted = _counted(findings.arms)
     return [_standing(baseline, counted) for baseline, _ in findings.families if baseline.metric == "ppl"]
 

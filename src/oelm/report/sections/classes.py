@@ -32,7 +32,7 @@ _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn"
 
 
 class Line(NamedTuple):
-    """What stands in one row: a method at one size. `place` is its class's; the counts are of what learns in Q and K."""
+    """One row: a method at one size. `place` is its class's; the counts are of what learns in Q and K."""
 
     place: int
     name: str
@@ -77,13 +77,13 @@ def lines_of(findings: Findings, rows: Sequence[JudgedPair], words: Words) -> Fo
             Line(CLASSES.index(class_of(row.pair)), pair_text(row.pair, findings.catalog, words), *counts), {}
         )
         name = names[row.pair.arm.key]
-        # Two arms of one method on one data set: told apart by their own names, never one over the other.
+        # Two arms of one method on one data set: distinguished by their own names, so that neither replaces the other.
         line[f"{name} ({label(arm)})" if name in line else name] = row
     return {line: found[line] for line in sorted(found)}
 
 
 def sets_of(found: Found) -> list[str]:
-    """Return the columns in the order of their baselines, whatever stands in the first row."""
+    """Return the columns in the order of their baselines, whatever the first row has."""
     places: dict[str, ArmKey] = {}
     for by_set in found.values():
         for name, row in by_set.items():
@@ -92,7 +92,7 @@ def sets_of(found: Found) -> list[str]:
 
 
 def title_of(line: Line, found: Found, words: Words) -> str:
-    """Return a line's name with its class, and with its size where the method stands in several."""
+    """Return a line's name with its class, and with its size where the method has several."""
     sizes = {other.whole for other in found if other[:2] == line[:2]}
     size = f", {line.learns:,}" if len(sizes) > 1 else ""
     return f"{line.name}{size} ({words(f'classes.{CLASSES[line.place]}')})"
@@ -147,7 +147,7 @@ def _beside_controls(found: Found, words: Words) -> list[Block]:
 
 
 def _beside_plain(found: Found, words: Words) -> list[Block]:
-    """Return what stands behind a short convolution, baselines among them, against the baselines that have none."""
+    """Return arms with a short convolution, and their baselines, against the baselines without one."""
     judged = [(line, name, row.pair) for line, by_set in found.items() for name, row in by_set.items()]
     plain = {name: pair.baseline for _, name, pair in judged if not has_short_conv(pair.baseline)}
     behind = [(line, name, pair) for line, name, pair in judged if has_short_conv(pair.baseline) and name in plain]
@@ -174,7 +174,7 @@ def _is_beside(control: Line, line: Line) -> bool:
 
 
 def _alone(found: Found, controls: Found) -> dict[Line, list[str]]:
-    """Return the arms on which a little learns, with the data sets on which no control of as few parameters stands beside."""
+    """Return the arms on which a little learns, with the data sets that have no control of as few parameters."""
     alone: dict[Line, list[str]] = {}
     for line, by_set in found.items():
         fair = [theirs for control, theirs in controls.items() if _is_beside(control, line)]
@@ -213,7 +213,7 @@ def matrix(found: Found, words: Words) -> Table:
 
 
 def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:
-    """Return the column that each arm stands in: its data set, and as much besides as tells it from others on the same one."""
+    """Return the column of each arm: its data set, and what distinguishes it from others on the same data set."""
     has_budgets = len({pair.arm.budget for pair in pairs}) > 1
     plain: dict[tuple[str, str, bool], set[str]] = {}
     for pair in pairs:
@@ -222,7 +222,7 @@ def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:
     names: dict[ArmKey, str] = {}
     for pair in pairs:
         arm = pair.arm
-        # What was tuned and what was not have baselines of their own: in one column they would look alike.
+        # Tuned and untuned arms have different baselines: in one column they would look alike.
         is_alone = _is_plain(arm) and len(plain[_family(pair)]) == 1
         # Of several sweeps on one data set the digests tell which is whose.
         told = arm.variant if _is_plain(arm) else arm.shown
@@ -232,7 +232,7 @@ def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:
 
 
 def _family(pair: Pair) -> tuple[str, str, bool]:
-    """Return what arms share that stand in one row or column by right: each architecture has its own sweep."""
+    """Return what arms must share to be in one row or column: each architecture has its own sweep."""
     return pair.arm.data, pair.arm.budget, has_short_conv(pair.arm)
 
 

@@ -20,7 +20,7 @@ _CHANGED = "+changes"
 
 
 def costs_section(findings: Findings, words: Words) -> Section | None:
-    """Return parameters, bytes and step times of every arm beside its baseline's, and interleaved timings where there are."""
+    """Return parameters, bytes and step times of every arm and its baseline, and interleaved timings if any were made."""
     arms = [arm for baseline, pairs in findings.families for arm in (baseline, *(pair.arm for pair in pairs))]
     if not arms:
         return None
@@ -82,7 +82,7 @@ def median_step(runs: Iterable[FinishedRun]) -> float | None:
 
 
 def _speed(findings: Findings, words: Words) -> list[Block]:
-    """Return timings in which two arms took turns, with the arithmetic bound beside them."""
+    """Return timings in which two arms took turns, with the arithmetic bound."""
     found = [timing for root in findings.roots for timing in read_timings(root)]
     if not found:
         return [Text(words("speed.none"), "note")]
@@ -116,7 +116,7 @@ def _memory_text(timing: TimingRecord) -> str:
 
 def shape_text(shape: TimedShape, words: Words) -> str:
     """Return the model and batch of a timing as the reader's language says it."""
-    told = words(
+    shown = words(
         "speed.model",
         layers=shape.num_layers,
         width=shape.model_dim,
@@ -126,7 +126,7 @@ def shape_text(shape: TimedShape, words: Words) -> str:
         length=shape.seq_len,
         vocabulary="" if shape.vocab_size is None else words("speed.vocabulary", size=shape.vocab_size),
     )
-    return words("speed.classifier", shape=told) if shape.is_classifier else told
+    return words("speed.classifier", shape=shown) if shape.is_classifier else shown
 
 
 def totals_section(findings: Findings, words: Words) -> Section:
@@ -136,7 +136,7 @@ def totals_section(findings: Findings, words: Words) -> Section:
     hours = sum(run.figures.wall_s["total"] for run in finished) / 3600
     tokens = sum(run.figures.tokens for run in finished)
     size = sum(_bytes(run.path) for run in runs)
-    # Of a sweep's points only what was run beside it is an arm; one without a finished run is whatever it was meant to be.
+    # Of a sweep's points only what was also run apart is an arm; one without a finished run is whatever it was meant to be.
     done = [arm for arm in findings.arms if arm.runs]
     points = len(done) - len(findings.unswept(done))
     values = {

@@ -86,7 +86,7 @@ def tuning_section(findings: Findings, words: Words) -> Section | None:
 
 
 def _sweep_rows(sweep: SweepRecord, words: Words) -> list[tuple[Cell, ...]]:
-    """Return a row for every point of a sweep; of one that was taken over only its best, without a score of its own."""
+    """Return a row for every point of a sweep; of one that was taken over only its best, without a score."""
     rows: list[tuple[Cell, ...]] = []
     for number, point in enumerate(sweep.points):
         is_best = number == sweep.best
@@ -111,23 +111,23 @@ def _sweep_rows(sweep: SweepRecord, words: Words) -> list[tuple[Cell, ...]]:
 
 
 def _swept_otherwise(findings: Findings, words: Words) -> list[str]:
-    """Say which sweeps had settings of their own, and which arms have some that the sweep of theirs had not."""
+    """Say which sweeps had special settings, and which arms have settings that their sweep did not have."""
     arms = [(arm, sweeps[0]) for arm in findings.arms if (sweeps := findings.sweeps.of(arm))]
     own = {f"{sweep.experiment}, {sweep.budget}": sweep.changes for _, sweep in arms if sweep.like is None}
     by_settings: dict[str, list[str]] = {}
     for name, changes in own.items():
         by_settings.setdefault(words.listed(f"{key} {value}" for key, value in changes.items()), []).append(name)
-    told = [
+    shown = [
         words("tuning.all_settings", count=len(names), settings=settings)
         if len(names) == len(own) > 1
         else words("tuning.settings", arm="; ".join(names), settings=settings)
         for settings, names in by_settings.items()
         if settings
     ]
-    beside = [arm for arm, sweep in arms if arm.variant.startswith(TUNED) and _has_more(arm, sweep)]
-    told += [words("tuning.elsewhere", arms=_named(beside))] if beside else []
+    elsewhere = [arm for arm, sweep in arms if arm.variant.startswith(TUNED) and _has_more(arm, sweep)]
+    shown += [words("tuning.elsewhere", arms=_named(elsewhere))] if elsewhere else []
     alike = [pair.arm for pair in findings.pairs if not pair.confounded and not pair.arm.variant.startswith(TUNED)]
-    return told + ([words("tuning.not_swept", arms=_named(alike))] if alike else [])
+    return shown + ([words("tuning.not_swept", arms=_named(alike))] if alike else [])
 
 
 def _named(arms: Sequence[Arm]) -> str:

@@ -48,7 +48,7 @@ def data_command(run: FinishedRun) -> str:
 
 
 def run_command(run: FinishedRun, roots: Sequence[Path]) -> str:
-    """Return what to type, in the folder that the report was made in, to repeat a run beside what it left."""
+    """Return what to type, in the folder that the report was made in, to repeat a run next to the original."""
     kind = "train" if run.metric == "ppl" else "finetune"
     setting = run.manifest.environment
     # On a CPU the number of threads decides the order of sums.

@@ -179,14 +179,14 @@ def _about(family: _Family, words: Words, *, is_unfit: bool) -> tuple[Cell, ...]
     split = pairs[0].split
     on_split = family.baseline.on(split)
     mean = mean_figure([on_split[seed] for seed in sorted({seed for pair in pairs for seed in pair.seeds})], "ppl")
-    told = words("across.on_test", gap=fixed(mean, 2)) if split == "test" else fixed(mean, 2)
+    shown = words("across.on_test", gap=fixed(mean, 2)) if split == "test" else fixed(mean, 2)
     return (
         Cell(on_architecture(family.baseline, shape, words)),
         Cell(f"{parameters:,}", parameters),
         Cell(f"{steps:,}", steps),
         Cell(_rates(family, words)),
         Cell(str(min(counts)) if len(counts) == 1 else "", min(counts)),
-        Cell(told, mean, "warn" if is_unfit else ""),
+        Cell(shown, mean, "warn" if is_unfit else ""),
     )
 
 
@@ -194,8 +194,8 @@ def _rates(family: _Family, words: Words) -> str:
     """Return the rates of baseline and arms, each once, and whether they came out of a sweep."""
     arms = [family.baseline, *(pair.arm for pair in family.pairs.values())]
     rates = dict.fromkeys(flatten(arm.first.config).get(_RATE) for arm in arms)
-    told = words.listed(f"{rate:g}" for rate in rates if isinstance(rate, int | float))
-    return words("sizes.swept", rates=told) if family.baseline.variant.startswith(TUNED) else told
+    shown = words.listed(f"{rate:g}" for rate in rates if isinstance(rate, int | float))
+    return words("sizes.swept", rates=shown) if family.baseline.variant.startswith(TUNED) else shown
 
 
 def _gaps(family: _Family, methods: Sequence[str], words: Words) -> list[Cell]:
@@ -206,7 +206,7 @@ def _gaps(family: _Family, methods: Sequence[str], words: Words) -> list[Cell]:
         if (pair := family.pairs.get(method)) is None:
             cells.append(Cell(""))
             continue
-        told = f"{pair.gap.text} (n={len(pair.seeds)})" if is_uneven else pair.gap.text
-        told = words("across.on_test", gap=told) if pair.split == "test" else told
-        cells.append(Cell(told, pair.gap.value))
+        shown = f"{pair.gap.text} (n={len(pair.seeds)})" if is_uneven else pair.gap.text
+        shown = words("across.on_test", gap=shown) if pair.split == "test" else shown
+        cells.append(Cell(shown, pair.gap.value))
     return cells

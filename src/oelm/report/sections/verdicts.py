@@ -169,7 +169,7 @@ def _all_looks(roots: Sequence[Path]) -> Looks:
 
 
 def record_looks(judged: list[JudgedPair], roots: Sequence[Path]) -> None:
-    """Write down which comparisons were given a verdict at which seeds, beside the runs that were looked at."""
+    """Record which comparisons were given a verdict at which seeds, in the folders that hold the runs."""
     questions = questions_of(row.pair.arm for row in judged)
     for root in roots:
         seen = {
@@ -282,7 +282,7 @@ _MAY_AGREE = {"budget", "on", "interval_level"}
 
 
 def verdict_table(findings: Findings, judged: list[JudgedPair], words: Words) -> Table:
-    """Return every comparison with its verdict; a page leaves the sensitivity to a table of its own."""
+    """Return every comparison with its verdict; a page has the sensitivity in a separate table."""
     rows = tuple(_row(findings, row, words) for row in judged)
     places = {name: _COLUMNS.index(name) for name in _ON_PAGE}
     differ = {name for name, place in places.items() if len({row[place].text for row in rows}) > 1}
@@ -353,7 +353,7 @@ def bound_of(pair: Pair) -> float:
 
 
 def _figures(findings: Findings, words: Words) -> Table:
-    """Return every arm's figures by seed, as far as they are no points of sweeps: nothing that was not measured stands here."""
+    """Return every arm's figures by seed, without points of sweeps; only measured figures are in it."""
     usable = [arm for arm in findings.arms if arm.is_usable]
     arms = findings.unswept(usable) or usable
     shown: dict[str, list[Cell]] = {"arm": [Cell(label(arm)) for arm in arms], "budget": [Cell(arm.budget) for arm in arms]}
@@ -456,7 +456,7 @@ def _power(row: JudgedPair, words: Words) -> list[str]:
 
 
 def _together(judged: list[JudgedPair], words: Words) -> list[str]:
-    """Say once of each baseline, not of every arm, that the verdicts beside it hold together, and at which level each."""
+    """Say once of each baseline, not of every arm, that the verdicts against it hold together, and at which level each."""
     families: dict[ArmKey, list[JudgedPair]] = {}
     for row in judged:
         if any(reason.code == _TOGETHER for reason in row.judgement.reasons):

@@ -1,0 +1,110 @@
+"""Help, messages and reports use plain English words."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+import yaml
+
+from oelm.cli.app import app
+
+SRC = Path(__file__).parents[1] / "src" / "oelm"
+FILES = sorted(SRC.rglob("*.py"))
+
+# Words that a plain sentence does without, as patterns of whole words, each with what to write instead.
+PLAIN = {
+    r"told|foretells?|foretold": "reported, given, estimated",
+    r"anew": "again",
+    r"sittings?": "session",
+    r"mend(s|ed|ing)?": "fix",
+    r"beside": "next to, compared with",
+    r"stand(s|ing)?(?!-)|stood": "is",
+    r"(to|by) the same bits": "bit-identical",
+    r"(go(es)?|went|going) on": "continue, resume",
+    r"as (it|they) comes?": "streamed, in order",
+    r"of (its|their) own": "separate",
+    r"what little": "the small part that",
+    r"that shows": "measurable",
+    r"said twice": "given twice",
+    r"whose hours": "account to charge",
+    r"worth (its|their) place": "help, beat",
+    r"(what|all|run) there (is|are)": "name the thing",
+    # Not after a colon, where choices may follow: "no such budget: there are paper and smoke".
+    r"(?:^|(?<=[.;!?] ))there (is|are|was|were)": "drop it",
+}
+PATTERNS = {re.compile(rf"\b(?:{words})\b", re.IGNORECASE): plain for words, plain in PLAIN.items()}
+
+
+def complaints(text: str) -> list[str]:
+    """Return what a text should do without, and what to write instead: 'anew: again'."""
+    line = " ".join(text.split())
+    return [f"{match.group()}: {plain}" for pattern, plain in PATTERNS.items() for match in pattern.finditer(line)]
+
+
+def help_texts() -> Iterator[tuple[str, str]]:
+    """Yield the help of every command and parameter, with where it is from."""
+    open_commands = [("oelm", typer.main.get_command(app))]
+    while open_commands:
+        name, command = open_commands.pop()
+        yield name, command.help or ""
+        for parameter in command.params:
+            yield f"{name} {parameter.name}", getattr(parameter, "help", None) or ""
+        for child, inner in getattr(command, "commands", {}).items():
+            open_commands.append((f"{name} {child}", inner))
+
+
+def strings_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the strings of a file that people may read, with their lines: of two words or more, and no docstrings."""
+    tree = ast.parse(path.read_text())
+    skipped = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    skipped |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+        else:
+            continue
+        if id(node) not in skipped and " " in text:
+            yield node.lineno, text
+
+
+def test_help_is_plain() -> None:
+    texts = dict(help_texts())
+    assert len(texts) > 150
+    assert {where: found for where, text in texts.items() if (found := complaints(text))} == {}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(SRC).as_posix())
+def test_messages_are_plain(path: Path) -> None:
+    assert [(line, found, text) for line, text in strings_of(path) if (found := complaints(text))] == []
+
+
+def test_reports_are_plain() -> None:
+    words = yaml.safe_load((SRC / "report" / "words" / "en.yaml").read_text())
+    assert {key: found for key, text in words.items() if (found := complaints(text))} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("The run was told twice.", ["told: reported, given, estimated"]),
+        ("--set stands\n  here and goes\n  on", ["stands: is", "goes on: continue, resume"]),
+        ("There are no runs here; there is one elsewhere.", ["There are: drop it", "there is: drop it"]),
+        ("no such budget: there are paper and smoke", []),
+        ("an outstanding amendment of a stand-in, besides", []),
+    ],
+)
+def test_whole_words_are_refused(text: str, found: list[str]) -> None:
+    assert complaints(text) == found
+
+
+def test_messages_are_found_in_code(tmp_path: Path) -> None:
+    code = '''"""A docstring that stands."""\nraise OelmError(f"seed {seed} stands " f"twice")\nsay("word", "two words")\n'''
+    (tmp_path / "code.py").write_text(code)
+    assert sorted(strings_of(tmp_path / "code.py")) == [(2, "seed {} stands twice"), (3, "two words")]

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from oelm.experiments.summary import gaps
-from oelm.runs.find import scan
+from oelm.runs.find import gaps, scan
 from oelm.runs.metrics import evaluations
 from tests.experiments.recorded import record
 

@@ -26,8 +26,7 @@ from oelm.text import duration, fixed
 
 if TYPE_CHECKING:
     from oelm.experiments.slurm import JobState
-    from oelm.experiments.summary import Gap
-    from oelm.runs.find import RunView
+    from oelm.runs.find import Gap, RunView
 
 _HEADINGS = ("experiment", "budget", "variant", "seed", "state", "step", "best", "gap", "ETA", "loss", "s/step", "device")
 _RIGHT = {"seed", "step", "loss", "best", "gap", "ETA", "s/step"}
@@ -171,8 +170,7 @@ def _page(
     lines: int | None,
 ) -> Text:
     """Return all that is shown; over `lines` runs, those under way and one line for each group of the others."""
-    from oelm.experiments.summary import gaps
-    from oelm.runs.find import ALIVE
+    from oelm.runs.find import ALIVE, gaps
 
     is_short = lines is not None and len(views) > lines
     shown = [view for view in views if view.state in ALIVE] if is_short else views
@@ -298,7 +296,7 @@ def _logs(views: Sequence[RunView]) -> list[str]:
 
 
 def _print_json(views: Sequence[RunView], baselines: Mapping[str, str], jobs: Mapping[Path, JobState]) -> None:
-    from oelm.experiments.summary import gaps
+    from oelm.runs.find import gaps
 
     rows = [_json_row(view, gap, jobs) for view, gap in zip(views, gaps(views, baselines), strict=True)]
     # ASCII: what a run calls itself may hold what drives a terminal.

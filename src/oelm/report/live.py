@@ -19,7 +19,6 @@ from oelm.experiments.importer import IMPORTED
 from oelm.experiments.notify import Event
 from oelm.experiments.portable import this_machine
 from oelm.experiments.slots import queue_seconds, read_gpus
-from oelm.experiments.summary import Gap, gaps, is_number
 from oelm.files import read_json
 from oelm.report.arms import Run, arms_of, read_run
 from oelm.report.build import Report, report_on, with_imported
@@ -30,7 +29,7 @@ from oelm.report.sections.classes import gap_charts
 from oelm.report.sections.learning import small_chart
 from oelm.report.sections.verdicts import decided_by, verdict_table
 from oelm.report.words import Words
-from oelm.runs.find import ALIVE, STATES, RunView, scan
+from oelm.runs.find import ALIVE, STATES, Gap, RunView, gaps, is_number, scan
 from oelm.runs.layout import CONFIG, SWEEP
 from oelm.runs.metrics import evaluations
 from oelm.runs.status import now_text

@@ -1,7 +1,7 @@
 """AdamW and Muon over what trains, the learning rate of a step, and the optimizer's state as named tensors.
 
-Muon is Keller Jordan's method (https://kellerjordan.github.io/posts/muon), as in `torch.optim.Muon`, but in the precision of the
-weights: torch casts to bfloat16, which most CPUs only emulate. R rows  C columns  N matrices of one shape
+Muon is Keller Jordan's method (https://kellerjordan.github.io/posts/muon), as in `torch.optim.Muon`, but in the precision of
+the weights: torch casts to bfloat16, which most CPUs only emulate. R rows  C columns  N matrices of one shape
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ def test_inspect_counts_what_is_frozen_and_checks_it(place: Path, tmp_path: Path
 
 
 def test_inspect_has_no_picture_of_a_classifiers_heads(place: Path) -> None:
-    assert "--heads looks at language models" in oelm("inspect", place / "run", "--heads", code=2)
+    assert "--heads is for language" in oelm("inspect", place / "run", "--heads", code=2)
 
 
 def test_export_answers_through_transformers_alone(place: Path, tmp_path: Path) -> None:

@@ -313,7 +313,7 @@ def test_an_attention_used_in_two_places_is_split_once() -> None:
 def test_what_another_library_wrapped_is_refused_with_the_order_to_do_it_in() -> None:
     model = FusedAttention()
     nn.utils.parametrizations.weight_norm(model.qkv)
-    with pytest.raises(SiteError, match=r"qkv .* has no parameter 'weight' of its own.*call oelm\.freeze before"):
+    with pytest.raises(SiteError, match=r"qkv .* does not hold the parameter 'weight' itself.*call oelm\.freeze before"):
         freeze(model, "oelm_freeze")
 
 

@@ -267,7 +267,7 @@ def export(
     data = read_manifest(loaded.path).get("data")
     if data is None:
         raise DataError(
-            f"{loaded.path / MANIFEST}: is gone, or names no data, and the model card says what the run was trained on; "
+            f"{loaded.path / MANIFEST}: is missing or names no data, and the model card says what the run was trained on; "
             "restore the file from a copy"
         )
     state = loaded.checkpoint.saved.state

@@ -19,7 +19,7 @@ import torch
 from record import build_arm, build_record, finish, parse_speed_options
 
 from oelm.bench.interleave import against, bound, classifier_config, interleave, training_step
-from oelm.bench.timings import SpeedRecord
+from oelm.bench.speed import SpeedRecord
 from oelm.config import FinetuneConfig
 
 ROUNDS = 12

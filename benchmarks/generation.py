@@ -10,7 +10,7 @@ from record import add_speed_options, build_record, chosen_shapes, finish, parse
 
 from oelm.bench.interleave import shape_config
 from oelm.bench.profile import compare_generation
-from oelm.bench.timings import ArmFigures, SpeedRecord
+from oelm.bench.speed import ArmFigures, SpeedRecord
 
 METHODS = ("oelm_axes", "oelm_axes_lowrank", "oelm_axes_q")
 ROUNDS = {"laptop": 20, "512": 12, "medium": 8, "tiny": 2}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oelm.bench.interleave import Timed, inverse
-from oelm.bench.timings import ArmFigures, Conditions, SpeedRecord, TimedShape, TimeSplit, read_speed, write_speed
+from oelm.bench.speed import ArmFigures, Conditions, SpeedRecord, TimedShape, TimeSplit, read_speed, write_speed
 from oelm.stats import Ratio
 
 if TYPE_CHECKING:

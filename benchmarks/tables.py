@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.bench.interleave import inverse
-from oelm.bench.timings import ArmFigures, SpeedRecord, TimedShape, read_speed
+from oelm.bench.speed import ArmFigures, SpeedRecord, TimedShape, read_speed
 from oelm.models.shape import method_work
 from oelm.stats import Ratio
 

@@ -20,7 +20,7 @@ from record import add_speed_options, build_record, chosen_shapes, finish, parse
 
 from oelm.bench.interleave import against, interleave, inverse, shape_config, training_step
 from oelm.bench.machine import PeakMeter
-from oelm.bench.timings import ArmFigures, SpeedRecord
+from oelm.bench.speed import ArmFigures, SpeedRecord
 from oelm.config import RunConfig
 
 CONTENDERS = ("baseline", "transformers", "plain")

@@ -15,7 +15,7 @@ from record import add_speed_options, build_record, chosen_shapes, finish, parse
 
 from oelm.bench.interleave import interleave, shape_config, training_step
 from oelm.bench.profile import gemm_speed, split_time
-from oelm.bench.timings import SpeedRecord, TimeSplit
+from oelm.bench.speed import SpeedRecord, TimeSplit
 from oelm.models.shape import step_work
 
 # Timed steps; half as many are profiled.

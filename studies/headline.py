@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from oelm.bench.timings import TimingRecord, read_timings
+from oelm.bench.speed import TimingRecord, read_timings
 from oelm.experiments.catalog import load_catalog
 from oelm.report.arms import Arm
 from oelm.report.build import build_report

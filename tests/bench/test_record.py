@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from oelm.bench.timings import FOLDER, TimedShape, TimingRecord, read_timings, write_timing
+from oelm.bench.speed import FOLDER, TimedShape, TimingRecord, read_timings, write_timing
 
 # As `oelm bench` wrote it before shapes were fields.
 OLD: dict[str, Any] = {

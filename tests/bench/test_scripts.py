@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from oelm.bench.interleave import shape_config
-from oelm.bench.timings import SpeedRecord, read_speed, write_speed
+from oelm.bench.speed import SpeedRecord, read_speed, write_speed
 from oelm.models.gpt import build_gpt
 from oelm.train.loss import mean_cross_entropy
 

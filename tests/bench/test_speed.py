@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oelm.bench.interleave import PUBLISHED, inverse, shape_config
-from oelm.bench.timings import (
+from oelm.bench.speed import (
     ArmFigures,
     Conditions,
     Product,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from oelm.bench.timings import read_timings
+from oelm.bench.speed import read_timings
 from oelm.cli.app import app
 from oelm.train.load import load_run
 from tests.conftest import oelm_command, run_here, tiny_config

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from oelm.bench.timings import TimedShape, TimingRecord, write_timing
+from oelm.bench.speed import TimedShape, TimingRecord, write_timing
 from oelm.experiments.catalog import Catalog, load_catalog
 from oelm.experiments.importer import ImportedRun, write_imported
 from oelm.experiments.sweep import SweepPoint, SweepRecord

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oelm.bench.timings import FOLDER, TimedShape, write_timing
+from oelm.bench.speed import FOLDER, TimedShape, write_timing
 from oelm.report.arms import load_runs
 from oelm.report.build import build_report
 from oelm.report.document import Document

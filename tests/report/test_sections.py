@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from oelm.bench.timings import TimedShape, TimingRecord, write_timing
+from oelm.bench.speed import TimedShape, TimingRecord, write_timing
 from oelm.experiments.importer import write_imported
 from oelm.report.document import Chart
 from tests.experiments.recorded import record

@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from oelm.bench.interleave import against, interleave
-from oelm.bench.timings import Product
+from oelm.bench.speed import Product
 from oelm.config import RunConfig
 from oelm.data.tokenizer import train_bpe
 from oelm.errors import OelmError

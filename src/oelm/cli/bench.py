@@ -13,7 +13,7 @@ from oelm.errors import ConfigError
 
 if TYPE_CHECKING:
     from oelm.bench.interleave import Comparison
-    from oelm.bench.timings import TimedShape
+    from oelm.bench.speed import TimedShape
     from oelm.config import FinetuneConfig, RunConfig
 
 
@@ -86,7 +86,7 @@ def _config(name: str, budget: str, shape: str | None, overrides: list[str]) -> 
 
 def _timed_shape(config: RunConfig | FinetuneConfig) -> TimedShape:
     from oelm.bench.interleave import timed_shape
-    from oelm.bench.timings import TimedShape
+    from oelm.bench.speed import TimedShape
 
     sizes = timed_shape(config).model_dump()
     return TimedShape(**sizes, batch_size=config.batch_size, is_classifier=hasattr(config, "examples"))
@@ -95,7 +95,7 @@ def _timed_shape(config: RunConfig | FinetuneConfig) -> TimedShape:
 def _record(comparison: Comparison, shape: TimedShape, optimizer: str, root: Path) -> Path:
     import torch
 
-    from oelm.bench.timings import TimingRecord, write_timing
+    from oelm.bench.speed import TimingRecord, write_timing
 
     first, second, ratio = comparison.first, comparison.second, comparison.ratio
     record = TimingRecord(

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
-from oelm.bench.timings import TimedShape, TimingRecord, read_timings
+from oelm.bench.speed import TimedShape, TimingRecord, read_timings
 from oelm.report.arms import Arm, FinishedRun
 from oelm.report.document import Block, Cell, Section, Table, Text
 from oelm.report.pairs import Findings, change_later, label

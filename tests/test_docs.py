@@ -16,6 +16,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from oelm.cli.app import app
+from oelm.experiments.budget import BUDGETS, budget_settings
 from tests.conftest import run_here, tiny_config
 
 ROOT = Path(__file__).parents[1]
@@ -152,3 +153,15 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         used = set(re.findall(r"(?<=\s)--[a-z_-]+", rest.split("#")[0]))
         assert used <= known, f"{page.name}: oelm {name}{rest}"
+
+
+def test_the_table_of_budgets_is_what_they_are() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\d.*) \|.*\|$", (ROOT / "docs" / "training.md").read_text(), flags=re.MULTILINE)
+    vocabularies = {"gpt2": 50257, "bpe:512": 512}
+    said = {}
+    for name in BUDGETS:
+        settings = budget_settings(name)
+        model, size = settings["model"], vocabularies[settings["data"]["tokenizer"]]
+        shape = f"{model['model_dim']} x {model['num_layers']} | {model['seq_len']} | {size:,}"
+        said[name] = f"{shape} | {settings['steps']:,} x {settings['batch_size']}"
+    assert dict(rows) == said

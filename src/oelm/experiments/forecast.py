@@ -219,7 +219,7 @@ GPUS = {
     )
 }
 FASTEST = max(GPUS.values(), key=lambda gpu: gpu.operations_per_s)
-# The earlier study's GPT-01 on its RTX A5000, as reported: the one real figure there is for this recipe on a GPU.
+# The earlier study's GPT-01 on its RTX A5000, as reported: the only measured figure for this recipe on a GPU.
 _REPORTED_STEP_S, _REPORTED_ON = 0.0837, "A5000"
 
 
@@ -239,7 +239,7 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Projection:
-    """One run on paper: seconds alone on a GPU and spread over all of them, memory of each, gradients summed a step."""
+    """An estimate for one run: seconds on one GPU and on all of them, memory per GPU, gradients summed per step."""
 
     run: PlannedRun
     alone_s: float
@@ -264,7 +264,7 @@ def parse_gpus(text: str) -> tuple[Gpu, int]:
 
 
 def project(run: PlannedRun, on: Assumptions) -> Projection | None:
-    """Return what a run takes on paper; None where its model is not known here."""
+    """Return the estimate for a run; None if its model is not known here."""
     counted = count_parameters(run.config)
     operations = step_operations(run.config, counted)
     if counted is None or operations is None:
@@ -300,7 +300,7 @@ def _memory(config: RunConfig | FinetuneConfig, total: int, trainable: int) -> i
 
 
 def interval_s(run: PlannedRun, *, efficiency: float) -> float | None:
-    """Return the seconds between two checkpoints of a run on the fastest GPU that is known here."""
+    """Return the seconds between two checkpoints of a run on the fastest known GPU."""
     projected = project(run, Assumptions(FASTEST, 1, efficiency, 0.0))
     if projected is None:
         return None
@@ -309,5 +309,5 @@ def interval_s(run: PlannedRun, *, efficiency: float) -> float | None:
 
 
 def queue_s(projections: Sequence[Projection], count: int) -> float:
-    """Return how long runs take when each has a GPU of its own and as many as there are go on at once."""
+    """Return how long the runs take, one per GPU, as many at once as there are GPUs."""
     return queue_seconds(sorted((projection.alone_s for projection in projections), reverse=True), count)

@@ -49,14 +49,14 @@ class ImportedRun(Strict):
 
 @dataclass(frozen=True)
 class Placing:
-    """How a run's name tells its arm and its seed: by a pattern such as '{arm}-s{seed}', or given for a single run."""
+    """How arm and seed follow from a run's name: by a pattern such as '{arm}-s{seed}', or given for a single run."""
 
     pattern: str | None = None
     arm: str | None = None
     seed: int | None = None
 
     def place(self, run: SourceRun) -> tuple[str, int]:
-        """Return a run's arm and seed; DataError where nothing tells them."""
+        """Return a run's arm and seed; DataError if neither name nor options give them."""
         arm, seed = self._named(run)
         arm, seed = self.arm or arm, seed if self.seed is None else self.seed
         if seed is None or not arm:
@@ -165,7 +165,7 @@ def _refuse_copies(runs: Sequence[ImportedRun]) -> None:
 
 
 def run_path(root: Path, run: ImportedRun) -> Path:
-    """Return where a run is kept; an arm whose name is no folder's has its digest there."""
+    """Return where a run is stored; an arm whose name cannot name a folder is stored under a digest."""
     folder = run.arm
     if not is_safe(folder) or len(folder) > 60:
         folder = (
@@ -381,7 +381,7 @@ def _study(source: Path) -> list[SourceRun]:
 
 
 def _timing(path: Path) -> dict[str, float]:
-    """Return the figures of the earlier study's timing_stats.json under our names; null is a figure that is not there."""
+    """Return the figures of the earlier study's timing_stats.json under our names; null is a missing figure."""
     timing = _json(path)
     if not isinstance(timing, dict) or "total_wall_time" not in timing:
         raise DataError(f"{path}: has no total_wall_time; give a folder of the earlier study")
@@ -475,7 +475,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _charts(path: Path, header: Sequence[str], rows: Sequence[tuple[int, Row]]) -> list[SourceRun]:
-    """Return the runs of a chart exported from W&B's page; none where the table is no such thing."""
+    """Return the runs of a chart exported from W&B's page; none if the table is not one."""
     parts = {name: found for name in header if (found := _CHART.fullmatch(name))}
     if "Step" not in header or not any(found["end"] for found in parts.values()):
         return []

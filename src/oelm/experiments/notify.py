@@ -1,4 +1,4 @@
-"""Notifications: a command of the user's or a webhook is told when a run fails, a queue ends or a verdict is decided."""
+"""Notifications: call the user's command or webhook when a run fails, a queue ends or a verdict is decided."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class Notifier:
-    """Sends notifications from a thread of its own: nobody waits for it, and its failures are warnings."""
+    """Sends notifications from a separate thread: nothing waits for it, and its failures are warnings."""
 
     def __init__(self, config: NotifyConfig) -> None:
         self._config = config
@@ -105,7 +105,7 @@ class Notifier:
         return self._config.events
 
     def send(self, event: Event, name: str, text: str) -> None:
-        """Have one event sent, if the user wants to know of such; returns at once."""
+        """Send one event, if the user asked for its kind; returns at once."""
         if event in self._config.events:
             told = " ".join(this_machine().stripped(f"oelm: {text}").split())[:_LONGEST_TEXT]
             with contextlib.suppress(queue.Full):

@@ -321,7 +321,7 @@ def _is_larger(arm: RunConfig | FinetuneConfig, baseline: RunConfig | FinetuneCo
     """Whether an arm has more parameters than its baseline, or nobody here can count them."""
     if isinstance(arm, RunConfig) and isinstance(baseline, RunConfig):
         return known_vocabulary(arm).weight_counts().total > known_vocabulary(baseline).weight_counts().total
-    # Not above: it foretells what is planned here.
+    # Imported here because it estimates what this module plans.
     from oelm.experiments.forecast import count_parameters
 
     ours, theirs = count_parameters(arm), count_parameters(baseline)

@@ -347,7 +347,7 @@ def read_sweep(experiment: str, budget: str, root: Path, *, asked: str = "--tune
 
 
 class Tuned(NamedTuple):
-    """Each arm's changes with the best of its sweep, the variant they share, and whose sweep was taken over."""
+    """Each arm's changes with the best of its sweep, the variant they share, and the arm whose sweep was taken over."""
 
     changes: dict[str, dict[str, Any]]
     variant: str

@@ -34,14 +34,14 @@ class Report:
     judged_imported: list[JudgedStudy] = field(default_factory=list)
 
     def document(self, lang: str) -> Document:
-        """Return the whole report in one language; sections without anything to say are left out."""
+        """Return the whole report in one language; empty sections are left out."""
         words, findings = Words(lang), self.findings
         budgets = words.listed(sorted({arm.budget for arm in findings.arms})) or "-"
         verdicts = verdict_section(findings, self.judged, words)
         others = imported_section(self.imported, self.judged_imported, words)
         sections = (
             answer_section(findings, self.judged, words),
-            # Where only others' runs are there, that none of ours is would be the first thing to read.
+            # With imported runs only, the report would start with the message that we have none.
             verdicts if findings.arms or others is None else None,
             others,
             kept_section(findings, self.judged, words),
@@ -94,12 +94,12 @@ def build_report(
     wanted = _with_baselines(only, catalog)
     together = wanted | {name for name, baseline in catalog.baselines().items() if baseline in wanted}
     report = report_on(collect(roots, only=together, budgets=budgets), roots, catalog, only=only)
-    # Who names experiments asks for those.
+    # Named experiments are all that the user asked for.
     return with_imported(report, roots, question) if question is not None or not (only or budgets) else report
 
 
 def with_imported(report: Report, roots: Sequence[Path], question: Question | None) -> Report:
-    """Return a report that has others' runs as well, judged where a question is asked."""
+    """Return a report with imported runs, judged if a question is given."""
     imported = collect_imported(roots)
     return replace(report, imported=imported, judged_imported=judge_studies(imported, question))
 

@@ -68,7 +68,7 @@ def compare_runs(paths: Sequence[Path]) -> tuple[Table, list[str]]:
 
 
 def _some_tested(folders: Sequence[RunFolder]) -> list[str]:
-    """Say why the folders are compared on validation though some have figures on test."""
+    """Return why the folders are compared on validation although some have test figures."""
     without = [str(folder.path) for folder in folders if common_split(folder.arm) == "val"]
     if not without or not any(folder.arm.on("test") for folder in folders):
         return []
@@ -137,7 +137,7 @@ def _over_examples(arm: Arm, first: Arm, split: Split) -> Interval | None:
 
 
 def _power(folder: RunFolder, first: RunFolder, split: Split) -> list[str]:
-    """Say what difference of accuracies a comparison could have seen."""
+    """Return the smallest difference of accuracies that the comparison would detect."""
     arm, other = folder.arm, first.arm
     if arm.metric != "accuracy":
         return []

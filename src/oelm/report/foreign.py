@@ -33,7 +33,7 @@ SCALES: tuple[Scale, ...] = get_args(Scale)
 Take = Literal["best", "last"]
 TAKES: tuple[Take, ...] = get_args(Take)
 _BOUND = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(x|pt|pts|points?)\s*", re.IGNORECASE)
-# What a metric's name says of its scale: the last word of it that does.
+# The scale of a metric, by the last word of its name that determines one.
 _SCALE_OF: tuple[tuple[str, Scale], ...] = (
     (r"loss|nll|cross_?entropy|xent", "loss"),
     (r"ppl|perplexity", "perplexity"),
@@ -49,7 +49,7 @@ Figures = Mapping[str, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of others' runs: which metric on which scale, against which arm and bound, at how many seeds."""
+    """How imported runs are judged: metric, scale, baseline, bound and number of seeds."""
 
     metric: str
     scale: Scale
@@ -90,7 +90,7 @@ def parse_question(
     take: str = "best",
     planned: int = 5,
 ) -> Question:
-    """Return the question that a command line asks; ConfigError says what does not fit together."""
+    """Return the question given by a command line's options; ConfigError if they contradict each other."""
     criterion = None if at_most is None else parse_bound(at_most)
     chosen = next((name for name in SCALES if name == scale), None)
     if scale is not None and chosen is None:
@@ -241,7 +241,7 @@ def judge_study(study: ImportedStudy, question: Question) -> JudgedStudy:
 
 
 def _questions(keys: Mapping[str, str]) -> dict[str, str]:
-    """Return what each comparison asks: whether its arm is good enough, by whatever metric and bound."""
+    """Return the question of each comparison: whether its arm is good enough, for any metric and bound."""
     return {key: arm for arm, key in keys.items()}
 
 
@@ -529,7 +529,7 @@ def _finite(value: Any, where: str) -> float:
 def named_study(paths: Sequence[Path]) -> tuple[ImportedStudy, list[str]] | None:
     """Return the study at paths, `<outputs>/imported/<study>` or `.../<arm>`, and the arms that they name, or all.
 
-    None where the first is no such path; ConfigError where the others are not of the same study.
+    None if the first is no such path; ConfigError if the others belong to another study.
     """
     places = [_place_of(path) for path in paths]
     if places[0] is None:

@@ -104,7 +104,7 @@ def _stills(spec: str, number: int) -> tuple[str, str]:
     """Return a chart as it is drawn for a wide window and for a phone."""
     wide = json.loads(spec)
     narrow = _narrowed(wide) | ({"width": _PHONE_WIDTH} if is_single_view(wide) else {})
-    # There is room to the left of an axis's title, below the other axis's labels.
+    # The space left of an axis title, below the other axis's labels, is free.
     look = PAGE | {"axisX": {"titleAnchor": "end", "titleLimit": _PHONE_WIDTH - 30}}
     drawn = (
         chart_svg(wide, config=PAGE, prefix=f"wide-{number}"),

@@ -120,7 +120,7 @@ class LiveRuns:
     ) -> None:
         self._root, self._catalog, self._only, self._budget, self._options = root, catalog, only, budget, options
         self._question = question
-        # As in a report: who names experiments asks for those.
+        # As in a report: named experiments are all that the user asked for.
         self._has_imported = question is not None or not (only or budget)
         self._finished: dict[str, tuple[str, Run]] = {}
         self._known: object = None
@@ -403,7 +403,7 @@ def _learning_section(moment: Moment, words: Words) -> Section | None:
 
 def _curves(name: str, views: Sequence[RunView], caption: str, words: Words, baseline: str) -> Chart | None:
     arms: dict[str, list[dict[int, float]]] = {}
-    # The baseline first, whose colour is the palette's first, then what is under way.
+    # The baseline first, with the palette's first colour, then running arms.
     for view in sorted(views, key=lambda view: (view.experiment != baseline, view.state not in ALIVE)):
         losses = {step: row["val_loss"] for step, row in evaluations(view.folder).items() if is_number(row.get("val_loss"))}
         if losses:

@@ -33,7 +33,7 @@ from oelm.stats import Interval, document_log_ratio, example_difference, gap_tex
 
 @dataclass(frozen=True)
 class PairedGap:
-    """How far one arm is from another over their common seeds; without an interval where there is one such seed or none."""
+    """The gap between two arms over their common seeds; no interval with fewer than two of them."""
 
     interval: Interval | None
     text: str
@@ -76,7 +76,7 @@ def over_examples(ours: Sequence[FinishedRun], theirs: Sequence[FinishedRun], sp
         sides = [[run.predictions(split) for run in runs] for runs in (ours, theirs)]
     except DataError:
         return None
-    # Answers to other questions are not to be paired, and of a file that was cut off nobody knows which are there.
+    # Answers to other questions cannot be paired, nor those of a file that was cut off.
     if not ours or len({tuple((row.example, row.label) for row in rows) for side in sides for rows in side}) > 1:
         return None
     return example_difference(*([[row.label == row.predicted for row in rows] for rows in side] for side in sides))
@@ -84,7 +84,7 @@ def over_examples(ours: Sequence[FinishedRun], theirs: Sequence[FinishedRun], sp
 
 @dataclass(frozen=True)
 class Pair:
-    """An arm and its baseline at the same budget and variant. `confounded` says what else than the method differs."""
+    """An arm and its baseline at the same budget and variant. `confounded` lists what differs besides the method."""
 
     arm: Arm
     baseline: Arm
@@ -192,7 +192,7 @@ class Findings:
         return [(arm, key) for arm, key in places if key is not None and key not in usable]
 
     def unswept(self, arms: Iterable[Arm]) -> list[Arm]:
-        """Return arms without the seeds their setting was chosen on, and without those that are tries of a sweep alone."""
+        """Return arms without the seeds their setting was chosen on, and without arms that only a sweep tried."""
         return [left for arm in arms if (left := self.sweeps.without_chosen(arm)).runs]
 
     def damages(self) -> list[str]:
@@ -313,7 +313,7 @@ def is_uniform(arm: Arm) -> bool:
 
 def draw_of(arm: Arm) -> int | None:
     """Return the seed of an arm's frames where they have a separate one."""
-    # Weights that are kept, or made from those that were there, are not drawn.
+    # Weights that are kept or derived from existing ones are not drawn.
     kept = ("native", "orthonormalized", "polar", "spectral", "spectral_flat")
     is_drawn = arm.method.get("freeze") and arm.method.get("init") not in kept
     seed = arm.method.get("seed") if is_drawn else None
@@ -354,7 +354,7 @@ def pair_text(pair: Pair, catalog: Catalog, words: Words) -> str:
     """Return the name of an arm among others of its baseline: by its method, or as the control that it is."""
     if class_of(pair) != "control":
         return method_text(pair.arm, catalog, words)
-    # A control has its baseline's method: what tells it apart is the end of its name.
+    # A control has its baseline's method; only the end of its name differs.
     suffix = pair.arm.experiment.removeprefix(pair.baseline.experiment).strip("-")
     return on_architecture(pair.arm, suffix or method_of(pair.arm, catalog) or pair.arm.experiment, words)
 
@@ -368,7 +368,7 @@ _PLACES = ("model.source", "examples.folder", "examples.dev")
 def question_of(arm: Arm) -> str:
     """Return a short digest of what an arm asks: the same for every rate, schedule and seed at which it is tried.
 
-    A setting that is off, or that an older record lacks, asks nothing.
+    A setting that is off, or that an older record lacks, is left out.
     """
     run = arm.first
     asked = {

@@ -14,7 +14,7 @@ LANGUAGES = ("en", "zh")
 
 
 class Words:
-    """Says things in one language: `words("verdict.pass", name="GPT-02")`."""
+    """Looks up texts in one language: `words("verdict.pass", name="GPT-02")`."""
 
     def __init__(self, lang: str) -> None:
         if lang not in LANGUAGES:

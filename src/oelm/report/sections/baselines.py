@@ -23,7 +23,7 @@ MOST_OF_FIVE_GRAM = 0.95
 LEAST_WORTH = 1.10
 # More than evaluations on the same text jitter by.
 MOST_ABOVE_MINIMUM = 0.01
-# By fingerprint, split and the name of the model of counting: its perplexity, as each run says.
+# Each run's perplexity of an n-gram model, by fingerprint, split and model.
 Counted = dict[tuple[str, Split, str], list[float]]
 _COLUMNS = ("arm", "budget", "on", "ppl", "counter", "counter_ppl", "ratio", "orders", "above")
 
@@ -45,7 +45,7 @@ class Standing:
 
     @property
     def counter(self) -> float | None:
-        """The perplexity that the baseline is compared with: the 5-gram's, or the bigram's where only that is known."""
+        """The perplexity that the baseline is compared with: the 5-gram's, or the bigram's if only that is known."""
         return self.ngram[4] if self.ngram else self.bigram
 
     @property
@@ -81,7 +81,7 @@ def standings(findings: Findings) -> list[Standing]:
 
 
 def _counted(arms: Sequence[Arm]) -> Counted:
-    """Return what all runs say that counting gives, by the data's fingerprint, the split and the model's order."""
+    """Return the n-gram perplexities that runs recorded, by fingerprint, split and order."""
     found: Counted = {}
     for run in (run for arm in arms for run in arm.runs):
         for split in PREDICTIONS:
@@ -154,7 +154,7 @@ def worths(findings: Findings) -> dict[ArmKey, Interval]:
 
 
 def baselines_section(findings: Findings, words: Words) -> Section | None:
-    """Return the baselines next to what counting makes of their own text."""
+    """Return the baselines next to n-gram models of the same text."""
     found = standings(findings)
     if not found:
         return None
@@ -193,7 +193,7 @@ def _row(standing: Standing, words: Words) -> dict[str, Cell]:
 
 
 def baseline_remarks(findings: Findings, words: Words) -> list[str]:
-    """Say which baselines are no real ones, or learnt for too long; smoke proves a path, and is never a result."""
+    """Return remarks on baselines that lose to counting or are overfitted; smoke runs are left out."""
     found = [standing for standing in standings(findings) if standing.arm.budget != "smoke"]
     remarks = _uncounted(found, words)
     for standing in found:

@@ -56,12 +56,12 @@ def classes_section(findings: Findings, judged: Sequence[JudgedPair], words: Wor
 
 
 def results(judged: Sequence[JudgedPair]) -> list[JudgedPair]:
-    """Return the comparisons that say something of a method: no smoke tests, and nothing confounded."""
+    """Return the comparisons that count: no smoke tests, nothing confounded."""
     return [row for row in judged if row.pair.arm.budget != "smoke" and not row.pair.confounded]
 
 
 def _together(rows: Sequence[JudgedPair], words: Words) -> list[Block]:
-    """Say why some intervals are wider than usual."""
+    """Return why some intervals are wider than usual."""
     is_wider = any(row.judgement.is_look and row.judgement.level > LEVEL for row in rows)
     return [Text(words("classes.together"), "note")] if is_wider else []
 
@@ -224,7 +224,7 @@ def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:
         arm = pair.arm
         # Tuned and untuned arms have different baselines: in one column they would look alike.
         is_alone = _is_plain(arm) and len(plain[_family(pair)]) == 1
-        # Of several sweeps on one data set the digests tell which is whose.
+        # With several sweeps on one data set, digests distinguish them.
         told = arm.variant if _is_plain(arm) else arm.shown
         more = [arm.budget] * has_budgets + [told] * (not is_alone)
         names[arm.key] = f"{pair.arm.data} ({', '.join(more)})" if more else pair.arm.data
@@ -237,7 +237,7 @@ def _family(pair: Pair) -> tuple[str, str, bool]:
 
 
 def _is_plain(arm: Arm) -> bool:
-    """Whether an arm's variant says nothing of its settings."""
+    """Whether an arm's variant names no settings."""
     return arm.variant == "default" or is_tuned_alone(arm.variant)
 
 
@@ -299,14 +299,14 @@ def answer_section(findings: Findings, judged: Sequence[JudgedPair], words: Word
     if not found:
         return None
     _, kept = shares = _shares(findings, judged, words)
-    # Shares of an attention that is worth little say nothing.
+    # A share of very little is meaningless.
     is_telling = any(each.share is not None and each.is_worth for each in kept.values())
     pictures = _picture(*shares, words) if is_telling else gap_charts(findings, judged, words)
     return Section("answer", words("answer.title"), (Text(_sentence(found, words)), *pictures, matrix(found, words)))
 
 
 def _sentence(found: Found, words: Words) -> str:
-    """Say which methods meet the bound; where none was judged yet, which is nearest to its baseline."""
+    """Return which methods meet the bound or, if none was judged yet, which is nearest to its baseline."""
     frozen = {
         line: rows
         for line, rows in found.items()

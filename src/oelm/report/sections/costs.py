@@ -41,7 +41,7 @@ def costs_section(findings: Findings, words: Words) -> Section | None:
 
 def _row(arm: Arm, words: Words) -> tuple[Cell, ...]:
     audit, change = arm.first.audit, change_later(arm)
-    # The most there ever is of it.
+    # The maximum over the run.
     state = 8 * max(audit.trainable, audit.trainable + change)
     checkpoint = 4 * audit.total + state
     step = median_step(arm.runs)
@@ -115,7 +115,7 @@ def _memory_text(timing: TimingRecord) -> str:
 
 
 def shape_text(shape: TimedShape, words: Words) -> str:
-    """Return the model and batch of a timing as the reader's language says it."""
+    """Return the model and batch of a timing in the reader's language."""
     shown = words(
         "speed.model",
         layers=shape.num_layers,

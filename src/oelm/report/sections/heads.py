@@ -71,7 +71,7 @@ def _by_layer(arm: Arm, measure: str) -> list[dict[str, object]]:
 
 
 def tuning_section(findings: Findings, words: Words) -> Section | None:
-    """Return the sweeps behind the arms: the same grid for all, the best of each, and whether it lies at the edge."""
+    """Return the sweeps behind the arms: the same grid for all, the best of each, and whether it is at the edge."""
     sweeps: list[SweepRecord] = []
     for sweep in (found[0] for arm in findings.arms if (found := findings.sweeps.of(arm))):
         sweeps += [] if sweep in sweeps else [sweep]
@@ -111,7 +111,7 @@ def _sweep_rows(sweep: SweepRecord, words: Words) -> list[tuple[Cell, ...]]:
 
 
 def _swept_otherwise(findings: Findings, words: Words) -> list[str]:
-    """Say which sweeps had special settings, and which arms have settings that their sweep did not have."""
+    """Return which sweeps had special settings, and which arms have settings that their sweep lacked."""
     arms = [(arm, sweeps[0]) for arm in findings.arms if (sweeps := findings.sweeps.of(arm))]
     own = {f"{sweep.experiment}, {sweep.budget}": sweep.changes for _, sweep in arms if sweep.like is None}
     by_settings: dict[str, list[str]] = {}
@@ -135,7 +135,7 @@ def _named(arms: Sequence[Arm]) -> str:
 
 
 def _has_more(arm: Arm, sweep: SweepRecord) -> bool:
-    """Whether a tuned arm's name tells of changes that its sweep was made without."""
+    """Whether a tuned arm has changes that its sweep lacked."""
     if is_tuned_alone(arm.variant) or not arm.is_usable:
         return False
     settings = flatten(arm.first.config)

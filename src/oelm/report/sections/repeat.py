@@ -37,7 +37,7 @@ def repeat_section(findings: Findings, words: Words) -> Section | None:
 
 
 def data_command(run: FinishedRun) -> str:
-    """Return what prepares the data of a run whose data has a name; of others the config tells the place."""
+    """Return the command that prepares a run's data, if it has a name; other data is named by path in the config."""
     task, data = run.config.get("examples"), run.config.get("data") or {}
     named = task.get("task") if isinstance(task, dict) else data.get("source")
     if not isinstance(named, str) or not _NAME.fullmatch(named):
@@ -60,7 +60,7 @@ def run_command(run: FinishedRun, roots: Sequence[Path]) -> str:
 
 
 def _told(path: Path, roots: Sequence[Path]) -> Path:
-    """Return a run's place as a reader may know it: seen from here, or only its last part where it lies elsewhere."""
+    """Return a run's folder as shown to readers: a relative path, or only its last part if it is outside."""
     root = next(root for root in roots if path.is_relative_to(root))
     inside, here = path.relative_to(root), Path.cwd()
     if not root.is_absolute():

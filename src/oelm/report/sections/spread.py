@@ -59,7 +59,7 @@ def ladder_section(findings: Findings, words: Words) -> Section | None:
 
 
 def added(lower: str, upper: str, words: Words) -> str:
-    """Return what the upper of two methods of the ladder has that the lower has not, whatever lies between them."""
+    """Return what the upper of two methods of the ladder adds to the lower."""
     return words.listed(words(f"rung.{ingredient}") for ingredient in RUNGS[upper] if ingredient not in RUNGS[lower])
 
 
@@ -71,7 +71,7 @@ def _step(baseline: Arm, below: Arm, arm: Arm, adds: str, split: Split) -> tuple
 
 
 _RATE, _STEPS = "optim.lr", "steps"
-# What families of one table may differ in: size and length, what goes with them, and what only says when to look and to save.
+# Families of one table may differ in these: size, length, what follows from them, and how often they evaluate and save.
 _MAY_DIFFER = {*SHAPE, _STEPS, _RATE, "schedule.warmup_steps", "extended_at", "micro_batch_size"}
 _MAY_DIFFER |= {"eval_every", "save_every", "keep_checkpoints", "timing_warmup_steps"}
 
@@ -89,7 +89,7 @@ class _Family:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the record tells size and length; what a damaged one lacks is not guessed."""
+        """Whether the record has size and length; missing values are not guessed."""
         return all(type(self.settings.get(key)) is int for key in ("model.num_layers", "model.model_dim", _STEPS))
 
     @property
@@ -158,7 +158,7 @@ def _groups(families: Sequence[_Family]) -> list[list[_Family]]:
 
 
 def _followed(alike: Sequence[_Family]) -> list[_Family]:
-    """Return families with the arms that were tried at several of their sizes: of the others there is nothing to follow."""
+    """Return families with only the arms that were tried at several sizes."""
     sizes: dict[str, set[tuple[int, int]]] = {}
     for family in alike:
         for name in family.pairs:

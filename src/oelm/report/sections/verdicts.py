@@ -131,7 +131,7 @@ def _refused(pair: Pair) -> tuple[int, ...]:
 
 
 def _mixed_reasons(pair: Pair) -> list[Reason]:
-    """Tell what the seeds of the arm, or of the baseline, do not share: each value with its seeds."""
+    """Return what the seeds of the arm or the baseline do not share: each value with its seeds."""
     sides: tuple[tuple[ReasonCode, Arm], ...] = (("mixed_arm", pair.arm), ("mixed_baseline", pair.baseline))
     reasons = []
     for code, arm in sides:
@@ -232,7 +232,7 @@ def verdict_section(findings: Findings, judged: list[JudgedPair], words: Words) 
 
 
 def _swept_remarks(findings: Findings, words: Words) -> list[str]:
-    """Say which seeds are left out of comparisons, for a sweep chose the arm's setting on them."""
+    """Return which seeds are left out of comparisons because a sweep chose the arm's setting on them."""
     return [
         words("remark.swept", arm="/".join(key), seeds=words.listed(seeds)) for key, seeds in sorted(findings.swept.items())
     ]
@@ -253,7 +253,7 @@ def _headline(judged: list[JudgedPair], words: Words) -> str:
 
 
 def _where(judged: list[JudgedPair], words: Words) -> str:
-    """Say on which split the comparisons are made."""
+    """Return on which split the comparisons are made."""
     tested = [row for row in judged if row.pair.split == "test"]
     if not tested:
         return words("verdict.on_validation")
@@ -277,7 +277,7 @@ _COLUMNS = (
     "data",
 )
 _ON_PAGE = ("method", "data", "gap", "interval_level", "verdict", "kind", "best", "seeds", "budget", "on", "arm")
-# Where all rows agree in these, the page says so elsewhere: in its subtitle, its first paragraph and the caption.
+# If all rows agree in these, subtitle, first paragraph and caption give them instead.
 _MAY_AGREE = {"budget", "on", "interval_level"}
 
 
@@ -365,7 +365,7 @@ def _figures(findings: Findings, words: Words) -> Table:
         found = [_by_seed(arm, split) for arm in arms]
         if split == "val" or any(arm.on(split) for arm in arms):
             shown |= {mean: [first for first, _ in found], seeds: [second for _, second in found]}
-        # What naming the largest class always comes to: an accuracy says little without it.
+        # The accuracy of always naming the largest class: an accuracy says little without it.
         shares = [_majority(arm, split) for arm in arms]
         if any(cell.text for cell in shares):
             shown[majority] = shares
@@ -396,7 +396,7 @@ def _seed_text(arm: Arm, value: float) -> str:
 
 
 def _remarks(findings: Findings, words: Words) -> list[str]:
-    """Say what is unfinished, damaged or mixed, arm by arm."""
+    """Return what is unfinished, damaged or mixed, arm by arm."""
     machine = this_machine()
     remarks = [_mixed(arm, arm.refused, words) for arm in findings.arms if arm.refused is not None]
     lonely = findings.without_baseline()
@@ -409,7 +409,7 @@ def _remarks(findings: Findings, words: Words) -> list[str]:
             runs = [run for run in arm.unfinished if run.state == state]
             seeds = words.listed(sorted(run.seed for run in runs))
             told = [words("remark.unfinished", arm="/".join(arm.key), state=words(f"state.{state}"), seeds=seeds)]
-            # What a run or a reader of its files said at the time is a record: quoted, in the language it was said in.
+            # Messages stored in a record are quoted in their own language.
             reasons = dict.fromkeys(run.problem for run in runs if run.problem)
             reasons = reasons or dict.fromkeys([run.message for run in runs if run.message][:1])
             told += [words("remark.recorded", why=machine.stripped(why)) for why in reasons]
@@ -447,7 +447,7 @@ def _reasons(judged: list[JudgedPair], words: Words) -> list[str]:
 
 
 def _power(row: JudgedPair, words: Words) -> list[str]:
-    """Say which difference of accuracies the comparison could have seen, over seeds and over examples."""
+    """Return the smallest difference of accuracies that the comparison would detect, over seeds and over examples."""
     if row.pair.arm.metric != "accuracy":
         return []
     found = {"seeds": detectable_text(row.judgement.interval), "examples": detectable_text(row.examples)}
@@ -456,7 +456,7 @@ def _power(row: JudgedPair, words: Words) -> list[str]:
 
 
 def _together(judged: list[JudgedPair], words: Words) -> list[str]:
-    """Say once of each baseline, not of every arm, that the verdicts against it hold together, and at which level each."""
+    """Return one note per baseline: its verdicts hold together, and at which level each."""
     families: dict[ArmKey, list[JudgedPair]] = {}
     for row in judged:
         if any(reason.code == _TOGETHER for reason in row.judgement.reasons):

@@ -65,7 +65,7 @@ TEXTS: dict[str, dict[str, str]] = {
 
 
 def table(lang: str) -> list[list[str]]:
-    """Return the rows of the table, its head first: every arm of the study behind a convolution next to its baseline."""
+    """Return the rows of the table, its head first: every arm of the study with a convolution, after its baseline."""
     texts = TEXTS[lang]
     report = build_report([STUDY], load_catalog())
     timings = {timing.second: timing for timing in read_timings(STUDY) if timing.shape.short_conv}

@@ -306,6 +306,30 @@ def speed_ideas() -> list[list[str]]:
     return rows
 
 
+def engine_ideas() -> list[list[str]]:
+    """torch.compile against the plain step, and attention with dropout by blocks against PyTorch's."""
+    found = json.loads((PROBES / "engine-ideas.json").read_text(encoding="utf-8"))
+    rows = [["idea", "shape", "as fast [95%]", "seconds of the first step: without, with a cache"]]
+    for idea, by_shape in found.items():
+        for shape, figures_of in by_shape.items():
+            ratio, first = figures_of["ratio"], figures_of.get("first_call_s")
+            cells = [
+                f"{ratio['value']:.3f}x [{ratio['low']:.3f}, {ratio['high']:.3f}]",
+                f"{first[0]:.0f}, {first[1]:.1f}" if first else "",
+            ]
+            rows.append(
+                [
+                    {
+                        "compile": "`torch.compile`, a whole step",
+                        "dropout": "attention with dropout by blocks, attention alone",
+                    }[idea],
+                    {"512": "6 x 512", "medium": "Medium-512"}.get(shape, shape),
+                    *cells,
+                ]
+            )
+    return rows
+
+
 def recipes() -> list[list[str]]:
     """The recipes that were tried for the baseline of `workstation`, best first."""
     rows = []
@@ -376,6 +400,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "recipes": recipes,
     "search": search,
     "speed-ideas": speed_ideas,
+    "engine-ideas": engine_ideas,
 }
 
 

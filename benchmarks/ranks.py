@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from record import keep, parse_options
 
 from oelm.bench.interleave import interleave, training_step
+from oelm.budget import budget_settings
 from oelm.config import RunConfig, parse_config, with_overrides
-from oelm.experiments.budget import budget_settings
 from oelm.stats import Ratio, mean_ratio
 from oelm.train.dist import joined
 from oelm.train.preflight import parameter_counts

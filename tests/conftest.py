@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from oelm.budget import budget_settings
 from oelm.config import RunConfig, parse_config, with_overrides
-from oelm.experiments.budget import budget_settings
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.shape import GPTConfig
 from oelm.train.run import Options, Result, train

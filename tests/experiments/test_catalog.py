@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from oelm.budget import BUDGETS
 from oelm.config import FinetuneConfig, RunConfig
-from oelm.experiments.budget import BUDGETS
 from oelm.experiments.catalog import Catalog, load_catalog
 from oelm.experiments.forecast import count_parameters
 from oelm.experiments.plan import config_confounds, make_config

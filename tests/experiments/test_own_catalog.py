@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from oelm.budget import BUDGETS
 from oelm.cli.app import app
 from oelm.errors import ConfigError
-from oelm.experiments.budget import BUDGETS
 from oelm.experiments.catalog import load_catalog
 from oelm.experiments.plan import make_config
 from oelm.schema import flatten

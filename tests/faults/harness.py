@@ -21,7 +21,7 @@ from oelm.train.watch import Silence, StepReport, StopFlag
 
 _SERVER = mp.get_context("forkserver")
 # Loading torch takes longer than a tiny run; the server does it once and every child is forked from it.
-_SERVER.set_forkserver_preload(["oelm.train.run", "oelm.experiments.budget"])
+_SERVER.set_forkserver_preload(["oelm.train.run", "oelm.budget"])
 Fault = Callable[[], None]
 
 

@@ -21,7 +21,7 @@ from tests.train.finetuning import evidence, tiny_finetune, write_tables
 _SERVER = mp.get_context("forkserver")
 # Loading transformers takes longer than a tiny run; the server does it once and every child is forked from it.
 _SERVER.set_forkserver_preload(
-    ["oelm.train.run", "oelm.experiments.budget", "oelm.models.hub", "transformers.models.bert.modeling_bert"]
+    ["oelm.train.run", "oelm.budget", "oelm.models.hub", "transformers.models.bert.modeling_bert"]
 )
 STEPS = 40
 

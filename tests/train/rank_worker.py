@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 SERVER = mp.get_context("forkserver")
 # Loading torch takes longer than a tiny run; the list is that of all who use the one server of a test session.
 SERVER.set_forkserver_preload(
-    ["oelm.train.run", "oelm.experiments.budget", "tests.train.rank_faults", "tests.train.finetuning"]
+    ["oelm.train.run", "oelm.budget", "tests.train.rank_faults", "tests.train.finetuning"]
 )
 _LIMIT_S = 120.0
 

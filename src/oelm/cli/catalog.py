@@ -125,8 +125,8 @@ def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, ro
 
 def _print_projection(name: str, gpus: str, budget: str, price: float, overrides: list[str], catalog: Path | None) -> None:
     """Print what an experiment, or a group, takes on GPUs according to their data sheets."""
+    from oelm.budget import budget_settings
     from oelm.config import parse_config, parse_overrides
-    from oelm.experiments.budget import budget_settings
     from oelm.experiments.catalog import load_catalog
     from oelm.experiments.forecast import Assumptions, Projection, parse_gpus, project, queue_s, reported_efficiency
     from oelm.experiments.study import Study

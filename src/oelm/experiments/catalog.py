@@ -14,8 +14,8 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from oelm.budget import BUDGETS
 from oelm.errors import ConfigError, suggest
-from oelm.experiments.budget import BUDGETS
 from oelm.files import dump_json
 from oelm.schema import Strict, flatten
 from oelm.text import is_device, is_safe

@@ -14,9 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from oelm.budget import BUDGETS
 from oelm.config import with_defaults
 from oelm.errors import ConfigError, DataError, suggest
-from oelm.experiments.budget import BUDGETS
 from oelm.experiments.importer import IMPORTED, ImportedRun, load_imported, run_path, studies
 from oelm.experiments.plan import is_tuned_alone
 from oelm.runs.find import RunView, scan, scan_flat

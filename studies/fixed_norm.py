@@ -20,13 +20,14 @@ from oelm.experiments.plan import make_config, parse_seeds
 from oelm.files import write_json
 from oelm.method.apply import hold
 from oelm.method.frozen import record_of
+from oelm.process import StopFlag
 from oelm.runs.rundir import RunDir
 from oelm.train.device import choose_compute
 from oelm.train.loop import run_loop
 from oelm.train.optim import build_optimizer
 from oelm.train.session import build_session, resolve
 from oelm.train.task import LanguageModelTask
-from oelm.train.watch import Silence, StopFlag
+from oelm.train.watch import Silence
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "probes" / "fixed-norm.json"
 

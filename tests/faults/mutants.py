@@ -128,7 +128,7 @@ MUTANTS = (
     ),
     Mutant("runs/metrics.py", 'row["step"] <= (', 'row["step"] < (', "runs/test_metrics.py", "off by one"),
     Mutant(
-        "train/watch.py",
+        "process.py",
         "if number == signal.SIGINT and self.requested():",
         "if number < 0:",
         "faults/test_signals.py::test_second_interrupt_leaves_at_once_and_loses_at_most_one_interval",

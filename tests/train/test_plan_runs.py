@@ -18,6 +18,7 @@ from oelm.method.apply import adopt_record, freeze
 from oelm.method.frozen import digest, record_of
 from oelm.method.timetable import Plan, plan_of
 from oelm.models.gpt import build_gpt
+from oelm.process import StopFlag
 from oelm.runs.metrics import read_metrics
 from oelm.runs.records import read_config
 from oelm.runs.rundir import RunDir
@@ -29,7 +30,7 @@ from oelm.train.optim import learning_rate, optimizer_tensors
 from oelm.train.run import train
 from oelm.train.session import Session, build_session, follow_plan, resolve, resume
 from oelm.train.task import LanguageModelTask
-from oelm.train.watch import Silence, StepReport, StopFlag
+from oelm.train.watch import Silence, StepReport
 from tests.conftest import run_here, tiny_config
 from tests.train.finetuning import evidence as classifier_evidence
 from tests.train.finetuning import finetune_here, tiny_finetune

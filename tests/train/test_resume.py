@@ -13,6 +13,7 @@ import torch
 from oelm.data.prepare import prepare
 from oelm.errors import CheckpointError, DataError, NonFiniteError, RunDirError
 from oelm.files import sha256_file
+from oelm.process import StopFlag
 from oelm.runs.metrics import read_metrics
 from oelm.runs.rundir import RunDir
 from oelm.train.device import Compute
@@ -20,7 +21,7 @@ from oelm.train.loop import evaluate, run_loop
 from oelm.train.run import Options, resolve_start, train
 from oelm.train.session import Session, build_session, resolve, resume
 from oelm.train.task import LanguageModelTask
-from oelm.train.watch import Silence, StepReport, StopFlag
+from oelm.train.watch import Silence, StepReport
 from tests.conftest import made_text, run_here, tiny_config
 
 

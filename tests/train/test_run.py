@@ -16,6 +16,7 @@ from oelm.errors import CheckpointError, FrozenMovedError, OutOfMemoryError, Run
 from oelm.files import sha256_file
 from oelm.method.method import PRESETS
 from oelm.models.gpt import build_gpt
+from oelm.process import StopFlag
 from oelm.runs.metrics import read_metrics
 from oelm.runs.rundir import RunDir
 from oelm.train.checkpoint import load_tensors
@@ -26,7 +27,7 @@ from oelm.train.run import resolve_start
 from oelm.train.session import build_session, resolve
 from oelm.train.task import LanguageModelTask
 from oelm.train.timing import step_statistics
-from oelm.train.watch import Silence, StepReport, StopFlag
+from oelm.train.watch import Silence, StepReport
 from tests.conftest import run_here, tiny_config
 
 

@@ -94,10 +94,9 @@ def show(
 
 
 def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, root: Path, *, cost: bool) -> None:
-    from oelm.config import parse_overrides
+    from oelm.config import flatten, parse_overrides
     from oelm.experiments.catalog import load_catalog
     from oelm.experiments.plan import check_changes, plan_runs, variant_name
-    from oelm.schema import flatten
 
     found = load_catalog(catalog)
     experiment = found.get(name)

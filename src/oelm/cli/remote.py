@@ -14,7 +14,7 @@ import typer
 from oelm.cli.queue import QueueView
 from oelm.cli.shell import TerminalWatch, counted, err, out, print_problem, print_result, printable, say
 from oelm.errors import DONE, REFUSED, STOPPED, ClusterError, ConfigError, OelmError, RankLostError
-from oelm.ranks import is_one_of_many, own_rank
+from oelm.process import is_one_of_many, own_rank
 
 if TYPE_CHECKING:
     from oelm.cli.options import Training
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from oelm.experiments.slurm import ClusterConfig, Jobs
     from oelm.experiments.study import Study
     from oelm.experiments.torchrun import Ranks
+    from oelm.process import StopFlag
     from oelm.train.dist import World
     from oelm.train.track import TrackerName
-    from oelm.train.watch import StopFlag, Watch
+    from oelm.train.watch import Watch
 
 
 _OF_TORCHRUN = ("nproc", "nnodes", "rdzv_endpoint", "rdzv_id", "max_restarts")

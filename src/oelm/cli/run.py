@@ -27,7 +27,7 @@ from oelm.cli.shell import (
     warn,
 )
 from oelm.errors import STOPPED, ConfigError
-from oelm.ranks import is_one_of_many
+from oelm.process import is_one_of_many
 
 if TYPE_CHECKING:
     from oelm.experiments.catalog import Catalog

@@ -15,9 +15,9 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from oelm.budget import BUDGETS
+from oelm.config import flatten
 from oelm.errors import ConfigError, suggest
-from oelm.files import dump_json
-from oelm.schema import Strict, flatten
+from oelm.files import Strict, dump_json
 from oelm.text import is_device, is_safe
 
 MAX_BYTES = 2**20

@@ -25,11 +25,12 @@ from oelm.experiments.plan import (
 )
 from oelm.experiments.sweep import Grid, SweepPlan, plan_sweep, tuned_changes
 from oelm.models.hub import model_folder
+from oelm.process import StopFlag
 from oelm.runs.status import read_status
 from oelm.train.device import choose_compute
 from oelm.train.preflight import Estimate, gibibytes
 from oelm.train.session import open_task, seen_progress
-from oelm.train.watch import StopFlag, Watch
+from oelm.train.watch import Watch
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from oelm.schema import Strict
+from oelm.files import Strict
 
 # Of a fresh classifier.
 Architecture = Literal["bert", "t5", "bart"]

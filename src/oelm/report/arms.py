@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oelm.budget import BUDGETS
-from oelm.config import with_defaults
+from oelm.config import flatten, with_defaults
 from oelm.errors import ConfigError, DataError, suggest
 from oelm.experiments.importer import IMPORTED, ImportedRun, load_imported, run_path, studies
 from oelm.experiments.plan import is_tuned_alone
@@ -24,7 +24,6 @@ from oelm.runs.finished import read_finished, read_settings
 from oelm.runs.layout import CONFIG, PREDICTIONS, Split
 from oelm.runs.metrics import read_jsonl
 from oelm.runs.records import AuditRecord, DocumentRow, ExampleRow, Figures, Manifest, majority_share, read_rows
-from oelm.schema import flatten
 
 # What a config mostly leaves to the machine ("auto"), so that it does not tell runs apart.
 COMPUTED_WITH = ("device", "precision")

@@ -18,12 +18,11 @@ from pydantic import ValidationError
 
 from oelm.config import Config, TrainConfig, differences
 from oelm.errors import CheckpointError, ConfigError, OelmError, RunDirError, RunDirLostError
-from oelm.files import STAGING_PREFIX, dump_json, lock_at, room_checked, sweep_staging, take, write_all, write_json
+from oelm.files import STAGING_PREFIX, Strict, dump_json, lock_at, room_checked, sweep_staging, take, write_all, write_json
 from oelm.runs.layout import CHECKPOINTS, CONFIG, HOLDER, LATEST, LOCK, LOG, MANIFEST, METRICS, checkpoint_folders
 from oelm.runs.metrics import read_metrics
 from oelm.runs.records import Manifest, read_any_config, read_manifest, run_id, write_record
 from oelm.runs.status import HEARTBEAT_S, Progress, StatusName, now_text, read_status, status_now, write_status
-from oelm.schema import Strict
 
 # A holder is named a moment after it has the lock.
 _NAMED_WITHIN_S = 1.0

@@ -11,9 +11,8 @@ from typing import Literal
 from pydantic import ValidationError
 
 from oelm.errors import DiskFullError
-from oelm.files import Guard, dump_json, write_bytes, write_over
+from oelm.files import Guard, Strict, dump_json, write_bytes, write_over
 from oelm.runs.layout import STATUS
-from oelm.schema import Strict
 
 StatusName = Literal["queued", "running", "stopped", "failed", "done"]
 Metric = Literal["", "ppl", "accuracy"]

@@ -30,6 +30,7 @@ from oelm.errors import CheckpointError, OelmError
 from oelm.files import (
     STAGING_PREFIX,
     Guard,
+    Strict,
     disk_full,
     dump_json,
     fsync_dir,
@@ -60,7 +61,6 @@ from oelm.runs.layout import (
     checkpoint_step,
 )
 from oelm.runs.records import run_id
-from oelm.schema import Strict
 from oelm.train.device import Compute
 from oelm.train.optim import load_optimizer_tensors, optimizer_tensors
 

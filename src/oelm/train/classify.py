@@ -35,6 +35,7 @@ from oelm.models.hub import (
     shaped_classifier,
     weights_sha256,
 )
+from oelm.process import StopFlag
 from oelm.runs.layout import CHECKPOINTS, MODEL_FOLDER, TOKENIZER
 from oelm.runs.records import ExampleRow, majority_share, read_any_config
 from oelm.runs.status import Metric
@@ -45,7 +46,7 @@ from oelm.train.evaluate import batched
 from oelm.train.load import LoadedClassifier
 from oelm.train.preflight import Estimate, classifier_estimate
 from oelm.train.task import DataFacts, Judging
-from oelm.train.watch import StopFlag, Watch
+from oelm.train.watch import Watch
 
 _COUNTED_FROM_PAD = ("roberta", "camembert", "mpnet", "longformer", "xmod")
 

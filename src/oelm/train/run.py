@@ -18,6 +18,7 @@ from oelm.config import FinetuneConfig, InitFrom, RunConfig, TrainConfig
 from oelm.errors import STOPPED, DataError, OelmError, OutOfMemoryError, RunDirError
 from oelm.files import dump_json, read_json, sha256_file, write_bytes
 from oelm.method.audit import audit
+from oelm.process import StopFlag
 from oelm.runs.finished import RESTORE, read_judged
 from oelm.runs.layout import AUDIT, MANIFEST, SAVED_MODEL, TIMING, TOKENIZER
 from oelm.runs.records import AuditRecord, DataRecord, Manifest, data_fingerprint, saved_step, write_record
@@ -33,7 +34,7 @@ from oelm.train.optim import shortened_warmup
 from oelm.train.preflight import Estimate, check_fits, gibibytes, is_out_of_memory, what_to_lower
 from oelm.train.session import Session, build_session, open_task, resume
 from oelm.train.task import Task
-from oelm.train.watch import StopFlag, Watch
+from oelm.train.watch import Watch
 
 log = logging.getLogger(__name__)
 

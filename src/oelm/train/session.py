@@ -21,6 +21,7 @@ from oelm.method.apply import hold
 from oelm.method.axes import selections
 from oelm.method.frozen import record_of
 from oelm.method.timetable import Plan
+from oelm.process import StopFlag
 from oelm.runs.layout import METRICS, checkpoint_folders
 from oelm.runs.metrics import Metrics, NoMetrics
 from oelm.runs.records import data_fingerprint
@@ -47,7 +48,7 @@ from oelm.train.evaluate import Evaluation
 from oelm.train.optim import build_optimizer
 from oelm.train.task import LanguageModelTask, Task
 from oelm.train.timing import Clock, Meter, energy_counters
-from oelm.train.watch import StopFlag, Watch
+from oelm.train.watch import Watch
 
 log = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from oelm.errors import CheckpointError, DataError
 from oelm.files import sha256_file
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.heads import summarize_heads
+from oelm.process import StopFlag
 from oelm.runs.layout import SAVED_MODEL, TOKENIZER
 from oelm.runs.status import Metric
 from oelm.train.checkpoint import load_weights
@@ -31,7 +32,6 @@ from oelm.train.load import load_run
 from oelm.train.loss import mean_cross_entropy
 from oelm.train.preflight import Estimate, estimate
 from oelm.train.score import first_windows
-from oelm.train.watch import StopFlag
 
 _PROBED_WINDOWS = 8
 # Splits to evaluate on: the best model is chosen on the first, and evaluated on the second once, at the end.

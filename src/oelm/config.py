@@ -149,6 +149,11 @@ class TrainConfig(Strict):
         return data
 
     @property
+    def planned_steps(self) -> int:
+        """The steps that a method's fractions refer to; an extended run keeps those of its first length."""
+        return (*self.extended_at, self.steps)[0]
+
+    @property
     def variant(self) -> str:
         """A slug and eight hex digits that name this config whatever its seed: the folder of its runs."""
         # Without what is at its default: a setting that is new in a later version renames no folder.

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from oelm.config import FinetuneConfig, parse_as
 from oelm.errors import CheckpointError, ConfigError, DataError, OelmError, RunDirError
-from oelm.method.audit import assert_unmoved
-from oelm.method.frozen import record_of
+from oelm.method.audit import assert_unmoved, record_of
 from oelm.method.method import PRESETS
 from oelm.models.hub import export_classifier
 from oelm.process import StopFlag

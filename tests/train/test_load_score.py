@@ -13,7 +13,7 @@ import torch
 import oelm
 from oelm.data.prepare import prepare
 from oelm.errors import CheckpointError, DataError, FrozenMovedError
-from oelm.method.frozen import digest
+from oelm.method.audit import digest
 from oelm.process import StopFlag
 from oelm.runs.metrics import read_metrics
 from oelm.train.load import _followed, find_checkpoint, load_run

@@ -129,7 +129,7 @@ def _print_projection(name: str, gpus: str, budget: str, price: float, overrides
     from oelm.experiments.catalog import load_catalog
     from oelm.experiments.forecast import Assumptions, Projection, parse_gpus, project, queue_s, reported_efficiency
     from oelm.experiments.study import Study
-    from oelm.train.preflight import gibibytes
+    from oelm.train.device import gibibytes
 
     gpu, count = parse_gpus(gpus)
     share = reported_efficiency(parse_config(budget_settings("paper"), where="paper"))
@@ -166,7 +166,7 @@ def _costs(run: PlannedRun, root: Path) -> dict[str, str]:
     from oelm.data.tokenizer import num_cores
     from oelm.experiments.forecast import Forecaster, count_parameters
     from oelm.method.method import learning_later
-    from oelm.train.preflight import gibibytes
+    from oelm.train.device import gibibytes
 
     threads = max(1, num_cores() // min(num_cores(), 8)) if run.budget != "paper" else num_cores()
     forecast = Forecaster(root, threads=threads).forecast(run)

@@ -27,9 +27,9 @@ from oelm.experiments.sweep import Grid, SweepPlan, plan_sweep, tuned_changes
 from oelm.models.hub import model_folder
 from oelm.process import StopFlag
 from oelm.runs.status import read_status
-from oelm.train.device import choose_compute
-from oelm.train.preflight import Estimate, gibibytes
-from oelm.train.session import open_task, seen_progress
+from oelm.train.device import Estimate, choose_compute, gibibytes
+from oelm.train.session import open_task
+from oelm.train.task import seen_progress
 from oelm.train.watch import Watch
 
 
@@ -82,7 +82,7 @@ def _open(run: PlannedRun, *, folder: Path | None, stop: StopFlag, watch: Watch)
     if folder is not None:
         _shelve(run.config, folder, stop=stop, watch=watch)
     compute = choose_compute(run.config.device, run.config.precision)
-    _, task = open_task(run.config, compute, run=run.path, stop=stop, watch=watch)
+    _, task = open_task(run.config, compute, run=run.path, progress=seen_progress(stop, watch))
     watch.on_remark(task.data.summary)
     return task.estimate(compute.device)
 

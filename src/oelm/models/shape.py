@@ -52,6 +52,16 @@ class GPTConfig(Strict):
         return self.num_heads * (self.head_dim if self.qk_dim is None else self.qk_dim)
 
 
+# Measured on a 2-core CPU: products with a 50k vocabulary need 300 rows or more to be fast, and the losses of a 4k
+# vocabulary take half the time if a chunk's logits fit in the cache.
+_MOST_ELEMENTS, _MOST_ROWS = 2**24, 2**10
+
+
+def chunk_rows(vocab_size: int) -> int:
+    """Return how many tokens' logits are computed at a time."""
+    return max(16, min(_MOST_ROWS, _MOST_ELEMENTS // vocab_size))
+
+
 def divisors_near(number: int, wanted: int) -> str:
     """Return the divisors of `number` just below and just above `wanted`, as words."""
     divisors = [n for n in range(1, number + 1) if number % n == 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from oelm.files import (
     write_json,
     write_text,
 )
-from oelm.runs.layout import CONFIG, LATEST, MANIFEST, Split
+from oelm.runs.layout import CHECKPOINTS, CONFIG, LATEST, MANIFEST, Split
 from oelm.runs.metrics import read_jsonl
 
 Count = Annotated[int, Field(ge=0)]
@@ -304,6 +305,19 @@ def run_id(run: Path) -> str:
     manifest = read_json(path, error=CheckpointError)
     found = manifest.get("run") if isinstance(manifest, dict) else None
     return found if isinstance(found, str) else ""
+
+
+def checkpoint_step(path: Path) -> int | None:
+    """Return the step that a checkpoint's folder is named after; None where it is no such name."""
+    found = re.fullmatch(r"step-(\d{8,})", path.name)
+    return int(found[1]) if found else None
+
+
+def checkpoint_folders(run: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints, the newest first; links are none."""
+    found = {path: checkpoint_step(path) for path in (run / CHECKPOINTS).glob("step-*")}
+    steps = {path: step for path, step in found.items() if step is not None and path.is_dir() and not path.is_symlink()}
+    return sorted(steps, key=steps.__getitem__, reverse=True)
 
 
 def saved_step(run: Path) -> int:

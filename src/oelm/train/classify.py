@@ -40,11 +40,10 @@ from oelm.runs.layout import CHECKPOINTS, MODEL_FOLDER, TOKENIZER
 from oelm.runs.records import ExampleRow, majority_share, read_any_config
 from oelm.runs.status import Metric
 from oelm.seeds import stream_seed
-from oelm.train.device import Compute, choose_compute
+from oelm.train.device import Compute, Estimate, choose_compute, classifier_estimate
 from oelm.train.dist import ALONE, World
 from oelm.train.evaluate import batched
 from oelm.train.load import LoadedClassifier
-from oelm.train.preflight import Estimate, classifier_estimate
 from oelm.train.task import DataFacts, Judging
 from oelm.train.watch import Watch
 

@@ -18,9 +18,8 @@ from oelm.experiments.queue import Job, Runner, RunSlot
 from oelm.experiments.study import Study
 from oelm.files import write_json
 from oelm.process import StopFlag
-from oelm.runs.find import read_locks
 from oelm.runs.layout import launch_lock_path
-from oelm.runs.status import read_status
+from oelm.runs.status import read_locks, read_status
 from tests.faults.queues import (
     STEPS,
     Launch,

@@ -22,7 +22,7 @@ from oelm.files import STAGING_PREFIX, Strict, dump_json, lock_at, room_checked,
 from oelm.runs.layout import CHECKPOINTS, CONFIG, HOLDER, LATEST, LOCK, LOG, MANIFEST, METRICS
 from oelm.runs.metrics import Metrics, NoMetrics, read_metrics
 from oelm.runs.records import Manifest, checkpoint_folders, read_any_config, read_manifest, run_id, write_record
-from oelm.runs.status import HEARTBEAT_S, Progress, StatusName, now_text, read_status, status_now, write_status
+from oelm.runs.status import HEARTBEAT_S, Progress, StatusName, is_alive, now_text, read_status, status_now, write_status
 
 # A holder is named a moment after it has the lock.
 _NAMED_WITHIN_S = 1.0
@@ -265,15 +265,7 @@ def _holder(path: Path) -> Holder | None:
         holder = Holder.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
-    if os.name == "posix" and holder.host == socket.gethostname():
-        try:
-            os.kill(holder.pid, 0)
-        except (ProcessLookupError, OverflowError):
-            return None
-        except PermissionError:
-            # It lives, and is somebody else's.
-            pass
-    return holder
+    return None if holder.host == socket.gethostname() and not is_alive(holder.pid) else holder
 
 
 class GuestRunDir(RunDir):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from oelm.cli.app import app
 from oelm.data.prepare import prepare_corpus
-from oelm.data.sets import BUILT_IN, CORPORA, TASKS
+from oelm.data.public_sets import BUILT_IN, CORPORA, TASKS
 from oelm.data.sources import file_corpus
 from oelm.data.tokens import LeftOut
 from tests.conftest import made_text

@@ -34,7 +34,7 @@ data_app = typer.Typer(name="data", cls=Group, help="Data sets: list, prepare, l
 def list_sets() -> None:
     """Show the data sets that have a name, and what is prepared on this machine."""
     from oelm.data.prepared import prepared_sets
-    from oelm.data.sets import BUILT_IN, CORPORA, TASKS, CorpusEntry, TaskEntry
+    from oelm.data.public_sets import BUILT_IN, CORPORA, TASKS, CorpusEntry, TaskEntry
 
     for name, about in BUILT_IN.items():
         out.print(f"{name:<15}language model: {about}")

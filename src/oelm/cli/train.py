@@ -88,7 +88,7 @@ def _source(data: str | None, text: Path | None) -> str | None:
         return str(text.absolute())
     if data == "":
         raise ConfigError("--data is empty; give the name of a corpus or a path, '.' for the current folder")
-    from oelm.data.sets import BUILT_IN, CORPORA
+    from oelm.data.public_sets import BUILT_IN, CORPORA
 
     # A path is kept whole, so that the config says where the data was whatever folder it is read in. A name stays one,
     # even next to a folder of that name.
@@ -177,7 +177,7 @@ def _method(name: str | None) -> dict[str, Any] | None:
 
 
 def _task(task: str | None) -> str | None:
-    from oelm.data.sets import TASKS
+    from oelm.data.public_sets import TASKS
 
     # A name stays one, even next to a folder of that name.
     return task if task in ("stdlib", *TASKS) else _whole_path(task)

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from oelm.data.public_sets import SPELLINGS, CorpusEntry, HubSource, set_called, split_of
 from oelm.data.readers import (
     Piece,
     Row,
@@ -27,7 +28,6 @@ from oelm.data.readers import (
     read_wikitext,
     read_wikitext_rows,
 )
-from oelm.data.sets import SPELLINGS, CorpusEntry, HubSource, set_called, split_of
 from oelm.data.tokens import LeftOut, Split, computed_once
 from oelm.errors import DataError, MissingExtraError
 

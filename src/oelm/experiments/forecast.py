@@ -14,7 +14,7 @@ from torch import nn
 
 from oelm.config import FinetuneConfig, RunConfig
 from oelm.data.examples import NUM_LABELS
-from oelm.data.sets import TASKS
+from oelm.data.public_sets import TASKS
 from oelm.errors import ConfigError, DataError, OelmError
 from oelm.experiments.plan import PlannedRun, known_vocabulary
 from oelm.experiments.slots import queue_seconds

@@ -14,7 +14,7 @@ from typing import Any
 from oelm.budget import EXTRACT_TOKENS, budget_settings, classifier_settings
 from oelm.config import FinetuneConfig, RunConfig, TrainConfig, flatten, nearest_key, parse_as, with_overrides
 from oelm.data.prepare import check_tokenizer_asked, is_token_set
-from oelm.data.sets import BUILT_IN, CORPORA, TASKS
+from oelm.data.public_sets import BUILT_IN, CORPORA, TASKS
 from oelm.data.tokenizer import vocab_size_of
 from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.catalog import Catalog, Experiment

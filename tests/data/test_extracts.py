@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oelm.data.prepare import prepare
-from oelm.data.resolve import Request
+from oelm.data.request import Request
 from oelm.errors import ConfigError, DataError
 from oelm.process import StopFlag
 from oelm.train.load import LoadedRun, load_any

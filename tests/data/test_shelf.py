@@ -19,7 +19,7 @@ from oelm.data.prepared import (
     verify_any,
 )
 from oelm.data.public_sets import NLI_LABELS
-from oelm.data.resolve import Request
+from oelm.data.request import Request
 from oelm.data.tokens import TokenMeta, TokenSet
 from oelm.errors import DataError
 from tests.conftest import made_text

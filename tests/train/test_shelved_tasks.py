@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oelm.config import ExamplesConfig, FinetuneConfig
-from oelm.data.resolve import Request
+from oelm.data.request import Request
 from oelm.errors import DataError
 from oelm.files import dump_json
 from oelm.process import StopFlag

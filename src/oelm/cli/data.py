@@ -86,7 +86,7 @@ def prepare(
     out_dir: Annotated[Path | None, typer.Option("--out", help="Put the token set here instead of the cache.")] = None,
 ) -> None:
     """Prepare a data set. Rerun the command to resume an interrupted preparation."""
-    from oelm.data.resolve import Request
+    from oelm.data.request import Request
 
     request = Request(
         name=name,

@@ -11,7 +11,7 @@ from typing import Any
 
 from oelm.config import FinetuneConfig, RunConfig
 from oelm.data.public_sets import CORPORA, TASKS
-from oelm.data.resolve import Request
+from oelm.data.request import Request
 from oelm.errors import REFUSED, ConfigError, DiskFullError, OelmError
 from oelm.experiments.catalog import Catalog, Experiment
 from oelm.experiments.plan import (

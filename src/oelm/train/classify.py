@@ -20,7 +20,7 @@ from oelm.data.examples import ExampleSource, stdlib_examples, stdlib_tokenizer
 from oelm.data.order import BucketOrder, permuted
 from oelm.data.prepared import examples_there, find_examples
 from oelm.data.public_sets import TASKS
-from oelm.data.resolve import Request
+from oelm.data.request import Request
 from oelm.data.tokens import OnProgress
 from oelm.errors import CheckpointError, ConfigError, DataError
 from oelm.models.hub import (

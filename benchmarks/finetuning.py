@@ -24,7 +24,7 @@ from transformers import (
 from oelm.config import FinetuneConfig, parse_as
 from oelm.data.example_sets import ExampleSet, prepare_examples
 from oelm.data.examples import folder_examples, stdlib_examples, stdlib_tokenizer
-from oelm.data.sets import TASKS
+from oelm.data.public_sets import TASKS
 from oelm.models.hub import ClassifierShape, fresh_classifier
 from oelm.stats import mean_ratio
 from oelm.train.classify import ClassifierTask

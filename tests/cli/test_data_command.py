@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from oelm.cli.app import app
 from oelm.data.prepare import prepare_corpus
-from oelm.data.sets import BUILT_IN, CORPORA, TASKS
+from oelm.data.public_sets import BUILT_IN, CORPORA, TASKS
 from oelm.data.sources import file_corpus
 from oelm.data.tokens import LeftOut
 from tests.conftest import made_text
@@ -194,15 +194,6 @@ def test_info_shows_n_grams_once_they_are_counted(files: Path, cache: Path) -> N
     assert re.search(r"n-gram PPL  val \d+\.\d\d for order 5 \(from order 1: (\d+\.\d\d(, )?){5}\)", counted)
     # Kept with the set: from now on without asking.
     assert succeeded(oelm("data", "info", "tinystories")).stdout == counted
-
-
-def test_info_counts_in_windows_and_under_other_vocabularies_where_asked(files: Path, cache: Path) -> None:
-    prepare_stories(files)
-    shown = succeeded(oelm("data", "info", "tinystories", "--ngram", "--context", "4", "--counters")).stdout
-    assert re.search(r"in windows  val .*; windows of 4 tokens", shown)
-    assert re.search(r"best        val \d\.\d{4} bits per byte: order \d, vocabulary [\d,]+", shown)
-    refused = oelm("data", "info", "tinystories", "--context", "4")
-    assert refused.exit_code == 2 and "--ngram" in refused.output
 
 
 def test_info_shows_source_tokenizer_and_fingerprint(files: Path, cache: Path) -> None:

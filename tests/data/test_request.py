@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from oelm.data.example_sets import ExampleSet
-from oelm.data.resolve import Request
+from oelm.data.request import Request
 from oelm.data.tokens import TokenSet
 from oelm.errors import ConfigError, DataError, OelmError
 from tests.conftest import made_text

@@ -20,7 +20,7 @@ from oelm.data.python_source import (
     site_packages_corpus,
     source_file,
 )
-from oelm.data.resolve import Request
+from oelm.data.request import Request
 from oelm.data.sources import Corpus, Part
 from oelm.errors import ConfigError, DataError
 

@@ -17,11 +17,10 @@ from torch import nn
 
 from oelm.errors import FrozenMovedError, MethodError, SiteError
 from oelm.method import architectures
-from oelm.method.adjusted import learning_modules
 from oelm.method.apply import adopt_record, cast, freeze, thaw
-from oelm.method.audit import assert_unmoved, audit
+from oelm.method.audit import assert_unmoved, audit, digest, record_of
 from oelm.method.frames import orthonormality_error
-from oelm.method.frozen import digest, record_of
+from oelm.method.layers import learning_modules
 from oelm.method.method import InitName, Method, QKPart, method_name
 from oelm.method.sites import attention_sites
 from tests.method.tiny_models import BY_NAME, PackedTorch, Tiny, tiny_model

@@ -17,12 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from oelm.errors import FrozenMovedError, MethodError, SiteError
 from oelm.method import architectures
 from oelm.method.apply import adopt_record, fold, freeze, restore, thaw
-from oelm.method.architectures import SitePaths, register_sites
-from oelm.method.audit import assert_unmoved, audit
-from oelm.method.frozen import digest, record_of
+from oelm.method.audit import assert_unmoved, audit, digest, record_of
 from oelm.method.fused import Layout, Order, SplitProjection
 from oelm.method.method import Gain, Method
-from oelm.method.sites import attention_sites
+from oelm.method.sites import SitePaths, attention_sites, register_sites
 from tests.method.tiny_models import BY_NAME, PackedTorch, loss, outputs, tiny_inputs, tiny_model
 
 GAINED = ("gpt2", "gpt2_cross", "gpt_neox")

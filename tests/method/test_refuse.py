@@ -17,8 +17,8 @@ from torch.nn.utils import parametrizations, prune
 import oelm
 from oelm.errors import FrozenMovedError, MethodError, OelmError, SiteError
 from oelm.method import architectures
+from oelm.method.audit import digest, record_of
 from oelm.method.frames import start_of, whole
-from oelm.method.frozen import digest, record_of
 from oelm.method.sites import attention_sites
 from oelm.models.gpt import build_gpt
 from tests.conftest import tiny_gpt_config

@@ -13,11 +13,10 @@ from torch.nn import functional as F
 from oelm.errors import SiteError
 from oelm.method import architectures
 from oelm.method.apply import freeze, thaw
-from oelm.method.architectures import SitePaths, register_sites
 from oelm.method.audit import assert_unmoved, audit
 from oelm.method.frames import orthonormality_error
 from oelm.method.method import PRESETS, Method
-from oelm.method.sites import attention_sites
+from oelm.method.sites import SitePaths, attention_sites, register_sites
 from oelm.models.gpt import build_gpt
 from tests.conftest import tiny_gpt_config
 

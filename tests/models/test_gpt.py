@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from oelm.errors import ConfigError
-from oelm.method.frozen import digest
+from oelm.method.audit import digest
 from oelm.models.gpt import GPT, INIT_STD, attend_by_blocks, build_gpt
 from oelm.models.shape import GPTConfig, divisors_near
 from tests.conftest import tiny_gpt_config

@@ -13,8 +13,7 @@ from tokenizers.models import BPE
 from torch import Tensor
 
 from oelm.method.apply import freeze
-from oelm.method.audit import audit, check_frozen
-from oelm.method.frozen import digest
+from oelm.method.audit import audit, check_frozen, digest
 from oelm.method.method import PRESETS
 from oelm.method.sites import attention_sites
 from oelm.models.export import export_gpt2

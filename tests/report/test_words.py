@@ -22,7 +22,7 @@ from oelm.report.pairs import CLASSES
 from oelm.report.sections.reported import source_text
 from oelm.report.sections.spread import RUNGS
 from oelm.report.words import LANGUAGES, Words, templates
-from oelm.runs.find import State
+from oelm.runs.status import State
 from tests.report.recorded_study import MESSAGE, OWN_SOURCE, arm, own_catalog, record_study, second_root
 
 SRC = Path(__file__).parents[2] / "src" / "oelm"

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from oelm.config import RunConfig
 from oelm.errors import FrozenMovedError, OelmError
 from oelm.files import sha256_file
-from oelm.method.axes import selections
-from oelm.method.frozen import record_of
+from oelm.method.audit import record_of
+from oelm.method.layers import selections
 from oelm.models.export import export_gpt2
 from oelm.models.generate import Sampling, generate
 from oelm.models.heads import summarize_heads

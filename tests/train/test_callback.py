@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import oelm
 from oelm.errors import FrozenMovedError, MethodError
-from oelm.method.frozen import digest, record_of
+from oelm.method.audit import digest, record_of
 from oelm.method.method import Thaw
 from oelm.train.callback import OelmCallback
 from tests.models.test_hub import BERT, VOCAB

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from oelm.config import OptimConfig
 from oelm.errors import NonFiniteError
 from oelm.method.apply import freeze
-from oelm.method.frozen import digest
+from oelm.method.audit import digest
 from oelm.models.gpt import GPT, build_gpt
 from oelm.seeds import stream_seed
 from oelm.train.optim import build_optimizer

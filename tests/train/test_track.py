@@ -17,12 +17,13 @@ from typer.testing import CliRunner
 
 from oelm.cli.app import app
 from oelm.errors import ConfigError, DataError, MissingExtraError, OelmError
+from oelm.process import StopFlag
 from oelm.runs.manage import _survey
 from oelm.runs.metrics import Metrics, read_metrics
 from oelm.train.evaluate import Evaluation, TokenEvaluation
 from oelm.train.run import Result, train
 from oelm.train.track import TRACKERS, TrackerName, TrackWatch, read_trackio, read_wandb, tracked, tracker_named
-from oelm.train.watch import Silence, StepReport, StopFlag, Watch
+from oelm.train.watch import Silence, StepReport, Watch
 from tests.conftest import run_here, tiny_config
 from tests.train.test_resume import StopsAt
 

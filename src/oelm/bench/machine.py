@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 from oelm.files import cache_root
-from oelm.train.device import choose_compute, synchronize
-from oelm.train.preflight import available_memory, gibibytes
+from oelm.train.device import available_memory, choose_compute, gibibytes, synchronize
 
 _EXTRAS = {
     "hf": ("transformers",),

@@ -23,9 +23,8 @@ from oelm.method.apply import fold, freeze
 from oelm.models.export import export_gpt2
 from oelm.models.generate import Sampling, generate, lay_out_by_columns
 from oelm.models.gpt import GPT, build_gpt
-from oelm.models.shape import GPTConfig
+from oelm.models.shape import GPTConfig, chunk_rows
 from oelm.stats import Ratio
-from oelm.train.loss import chunk_rows
 
 PARTS = ("products", "attention", "gelu", "norms", "head", "optimizer", "rest")
 _STEP = "oelm step"

@@ -9,8 +9,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError, field_validator
 
 from oelm.errors import DataError
-from oelm.files import dump_json, write_json
-from oelm.schema import Strict
+from oelm.files import Strict, dump_json, write_json
 from oelm.stats import Ratio
 
 FOLDER = "bench"

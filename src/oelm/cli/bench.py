@@ -65,9 +65,9 @@ def bench(
 
 def _config(name: str, budget: str, shape: str | None, overrides: list[str]) -> RunConfig | FinetuneConfig:
     from oelm.bench.interleave import shape_settings, with_arm
+    from oelm.budget import budget_settings
     from oelm.config import parse_any, parse_overrides, with_overrides
     from oelm.data.tokenizer import vocab_size_of
-    from oelm.experiments.budget import budget_settings
     from oelm.runs.records import read_config
 
     if Path(name).is_file():

@@ -75,8 +75,9 @@ def _print_results(runs: Sequence[PlannedRun], budget: str) -> None:
 
 
 def _audit(runs: Sequence[PlannedRun], row: SummaryRow) -> AuditRecord:
+    from oelm.files import read_as
     from oelm.runs.layout import AUDIT
-    from oelm.runs.records import AuditRecord, read_as
+    from oelm.runs.records import AuditRecord
 
     return read_as(AuditRecord, next(run.path for run in runs if run.experiment.id == row.experiment.id) / AUDIT)
 

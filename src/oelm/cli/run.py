@@ -27,7 +27,7 @@ from oelm.cli.shell import (
     warn,
 )
 from oelm.errors import STOPPED, ConfigError
-from oelm.ranks import is_one_of_many
+from oelm.process import is_one_of_many
 
 if TYPE_CHECKING:
     from oelm.experiments.catalog import Catalog
@@ -42,7 +42,7 @@ def print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
     from oelm.experiments.forecast import START_S, Forecaster
     from oelm.experiments.slots import queue_seconds
     from oelm.experiments.study import unfinished
-    from oelm.train.preflight import gibibytes
+    from oelm.train.device import gibibytes
 
     forecaster = Forecaster(root, threads=int(getattr(slots, "threads", 1)))
     left = unfinished(runs)

@@ -24,9 +24,10 @@ from oelm.text import duration
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from oelm.process import StopFlag
     from oelm.train.evaluate import Evaluation
     from oelm.train.run import Result
-    from oelm.train.watch import StepReport, StopFlag
+    from oelm.train.watch import StepReport
 
 
 Broken = Callable[[str], None]
@@ -245,7 +246,7 @@ def stoppable() -> Iterator[StopFlag]:
 
     A run whose output nobody reads any more saves and leaves with the exit code of a stop, as after a signal.
     """
-    from oelm.train.watch import StopFlag
+    from oelm.process import StopFlag
 
     with StopFlag() as stop:
 

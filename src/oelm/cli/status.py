@@ -170,7 +170,8 @@ def _page(
     lines: int | None,
 ) -> Text:
     """Return all that is shown; over `lines` runs, those under way and one line for each group of the others."""
-    from oelm.runs.find import ALIVE, gaps
+    from oelm.runs.find import gaps
+    from oelm.runs.status import ALIVE
 
     is_short = lines is not None and len(views) > lines
     shown = [view for view in views if view.state in ALIVE] if is_short else views
@@ -264,7 +265,7 @@ def _summary(views: Sequence[RunView]) -> Text:
 
 
 def _counted(views: Sequence[RunView]) -> str:
-    from oelm.runs.find import STATES
+    from oelm.runs.status import STATES
 
     counts = Counter(view.state for view in views)
     return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
@@ -286,7 +287,7 @@ def _footer(views: Sequence[RunView]) -> Text:
 
 def _logs(views: Sequence[RunView]) -> list[str]:
     """Return where the logs of running runs are, and that of a run that is alone."""
-    from oelm.runs.find import ALIVE
+    from oelm.runs.status import ALIVE
 
     running = [view for view in views if view.state in ALIVE]
     if not running and len(views) == 1 and views[0].state != "failed":

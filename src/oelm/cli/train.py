@@ -88,7 +88,7 @@ def _source(data: str | None, text: Path | None) -> str | None:
         return str(text.absolute())
     if data == "":
         raise ConfigError("--data is empty; give the name of a corpus or a path, '.' for the current folder")
-    from oelm.data.sets import BUILT_IN, CORPORA
+    from oelm.data.public_sets import BUILT_IN, CORPORA
 
     # A path is kept whole, so that the config says where the data was whatever folder it is read in. A name stays one,
     # even next to a folder of that name.
@@ -97,9 +97,9 @@ def _source(data: str | None, text: Path | None) -> str | None:
 
 
 def _config(file: Path | None, budget: str, chosen: dict[str, Any], overrides: list[str], init_from: Path | None) -> RunConfig:
+    from oelm.budget import budget_settings
     from oelm.config import parse_config, parse_overrides, with_overrides
     from oelm.data.prepare import check_tokenizer_asked
-    from oelm.experiments.budget import budget_settings
     from oelm.runs.records import read_config
     from oelm.train.run import resolve_start
 
@@ -177,7 +177,7 @@ def _method(name: str | None) -> dict[str, Any] | None:
 
 
 def _task(task: str | None) -> str | None:
-    from oelm.data.sets import TASKS
+    from oelm.data.public_sets import TASKS
 
     # A name stays one, even next to a folder of that name.
     return task if task in ("stdlib", *TASKS) else _whole_path(task)
@@ -191,8 +191,8 @@ def _whole_path(source: str | None) -> str | None:
 def _classifier_config(
     file: Path | None, budget: str, model: str | None, chosen: dict[str, Any], lengths: dict[str, Any], overrides: list[str]
 ) -> FinetuneConfig:
+    from oelm.budget import classifier_settings
     from oelm.config import FinetuneConfig, parse_as, parse_overrides, with_overrides
-    from oelm.experiments.budget import classifier_settings
     from oelm.runs.records import read_any_config
 
     settings = classifier_settings(budget, model=model) if file is None else read_any_config(file).as_dict()

@@ -100,10 +100,10 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(min=1, help="Windows at a time; changes speed only.")] = 16,
 ) -> None:
     """Print a language model's loss, perplexity and bits per byte, or a classifier's accuracy, over a whole split."""
+    from oelm.process import StopFlag
     from oelm.runs.records import write_records
     from oelm.train.load import LoadedRun, load_any
     from oelm.train.score import score_run
-    from oelm.train.watch import StopFlag
 
     if data is not None and text is not None:
         raise ConfigError("--data and --text both name what to score on; give one of them")

@@ -13,9 +13,9 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
 
+from oelm.data.public_sets import USUAL_COLUMNS, TaskEntry
 from oelm.data.python_source import package_of, stdlib_corpus
 from oelm.data.readers import Row, column_names, fraction, parquet_label_names, rows
-from oelm.data.sets import USUAL_COLUMNS, TaskEntry
 from oelm.data.sources import (
     Corpus,
     find_splits,

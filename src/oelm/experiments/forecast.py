@@ -14,7 +14,7 @@ from torch import nn
 
 from oelm.config import FinetuneConfig, RunConfig
 from oelm.data.examples import NUM_LABELS
-from oelm.data.sets import TASKS
+from oelm.data.public_sets import TASKS
 from oelm.errors import ConfigError, DataError, OelmError
 from oelm.experiments.plan import PlannedRun, known_vocabulary
 from oelm.experiments.slots import queue_seconds
@@ -25,8 +25,8 @@ from oelm.models.gpt import GPT
 from oelm.models.hub import ClassifierShape, classifier_skeleton, fresh_classifier
 from oelm.models.shape import step_work
 from oelm.runs.layout import TIMING
+from oelm.train.device import Estimate, estimate
 from oelm.train.dist import World
-from oelm.train.preflight import Estimate, estimate
 
 # A training step on a CPU runs at about this share of the speed of a bare matrix product, because of norms, copies and the
 # optimizer. Measured on 2 cores: 0.3 for the small models of `laptop`, 0.6 for Medium-512.

@@ -15,9 +15,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, ValidationError
 
 from oelm.errors import ConfigError, DataError, suggest
-from oelm.files import MAX_JSON_BYTES, dump_json, sha256_file, write_text
+from oelm.files import MAX_JSON_BYTES, Strict, dump_json, sha256_file, write_text
 from oelm.runs.layout import TIMING
-from oelm.schema import Strict
 from oelm.text import is_safe
 from oelm.train.track import FormatName, SourceRun, read_events, read_trackio, read_wandb
 

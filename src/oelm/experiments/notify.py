@@ -25,7 +25,7 @@ from oelm.errors import STOPPED, ConfigError
 from oelm.experiments.catalog import read_yaml
 from oelm.experiments.portable import this_machine
 from oelm.experiments.queue import Job, RunnerWatch
-from oelm.schema import Strict
+from oelm.files import Strict
 
 log = logging.getLogger(__name__)
 

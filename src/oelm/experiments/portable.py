@@ -17,9 +17,11 @@ from oelm.errors import ConfigError, DataError, RunDirError
 from oelm.experiments.sweep import SweepPoint, read_sweep
 from oelm.files import (
     MAX_JSON_BYTES,
+    Strict,
     dump_json,
     held,
     publish_dir,
+    read_as,
     read_json,
     room_checked,
     sha256_file,
@@ -46,9 +48,8 @@ from oelm.runs.layout import (
     TIMING,
 )
 from oelm.runs.metrics import read_metrics
-from oelm.runs.records import Figures, read_as
+from oelm.runs.records import Figures
 from oelm.runs.status import read_status
-from oelm.schema import Strict
 from oelm.text import NAME, is_device, is_safe
 
 INVENTORY = "inventory.json"

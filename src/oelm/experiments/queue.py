@@ -18,9 +18,9 @@ from filelock import FileLock
 from oelm.errors import STOPPED, DiskFullError, OelmError
 from oelm.experiments.plan import PlannedRun
 from oelm.files import lock_at, room_checked, take, write_text
+from oelm.process import StopFlag
 from oelm.runs.layout import CONFIG, CONSOLE, LOCK, launch_lock_path
 from oelm.runs.status import Progress, StatusName, now_text, read_status, status_now, write_status
-from oelm.train.watch import StopFlag
 
 _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "by hand, or by the system when memory ran out",

@@ -14,9 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from oelm.config import with_defaults
+from oelm.budget import BUDGETS
+from oelm.config import flatten, with_defaults
 from oelm.errors import ConfigError, DataError, suggest
-from oelm.experiments.budget import BUDGETS
 from oelm.experiments.importer import IMPORTED, ImportedRun, load_imported, run_path, studies
 from oelm.experiments.plan import is_tuned_alone
 from oelm.runs.find import RunView, scan, scan_flat
@@ -24,7 +24,6 @@ from oelm.runs.finished import read_finished, read_settings
 from oelm.runs.layout import CONFIG, PREDICTIONS, Split
 from oelm.runs.metrics import read_jsonl
 from oelm.runs.records import AuditRecord, DocumentRow, ExampleRow, Figures, Manifest, majority_share, read_rows
-from oelm.schema import flatten
 
 # Mostly "auto" in a config, so the config does not show whether runs differ in them.
 COMPUTED_WITH = ("device", "precision")

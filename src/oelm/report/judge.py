@@ -13,9 +13,7 @@ from pydantic import Field, model_validator
 
 from oelm.errors import DataError
 from oelm.experiments.catalog import Criterion
-from oelm.files import held, room_checked, write_json
-from oelm.runs.records import read_as
-from oelm.schema import Strict
+from oelm.files import Strict, held, read_as, room_checked, write_json
 from oelm.stats import (
     LEVEL,
     Interval,

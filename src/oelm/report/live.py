@@ -29,10 +29,10 @@ from oelm.report.sections.classes import gap_charts
 from oelm.report.sections.learning import small_chart
 from oelm.report.sections.verdicts import decided_by, verdict_table
 from oelm.report.words import Words
-from oelm.runs.find import ALIVE, STATES, Gap, RunView, gaps, is_number, scan
+from oelm.runs.find import Gap, RunView, gaps, is_number, scan
 from oelm.runs.layout import CONFIG, SWEEP
 from oelm.runs.metrics import evaluations
-from oelm.runs.status import now_text
+from oelm.runs.status import ALIVE, STATES, now_text
 from oelm.stats import interval_text
 from oelm.text import duration, fixed, on_one_line
 

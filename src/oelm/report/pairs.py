@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from oelm.config import flatten
 from oelm.errors import ConfigError, DataError
 from oelm.experiments.catalog import Catalog, Experiment
 from oelm.experiments.plan import TUNABLE, TUNED, confounding, tuned_alike
@@ -27,7 +28,6 @@ from oelm.report.arms import (
 from oelm.report.judge import comparison_key
 from oelm.report.words import Words
 from oelm.runs.layout import SWEEP, Split
-from oelm.schema import flatten
 from oelm.stats import Interval, document_log_ratio, example_difference, gap_text, interval_text, paired_interval
 
 

@@ -1,31 +1,23 @@
-"""Find recorded runs and what they are doing, from outside: files are read; nothing is locked, asked or changed."""
+"""Find recorded runs, and how far each is from its baseline: files are read; nothing is locked, asked or changed."""
 
 from __future__ import annotations
 
-import datetime
 import math
 import os
 import re
-import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from oelm.errors import ConfigError, RunDirError, suggest
-from oelm.runs.layout import CONFIG, CONSOLE, LOCK, LOG, STATUS
+from oelm.runs.layout import CONFIG, CONSOLE, LOG, STATUS
 from oelm.runs.metrics import evaluations
-from oelm.runs.status import HEARTBEAT_S, Metric, Status, read_status
+from oelm.runs.status import Locks, Metric, State, Status, decide, is_held, is_here, read_locks, read_status, silent_s
 from oelm.text import NAME
 
-State = Literal["running", "stale", "queued", "dead", "failed", "damaged", "stopped", "done"]
-STATES: tuple[State, ...] = ("running", "stale", "queued", "dead", "failed", "damaged", "stopped", "done")
-ALIVE: tuple[State, ...] = ("running", "stale")
 _SEED = re.compile(r"seed-(0|[1-9][0-9]{0,18})")
-_HELD = re.compile(r"^\d+: FLOCK +\S+ +\S+ +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.MULTILINE)
-# A heartbeat comes only between steps, and before the first of them a model is loaded and perhaps compiled.
-_SILENCE_S, _SILENCE_STEPS, _SILENCE_AT_START_S = 6 * HEARTBEAT_S, 10, 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,96 +51,6 @@ class RunView:
         never_began = self.state in ("failed", "dead") and (self.status is None or self.status.step == 0)
         names = (CONSOLE, LOG) if never_began else (LOG, CONSOLE)
         return next((self.path / name for name in names if _size(self.path / name) > 0), None)
-
-
-@dataclass(frozen=True)
-class Locks:
-    """The kernel's table of held locks: for each inode, its device (major, minor) and the process that holds it."""
-
-    holders: Mapping[int, Sequence[tuple[tuple[int, int], int]]]
-
-    def holder(self, lock: str | Path, *, expected: int | None) -> int | None:
-        """Return the process that holds a lock file, or None where none of this machine does."""
-        try:
-            facts = os.lstat(lock)
-        except OSError:
-            return None
-        device = (os.major(facts.st_dev), os.minor(facts.st_dev))
-        for held_on, pid in self.holders.get(facts.st_ino, ()):
-            # btrfs and overlays show a file under another device than its locks: there the recorded process must agree.
-            if held_on == device or pid == expected:
-                return pid
-        return None
-
-
-def read_locks() -> Locks | None:
-    """Return the locks held on this machine, or None where the system does not list them."""
-    try:
-        return parse_locks(Path("/proc/locks").read_text(encoding="ascii", errors="replace"))
-    except OSError:
-        return None
-
-
-def parse_locks(text: str) -> Locks:
-    """Parse /proc/locks: its flock entries, without the processes that wait for one ('->')."""
-    holders: dict[int, list[tuple[tuple[int, int], int]]] = {}
-    for pid, major, minor, inode in _HELD.findall(text):
-        holders.setdefault(int(inode), []).append(((int(major, 16), int(minor, 16)), int(pid)))
-    return Locks(holders)
-
-
-def decide(status: Status | None, *, held: bool | None, age_s: float, same_host: bool) -> State:
-    """Say what a run is doing from what it says, whether its lock is held (None: unknown) and since when it is silent.
-
-    `held` says something of runs of this host only: no system lists the locks of another.
-    """
-    if status is None:
-        # Somebody is in it, about to write its first status or to replace a damaged one.
-        return "running" if held else "damaged"
-    if status.status != "running":
-        return status.status
-    if held is False and same_host:
-        return "dead"
-    return "stale" if age_s > _patience_s(status) else "running"
-
-
-def _patience_s(status: Status) -> float:
-    return _SILENCE_AT_START_S if status.step_s is None else max(_SILENCE_S, _SILENCE_STEPS * status.step_s)
-
-
-def silent_s(status: Status | None, *, now: float) -> float:
-    """Return the seconds since a run's last sign of life; below zero where a clock was set back meanwhile."""
-    try:
-        return now - datetime.datetime.fromisoformat(status.heartbeat).timestamp() if status is not None else math.inf
-    except (ValueError, OverflowError, OSError):
-        return math.inf
-
-
-def is_held(run: str | Path, status: Status | None, locks: Locks | None, *, same_host: bool) -> bool | None:
-    """Say whether a process of this machine holds a run, without touching the lock; None where that cannot be known."""
-    lock = os.path.join(run, LOCK)
-    if locks is not None:
-        return locks.holder(lock, expected=None if status is None else status.pid) is not None
-    # A dead process holds nothing; a living one of that number may be another.
-    return False if status is not None and same_host and not _is_alive(status.pid) else None
-
-
-def _is_alive(pid: int) -> bool:
-    if os.name != "posix" or pid <= 0:
-        return True
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        # It lives, and is somebody else's.
-        pass
-    return True
-
-
-def is_here(status: Status | None) -> bool:
-    """Whether a run says that it is this host's."""
-    return status is None or status.host == socket.gethostname()
 
 
 def scan(root: Path, *, only: Collection[str] = ()) -> list[RunView]:
@@ -189,7 +91,7 @@ def _seen(place: RunView, status: Status | None, locks: Locks | None, *, now: fl
     is_claim = status is None or status.status == "running"
     held = is_held(place.folder, status, locks, same_host=here) if is_claim else None
     state = decide(status, held=held, age_s=silent_s(status, now=now) if is_claim else 0.0, same_host=here)
-    return RunView(place.experiment, place.budget, place.variant, place.seed, place.folder, status, state)
+    return replace(place, status=status, state=state)
 
 
 def _dead_checked(views: list[RunView]) -> list[RunView]:
@@ -205,7 +107,7 @@ def _judged_again(view: RunView, status: Status | None, locks: Locks | None, *, 
     # Whoever wrote since was alive then, whatever the locks say by now.
     held = is_held(view.folder, status, locks, same_host=here) if status == view.status else None
     state = decide(status, held=held, age_s=silent_s(status, now=now), same_host=here)
-    return RunView(view.experiment, view.budget, view.variant, view.seed, view.folder, status, state)
+    return replace(view, status=status, state=state)
 
 
 def _is_recorded(run: str) -> bool:

@@ -10,10 +10,8 @@ import torch
 from torch import nn
 
 from oelm.errors import MethodError, MissingExtraError
-from oelm.method.apply import forget, hold, thaw
-from oelm.method.audit import assert_unmoved, audit, check_frozen
-from oelm.method.frozen import methods_of, record_of
-from oelm.method.timetable import Plan, plan_of
+from oelm.method.apply import Plan, forget, hold, plan_of, thaw
+from oelm.method.audit import assert_unmoved, audit, check_frozen, methods_of, record_of
 
 try:
     from transformers import TrainerCallback

@@ -19,8 +19,8 @@ from oelm.data.example_sets import ExampleSet, ExampleSplit, PaddedExamples, ope
 from oelm.data.examples import ExampleSource, stdlib_examples, stdlib_tokenizer
 from oelm.data.order import BucketOrder, permuted
 from oelm.data.prepared import examples_there, find_examples
-from oelm.data.resolve import Request
-from oelm.data.sets import TASKS
+from oelm.data.public_sets import TASKS
+from oelm.data.request import Request
 from oelm.data.tokens import OnProgress
 from oelm.errors import CheckpointError, ConfigError, DataError
 from oelm.models.hub import (
@@ -35,17 +35,17 @@ from oelm.models.hub import (
     shaped_classifier,
     weights_sha256,
 )
+from oelm.process import StopFlag
 from oelm.runs.layout import CHECKPOINTS, MODEL_FOLDER, TOKENIZER
 from oelm.runs.records import ExampleRow, majority_share, read_any_config
 from oelm.runs.status import Metric
 from oelm.seeds import stream_seed
-from oelm.train.device import Compute, choose_compute
+from oelm.train.device import Compute, Estimate, choose_compute, classifier_estimate
 from oelm.train.dist import ALONE, World
 from oelm.train.evaluate import batched
 from oelm.train.load import LoadedClassifier
-from oelm.train.preflight import Estimate, classifier_estimate
 from oelm.train.task import DataFacts, Judging
-from oelm.train.watch import StopFlag, Watch
+from oelm.train.watch import Watch
 
 _COUNTED_FROM_PAD = ("roberta", "camembert", "mpnet", "longformer", "xmod")
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from oelm.errors import NonFiniteError
+from oelm.process import StopFlag
 from oelm.seeds import stream_seed
 from oelm.train.dist import ALONE, World, unsynced
-from oelm.train.watch import StopFlag
 
 _SMALLEST_LOSS_SCALE = 2.0**-10
 

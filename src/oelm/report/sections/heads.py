@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from oelm.config import flatten
 from oelm.experiments.plan import CLOSE, TUNED, is_tuned_alone, variant_name
 from oelm.report.arms import Arm
 from oelm.report.charts import grouped
 from oelm.report.document import Block, Cell, Chart, Section, Table, Text
 from oelm.report.pairs import Findings, label
 from oelm.report.words import Words
-from oelm.schema import flatten
 
 if TYPE_CHECKING:
     from oelm.experiments.sweep import SweepRecord

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from oelm.config import flatten
 from oelm.experiments.plan import SHAPE, TUNED
 from oelm.report.arms import Arm, common_split, differing_settings, mean_figure
 from oelm.report.document import Cell, Section, Table, Text
@@ -16,7 +17,6 @@ from oelm.report.pairs import Findings, Pair, gap_between, label, method_of, on_
 from oelm.report.sections.baselines import unfit_baselines
 from oelm.report.words import Words
 from oelm.runs.layout import Split
-from oelm.schema import flatten
 from oelm.text import fixed
 
 # From nothing learnt and nothing known to everything learnt: what Q and K of each method have. Frames across all heads

@@ -8,7 +8,7 @@ from pathlib import Path
 from oelm.data.example_sets import ExampleSet, prepare_examples
 from oelm.data.examples import ExampleSource, file_examples, folder_examples, hub_examples
 from oelm.data.prepare import Limits, corpus_of, prepare_corpus
-from oelm.data.sets import BUILT_IN, CORPORA, TASKS, unknown_set
+from oelm.data.public_sets import BUILT_IN, CORPORA, TASKS, unknown_set
 from oelm.data.sources import Corpus, file_corpus, folder_corpus
 from oelm.data.tokens import OnProgress, TokenSet, no_progress
 from oelm.errors import ConfigError

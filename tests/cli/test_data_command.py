@@ -196,6 +196,15 @@ def test_info_shows_n_grams_once_they_are_counted(files: Path, cache: Path) -> N
     assert succeeded(oelm("data", "info", "tinystories")).stdout == counted
 
 
+def test_info_counts_in_windows_and_under_other_vocabularies_where_asked(files: Path, cache: Path) -> None:
+    prepare_stories(files)
+    shown = succeeded(oelm("data", "info", "tinystories", "--ngram", "--context", "4", "--counters")).stdout
+    assert re.search(r"in windows  val .*; windows of 4 tokens", shown)
+    assert re.search(r"best        val \d\.\d{4} bits per byte: order \d, vocabulary [\d,]+", shown)
+    refused = oelm("data", "info", "tinystories", "--context", "4")
+    assert refused.exit_code == 2 and "--ngram" in refused.output
+
+
 def test_info_shows_source_tokenizer_and_fingerprint(files: Path, cache: Path) -> None:
     prepare_pairs(files)
     shown = succeeded(oelm("data", "info", "mnli")).stdout

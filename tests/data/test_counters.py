@@ -1,8 +1,10 @@
-"""N-gram figures kept with a token set: counted once, and never from a damaged file."""
+"""N-gram figures kept with a token set: counted once, never from a damaged file, and under other vocabularies."""
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,17 @@ import oelm.data.ngram as counters
 from oelm.data.ngram import (
     FILE,
     NgramFigures,
+    bits_per_byte,
+    count_vocabularies,
     kept_figures,
     ngram_figures,
     perplexities,
+    text_of,
 )
 from oelm.data.prepare import prepare
+from oelm.data.sources import documents
 from oelm.data.tokens import TokenSet
+from oelm.errors import DataError
 from tests.conftest import made_text
 
 
@@ -111,3 +118,52 @@ def test_a_folder_that_cannot_be_written_gives_figures_all_the_same(tokens: Toke
     with caplog.at_level(logging.WARNING):
         assert counted(tokens).ppl
     assert "not kept" in caplog.text and (tokens.path / FILE).is_dir()
+
+
+def test_the_text_of_a_set_comes_back_as_it_was(tokens: TokenSet) -> None:
+    texts = list(documents(text_of(tokens)))
+    assert len(texts) == 11
+    assert sum(len(text.encode()) for text in texts) == sum(split.text_bytes for split in tokens.meta.splits.values())
+    assert all(text.endswith("Zoë says: \U0001f600\n") for text in texts)
+
+
+def test_counters_of_the_sets_own_vocabulary_are_its_own_figures(tokens: TokenSet) -> None:
+    own = counted(tokens, orders=6)
+    figures = count_vocabularies(tokens, vocabularies=(300, 400), orders=6)
+    assert figures.counters.keys() == {300, 400}
+    for split in ("val", "test"):
+        assert figures.counters[300][split] == bits_per_byte(tokens.meta, split, own.ppl[split])
+    known = tokens.meta.splits["val"]
+    assert figures.counters[300]["val"][1] == math.log2(own.ppl["val"][1]) * (known.tokens - 1) / known.text_bytes
+
+
+def test_the_best_counter_is_the_one_of_fewest_bits(tokens: TokenSet) -> None:
+    assert counted(tokens).best_counter("val") is None
+    figures = count_vocabularies(tokens, vocabularies=(300, 400), orders=3)
+    best = figures.best_counter("val")
+    assert best is not None
+    vocabulary, order, value = best
+    assert value == figures.counters[vocabulary]["val"][order - 1]
+    assert value == min(value for by_split in figures.counters.values() for value in by_split["val"])
+
+
+def test_counters_are_kept_and_nothing_else_is_left_in_the_cache(tokens: TokenSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = count_vocabularies(tokens, vocabularies=(300,), orders=3)
+    assert [path.name for path in tokens.path.parents[1].iterdir()] == ["tokens"]
+    assert [path for path in tokens.path.parent.iterdir() if path.is_dir()] == [tokens.path]
+    forbid_counting(monkeypatch)
+    assert count_vocabularies(tokens, vocabularies=(300,), orders=3) == first
+
+
+def test_counting_more_orders_later_keeps_the_counters(tokens: TokenSet) -> None:
+    first = count_vocabularies(tokens, vocabularies=(300,), orders=3)
+    assert counted(tokens, orders=6).counters == first.counters
+
+
+def test_a_tokenizer_that_loses_text_is_refused(tokens: TokenSet) -> None:
+    path = tokens.path / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    spec["decoder"] = {"type": "Replace", "pattern": {"String": "e"}, "content": ""}
+    path.write_text(json.dumps(spec))
+    with pytest.raises(DataError, match=r"does not reproduce the \w+ text"):
+        count_vocabularies(tokens, vocabularies=(300,), orders=2)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oelm.data.ngram as ngram
-from oelm.data.ngram import discounts, perplexities, probabilities
+from oelm.data.ngram import discounts, histories, perplexities, probabilities
 from oelm.data.request import Request
 from oelm.data.tokens import Tokens, TokenSet
 
@@ -30,8 +30,10 @@ def ids(values: Sequence[int]) -> Tokens:
     return np.array(values, dtype=np.uint16)
 
 
-def found(train: Sequence[int], text: Sequence[int], vocab_size: int = VOCAB, *, orders: int = 5) -> list[float]:
-    values = perplexities(ids(train), {"text": ids(text)}, vocab_size=vocab_size, orders=orders)
+def found(
+    train: Sequence[int], text: Sequence[int], vocab_size: int = VOCAB, *, orders: int = 5, context: int | None = None
+) -> list[float]:
+    values = perplexities(ids(train), {"text": ids(text)}, vocab_size=vocab_size, orders=orders, context=context)
     assert values is not None
     return values["text"]
 
@@ -123,6 +125,20 @@ def test_discounts_are_those_of_chen_and_goodman() -> None:
 @pytest.mark.parametrize("counted", [(0, 0, 0, 0), (0, 5, 4, 3), (10, 0, 4, 3), (10, 5, 0, 3), (10, 5, 9, 0), (9, 9, 1, 9)])
 def test_where_counts_give_no_three_discounts_one_in_range_serves_all(counted: tuple[int, int, int, int]) -> None:
     assert len(set(discounts(*counted))) == 1 and 0 < discounts(*counted)[0] <= 1
+
+
+def test_a_context_is_what_the_windows_of_a_model_see() -> None:
+    assert histories(8, None).tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    # Windows [0..3], [3..6], [6..]: the first token of each is only looked at.
+    assert histories(8, 3).tolist() == [0, 1, 2, 3, 1, 2, 3, 1]
+
+
+def test_a_context_changes_what_is_looked_at_and_nothing_else() -> None:
+    train, text = realistic(3000, 12), realistic(61, 12, seed=1)
+    naive = Dictionaries(train, 12)
+    nats = [-math.log(naive.chance(tuple(text[i - min(2, (i - 1) % 4 + 1) : i]), text[i])) for i in range(1, len(text))]
+    assert math.log(found(train, text, 12, orders=3, context=4)[2]) == pytest.approx(np.mean(nats), rel=1e-12)
+    assert found(train, text, 12, orders=3, context=60) == found(train, text, 12, orders=3)
 
 
 def test_texts_are_scored_apart() -> None:

@@ -121,19 +121,31 @@ def info(
     ngram: Annotated[
         bool, typer.Option("--ngram", help="Count n-grams now: the 5-gram's perplexity, which a real baseline is below.")
     ] = False,
+    counters: Annotated[
+        bool,
+        typer.Option("--counters", help="Also bits per byte of n-grams up to order 8 at vocabularies 512, 2,048 and 8,192."),
+    ] = False,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="With --ngram: let n-grams look back no further than windows of N tokens.")
+    ] = None,
 ) -> None:
     """Show what a prepared set holds, where it came from, what pins it, and its n-gram reference once that is counted."""
     from oelm.data.prepared import find_sets, read_any_meta
+    from oelm.errors import ConfigError
 
+    if context is not None and not ngram:
+        raise ConfigError("--context has a meaning with --ngram only; add it, or leave --context out")
     for path in find_sets([what]):
         say(str(path))
         meta = read_any_meta(path)
         _print_meta(meta)
-        _print_ngram(path, meta, count=ngram)
+        _print_ngram(path, meta, count=ngram, context=context)
+        if counters:
+            _print_counters(path, meta)
 
 
-def _print_ngram(path: Path, meta: TokenMeta | ExampleMeta, *, count: bool) -> None:
-    from oelm.data.ngram import ORDERS, kept_figures, ngram_figures
+def _print_ngram(path: Path, meta: TokenMeta | ExampleMeta, *, count: bool, context: int | None) -> None:
+    from oelm.data.ngram import ORDERS, judged_splits, kept_figures, ngram_figures, perplexities
     from oelm.data.tokens import TokenMeta, open_tokens
 
     if not isinstance(meta, TokenMeta):
@@ -150,10 +162,37 @@ def _print_ngram(path: Path, meta: TokenMeta | ExampleMeta, *, count: bool) -> N
         out.print("  n-gram PPL  none: too few tokens")
     if figures.tokens < meta.splits["train"].tokens:
         out.print(f"              counted on the first {figures.tokens:,} tokens of the training split")
+    if context is not None and figures.ppl:
+        tokens = open_tokens(path)
+        found = perplexities(tokens.train, judged_splits(tokens), vocab_size=meta.vocab_size, context=context)
+        for split, values in (found or {}).items():
+            say(f"  in windows  {_by_order(split, values)}; windows of {context:,} tokens")
 
 
 def _by_order(split: str, values: list[float]) -> str:
     return f"{split} {values[-1]:.2f} for order {len(values)} (from order 1: {', '.join(f'{value:.2f}' for value in values)})"
+
+
+def _print_counters(path: Path, meta: TokenMeta | ExampleMeta) -> None:
+    from oelm.data.ngram import count_vocabularies
+    from oelm.data.tokens import TokenMeta, open_tokens
+
+    if not isinstance(meta, TokenMeta):
+        return
+    with shown_warnings(), TerminalWatch() as watch:
+        figures = count_vocabularies(open_tokens(path), progress=watch.on_preparing)
+    out.print("  counters    bits per byte of n-gram models of the same text, by vocabulary and order:")
+    orders = max(len(values) for by_split in figures.counters.values() for values in by_split.values())
+    rows = [
+        (split, f"{vocabulary:,}", *(f"{value:.3f}" for value in by_split[split]))
+        for split in figures.ppl
+        for vocabulary, by_split in figures.counters.items()
+    ]
+    print_table(("split", "vocabulary", *map(str, range(1, orders + 1))), rows, left=("split",))
+    for split in figures.ppl:
+        best = figures.best_counter(split)
+        assert best is not None
+        out.print(f"  best        {split} {best[2]:.4f} bits per byte: order {best[1]}, vocabulary {best[0]:,}")
 
 
 @data_app.command(cls=Command)

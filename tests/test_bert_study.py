@@ -53,7 +53,9 @@ def test_what_is_recorded_is_not_run_again(
 ) -> None:
     call(bert, monkeypatch, what, *RUNS)
     (told,) = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"(\d+) of \1 runs are recorded in results/bert-sst2; use --results FOLDER to start in another folder", told)
+    assert re.fullmatch(
+        r"(\d+) of \1 runs are recorded in results/bert-sst2; use --results FOLDER to start in another folder", told
+    )
     assert not (here / "outputs").exists()
 
 

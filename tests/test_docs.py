@@ -15,8 +15,8 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+from oelm.budget import BUDGETS, budget_settings
 from oelm.cli.app import app
-from oelm.experiments.budget import BUDGETS, budget_settings
 from tests.conftest import run_here, tiny_config
 
 ROOT = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.errors import SiteError
-from oelm.method import architectures
+from oelm.method import sites as site_module
 from oelm.method.apply import freeze, thaw
 from oelm.method.audit import assert_unmoved, audit
 from oelm.method.frames import orthonormality_error
@@ -93,7 +93,7 @@ def _registered() -> Iterator[None]:
         return SitePaths(q="inner.query", k="inner.key", num_heads=NUM_HEADS, num_kv_heads=NUM_KV_HEADS)
 
     yield
-    architectures.ADAPTERS.pop(path)
+    site_module.ADAPTERS.pop(path)
 
 
 registered = pytest.mark.usefixtures("_registered")

@@ -60,10 +60,8 @@ def prepare(
     folder: Annotated[
         Path | None, typer.Option("--from", help="Take local copies of the named set from this folder, not from the hub.")
     ] = None,
-    text: Annotated[Path | None, path_option("Your own text: a UTF-8 file, or a folder of them.")] = None,
-    jsonl: Annotated[Path | None, typer.Option(help="Your own documents: one JSON object a line.")] = None,
-    parquet: Annotated[Path | None, typer.Option(help="Your own documents: one a row.")] = None,
-    column: Annotated[str, typer.Option(help="The column of --jsonl or --parquet that holds the text.")] = "text",
+    text: Annotated[Path | None, path_option("Your own text: a UTF-8 file, a .jsonl or .parquet, or a folder of them.")] = None,
+    column: Annotated[str, typer.Option(help="The column of a .jsonl or .parquet that holds the text.")] = "text",
     examples: Annotated[Path | None, typer.Option(help="Your own labelled examples: .tsv, .csv, .jsonl or .parquet.")] = None,
     dev: Annotated[
         Path | None, typer.Option(help="Dev examples to go with --examples; default: one in twenty is held out.")
@@ -82,7 +80,6 @@ def prepare(
     ] = None,
     max_documents: Annotated[int | None, typer.Option(min=1, help="An extract: so many documents of each split.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="An extract: begin no document after so many tokens.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads that tokenize; by default one a core.")] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="Put the token set here instead of the cache.")] = None,
 ) -> None:
     """Prepare a data set. Rerun the command to resume an interrupted preparation."""
@@ -92,8 +89,6 @@ def prepare(
         name=name,
         folder=folder,
         text=text,
-        jsonl=jsonl,
-        parquet=parquet,
         column=column,
         examples=examples,
         dev=dev,
@@ -104,7 +99,6 @@ def prepare(
         max_length=max_length,
         max_documents=max_documents,
         max_tokens=max_tokens,
-        workers=workers,
         out=out_dir,
     )
     began = time.monotonic()

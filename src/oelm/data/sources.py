@@ -96,7 +96,8 @@ def hub_has_an_address() -> bool:
 
 
 log = logging.getLogger(__name__)
-SUFFIXES = (".txt", ".tokens", ".raw", ".jsonl", ".json", ".parquet", ".tsv", ".csv")
+TABLES = (".jsonl", ".json", ".parquet", ".tsv", ".csv")
+SUFFIXES = (".txt", ".tokens", ".raw", *TABLES)
 # Longer marks before those they contain. A mark is a whole word of the name: 'wiki.valid.tokens', 'dev-matched'.
 _MARKS = {
     "val_mismatched": r"(?:dev|valid|val|validation)[._-]?mismatched",
@@ -297,7 +298,7 @@ def documents(corpus: Corpus) -> Iterator[str]:
 
 
 def _reader(path: Path, *, column: str = "text", layout: str = "documents") -> Callable[[], Iterator[Piece]]:
-    if path.suffix.lower() in (".jsonl", ".json", ".parquet", ".tsv", ".csv"):
+    if path.suffix.lower() in TABLES:
         return partial(read_wikitext_rows, path) if layout == "wikitext" else partial(read_column, path, column)
     return partial(read_wikitext if layout == "wikitext" else read_text, path)
 

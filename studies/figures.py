@@ -93,14 +93,14 @@ def printed(command: str, arguments: list[str], *, script: str | None = None) ->
 
 @contextmanager
 def as_if_typed(argv: list[str]) -> Iterator[None]:
-    """Let a program find these arguments, in the project's folder, on a terminal of 130 columns."""
-    arguments, columns = sys.argv, os.environ.get("COLUMNS")
-    sys.argv, os.environ["COLUMNS"] = argv, "130"
+    """Let a program find these arguments and its neighbours, in the project's folder, on a terminal of 130 columns."""
+    arguments, places, columns = sys.argv, sys.path, os.environ.get("COLUMNS")
+    sys.argv, sys.path, os.environ["COLUMNS"] = argv, [str((ROOT / argv[0]).parent), *places], "130"
     try:
         with chdir(ROOT):
             yield
     finally:
-        sys.argv = arguments
+        sys.argv, sys.path = arguments, places
         if columns is None:
             del os.environ["COLUMNS"]
         else:

@@ -9,19 +9,17 @@ from types import ModuleType
 
 import pytest
 import torch
+from speed_record import SpeedRecord, read_speed, write_speed
 
 from oelm.bench.interleave import shape_config
-from oelm.bench.speed import SpeedRecord, read_speed, write_speed
 from oelm.models.gpt import build_gpt
 from oelm.train.loss import mean_cross_entropy
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 Load = Callable[[str], ModuleType]
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Load:
-    monkeypatch.syspath_prepend(BENCHMARKS)
+def load() -> Load:
     return importlib.import_module
 
 

@@ -366,11 +366,11 @@ def _verdicts(row: JudgedStudy, words: Words, *, is_live: bool = False) -> Table
     own, nothing = row.figures[question.baseline], Cell("")
     rows = [(*first(words("imported.baseline", arm=question.baseline), len(own), own), nothing, nothing, nothing)]
     for arm, judgement in row.judgements.items():
-        gap, verdict = judgement.interval, judgement.verdict
+        gap = judgement.interval
         shown = (nothing, nothing)
         if gap is not None:
             shown = Cell(interval_text(gap, question.kind), gap.value), Cell(level_text(gap.level), gap.level)
-        decided = Cell(words(f"verdict.{verdict}"), verdict, MARKS.get(verdict, ""))
+        decided = Cell(words(f"verdict.{judgement.verdict}"), judgement.verdict, MARKS.get(judgement.verdict, ""))
         rows.append((*first(arm, judgement.num_seeds, row.figures[arm]), *shown, decided))
     given = {"study": row.study.name, "baseline": question.baseline, "metric": question.metric, "bound": question.bound_text}
     scale, take = words(f"imported.as.{question.scale}"), words(f"imported.take.{question.take}")

@@ -93,14 +93,14 @@ def printed(command: str, arguments: list[str], *, script: str | None = None) ->
 
 @contextmanager
 def as_if_typed(argv: list[str]) -> Iterator[None]:
-    """Set these arguments, the project's folder and a terminal of 130 columns."""
-    arguments, columns = sys.argv, os.environ.get("COLUMNS")
-    sys.argv, os.environ["COLUMNS"] = argv, "130"
+    """Set these arguments, the program's folder for imports, the project's folder and a terminal of 130 columns."""
+    arguments, places, columns = sys.argv, sys.path, os.environ.get("COLUMNS")
+    sys.argv, sys.path, os.environ["COLUMNS"] = argv, [str((ROOT / argv[0]).parent), *places], "130"
     try:
         with chdir(ROOT):
             yield
     finally:
-        sys.argv = arguments
+        sys.argv, sys.path = arguments, places
         if columns is None:
             del os.environ["COLUMNS"]
         else:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from typing import TypeVar
 
+Name = TypeVar("Name", bound=str)
 # Exit codes of the command line.
 DONE, USAGE, REFUSED, STOPPED = 0, 2, 3, 75
 
@@ -98,6 +100,14 @@ def suggest(name: str, known: Iterable[str]) -> str:
     alike = [text for text in by_case if _plain(text) == _plain(name)]
     near = alike or difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=0.5)
     return f" (did you mean '{by_case[near[0]]}'?)" if near else ""
+
+
+def one_of(option: str, value: str, known: Iterable[Name]) -> Name:
+    """Return the value of an option as one of the known names; raise ConfigError that lists them where it is none."""
+    names = tuple(known)
+    if value in names:
+        return names[names.index(value)]
+    raise ConfigError(f"{option} {value!r}: choose one of {', '.join(names)}")
 
 
 def _plain(name: str) -> str:

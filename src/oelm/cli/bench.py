@@ -155,7 +155,7 @@ def _print(comparisons: list[Comparison], shape: TimedShape) -> None:
 
 
 def _generate(sides: list[tuple[str, RunConfig]], *, rounds: int, tokens: int) -> None:
-    from oelm.bench.profile import can_export, compare_generation
+    from oelm.bench.greedy import can_export, compare_generation
 
     has_transformers = can_export(sides[0][1])
     writers = compare_generation(sides, rounds=rounds, num_tokens=tokens, has_transformers=has_transformers)

@@ -12,14 +12,13 @@ import typer
 
 from oelm.cli.options import CatalogFile, grouped
 from oelm.cli.shell import ReaderLeftError, counted, echo, err, out, printable, reported
-from oelm.errors import ConfigError, suggest
+from oelm.errors import ConfigError, one_of, suggest
 
 if TYPE_CHECKING:
     from oelm.experiments.importer import ImportedRun
     from oelm.report.build import Report
     from oelm.report.document import Document, Table
     from oelm.report.foreign import Question
-    from oelm.train.track import FormatName
 
 
 # In a terminal narrower than this, the matrix has no intervals and the verdicts no column that the notes repeat.
@@ -112,8 +111,7 @@ def report(
 def _check_language(lang: str) -> None:
     from oelm.report.words import LANGUAGES
 
-    if lang not in LANGUAGES:
-        raise ConfigError(f"--lang {lang!r}: choose one of {', '.join(LANGUAGES)}")
+    one_of("--lang", lang, LANGUAGES)
 
 
 def _print_damages(made: Report) -> None:
@@ -313,9 +311,7 @@ def import_runs(
     """
     from oelm.experiments.importer import FORMATS, Columns, Placing, imported_runs, read_sources, write_imported
 
-    chosen: FormatName | None = next((known for known in FORMATS if known == format), None)
-    if format is not None and chosen is None:
-        raise ConfigError(f"--format {format!r}: choose one of {', '.join(FORMATS)}")
+    chosen = None if format is None else one_of("--format", format, FORMATS)
     found = read_sources(sources, format=chosen, columns=Columns.parse(columns))
     read = imported_runs(found, study=name, placing=Placing(runs, arm, seed), metrics=metric or ())
     written, already = write_imported(read, root, replace=replace)

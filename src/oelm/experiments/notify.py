@@ -177,9 +177,7 @@ def _filled(value: Any, values: dict[str, str]) -> Any:
         return value
     if isinstance(value, dict):
         return {key: _filled(inner, values) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_filled(inner, values) for inner in value]
-    return value
+    return [_filled(inner, values) for inner in value] if isinstance(value, list | tuple) else value
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from oelm.budget import BUDGETS
 from oelm.config import flatten, with_defaults
 from oelm.errors import ConfigError, DataError, suggest
-from oelm.experiments.importer import IMPORTED, ImportedRun, load_imported, run_path, studies
+from oelm.experiments.importer import IMPORTED, ImportedRun, load_imported, run_path
 from oelm.experiments.plan import is_tuned_alone
 from oelm.runs.find import RunView, scan, scan_flat
 from oelm.runs.finished import read_finished, read_settings
@@ -416,8 +416,11 @@ class ImportedStudy:
 
 def collect_imported(roots: Sequence[Path]) -> list[ImportedStudy]:
     """Return every imported study under the roots, in the order of their names; DataError where a record is damaged."""
-    found = [(root, name, arms) for root in roots for name, arms in studies(load_imported(root)).items()]
-    return [ImportedStudy(*study) for study in sorted(found, key=lambda study: study[1])]
+    found: dict[tuple[str, Path], dict[str, dict[int, ImportedRun]]] = {}
+    for root in roots:
+        for run in load_imported(root):
+            found.setdefault((run.study, root), {}).setdefault(run.arm, {})[run.seed] = run
+    return [ImportedStudy(root, name, arms) for (name, root), arms in sorted(found.items(), key=lambda study: study[0][0])]
 
 
 def load_runs(path: str | Path = "outputs") -> list[dict[str, Any]]:
@@ -446,7 +449,7 @@ def _alone(run: Run) -> Run:
 def _imported_row(run: ImportedRun, root: Path) -> dict[str, Any]:
     """Return a run of another tool as a row: its study and arm where ours have experiment and variant, and its last values."""
     place = {"experiment": run.study, "budget": IMPORTED, "variant": run.arm, "seed": run.seed, "state": IMPORTED}
-    values = {f"{IMPORTED}.{metric}": run.last(metric) for metric in run.curves}
+    values = {f"{IMPORTED}.{metric}": points[-1][1] for metric, points in run.curves.items()}
     return {**place, "path": str(run_path(root, run)), "problem": None, **values}
 
 

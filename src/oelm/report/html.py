@@ -154,6 +154,8 @@ def _rendered(document: Document, pictures: list[_Picture], script: str, *, bund
     )
 
 
+# A live page is made again and again.
+@functools.cache
 def _template() -> Template:
     import jinja2
 

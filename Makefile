@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all test-faults test-slurm soak mutants check bench bench-speed figures docs setup clean
+.PHONY: demo test test-all test-faults test-slurm soak mutants check bench bench-speed figures docs wheel setup clean
 .DEFAULT_GOAL := demo
 
 demo: setup  ## train four small GPTs and compare them (about 5 minutes on 2 cores)
@@ -62,6 +62,17 @@ figures: setup  ## rewrite the tables of README and docs from the records under 
 docs: setup  ## build the docs site into build/docs; a warning is an error
 	@$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
 	@echo 'open build/docs/index.html'
+
+WHEEL := build/wheel
+
+wheel:  ## build the wheel, install it without extras into a fresh environment, and use it there (needs a package index)
+	@rm -rf $(WHEEL)
+	@$(PYTHON) -m venv $(WHEEL)/env
+	@$(WHEEL)/env/bin/python -m pip wheel -qq --disable-pip-version-check --no-deps -w $(WHEEL) .
+	@$(WHEEL)/env/bin/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt $(WHEEL)/*.whl
+	@cd $(WHEEL) && unset PYTHONPATH && export OELM_CACHE=$$PWD/cache && \
+	for words in list "train --budget smoke" status report "report --html report.html"; do \
+	  env/bin/oelm $$words > printed.txt 2>&1 && echo "oelm $$words: works" || { cat printed.txt; exit 1; }; done
 
 setup: $(STAMP)
 

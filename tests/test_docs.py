@@ -20,7 +20,7 @@ from oelm.cli.app import app
 from tests.conftest import run_here, tiny_config
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 OWN_LOOP = ROOT / "docs" / "your-own-loop.md"
 # The pages with Python, and who runs it. The Chinese README has the English one's code, which test_readmes.py compares.
 TESTED = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
+import sys
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -68,7 +70,10 @@ class MissingExtraError(OelmError):
     exit_code = USAGE
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"this needs the package '{package}', which is not installed: pip install 'oelm[{extra}]'")
+        super().__init__(
+            f"this needs the package '{package}' (of the extra oelm[{extra}]), which is not installed: "
+            f"{install_command(extra) or f'pip install {package}'}"
+        )
 
 
 class DiskFullError(OelmError):
@@ -91,6 +96,19 @@ class RankLostError(OelmError):
 
 class ClusterError(OelmError):
     """SLURM is missing, or refused the request."""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra's packages to this Python, however `oelm` was installed; '' where unknown."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        listed = requires("oelm") or []
+    except PackageNotFoundError:
+        return ""
+    # By their own names: 'oelm[...]' works for a checkout only in its folder, and for a wheel not at all.
+    wanted = [line.partition(";")[0].strip() for line in listed if re.search(f"extra == ['\"]{extra}['\"]", line)]
+    return shlex.join([sys.executable, "-m", "pip", "install", *wanted]) if wanted else ""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

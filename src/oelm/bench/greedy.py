@@ -16,7 +16,7 @@ from oelm.config import RunConfig
 from oelm.data.tokenizer import train_bpe
 from oelm.errors import OelmError
 from oelm.method.apply import fold, freeze
-from oelm.models.export import export_gpt2
+from oelm.models.export import export_gpt, fits_gpt2
 from oelm.models.generate import Sampling, generate, lay_out_by_columns
 from oelm.models.gpt import GPT, build_gpt
 from oelm.stats import Ratio
@@ -84,7 +84,7 @@ def compare_generation(
 
 def can_export(config: RunConfig) -> bool:
     """Whether `transformers` is installed and GPT-2's format can hold the model."""
-    is_plain = not config.model.short_conv and config.model.qk_dim is None
+    is_plain = fits_gpt2(config.model) and config.model.qk_dim is None
     return is_plain and importlib.util.find_spec(TRANSFORMERS) is not None
 
 
@@ -111,7 +111,7 @@ def _theirs(model: GPT, length: int) -> Callable[[], list[int]]:
     disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = train_bpe(["any text will do"], vocab_size=300)
-        export_gpt2(model, tokenizer, Path(folder) / "hf", end_of_text=0, card="")
+        export_gpt(model, tokenizer, Path(folder) / "hf", end_of_text=0, card="")
         theirs = GPT2LMHeadModel.from_pretrained(Path(folder) / "hf", local_files_only=True).eval()
     # Without an end mark, so that both write exactly as many tokens.
     theirs.generation_config.eos_token_id = None

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.options import Out, Overrides
-from oelm.cli.shell import out, print_table, reported, say
-from oelm.errors import ConfigError
+from oelm.cli.shell import err, out, print_table, reported, say
+from oelm.errors import ConfigError, OelmError
 
 if TYPE_CHECKING:
     from oelm.bench.interleave import Comparison
@@ -169,12 +169,18 @@ def _generate(sides: list[tuple[str, RunConfig]], *, rounds: int, tokens: int) -
 @reported
 def doctor(
     seconds: Annotated[float, typer.Option(min=0.0, help="How long the matrix test may take in all; 0 skips it.")] = 10.0,
+    selftest: Annotated[
+        bool, typer.Option("--selftest", help="Train, kill, resume and compare small runs; prints a table for an issue.")
+    ] = False,
 ) -> None:
     """Print device, precision and why, threads, memory, disk, versions, extras, and a matrix test in each precision."""
     from rich.table import Table
 
     from oelm.bench.machine import examine, matmul_speeds
 
+    if selftest:
+        _selftest(examine())
+        return
     table = Table(show_header=False)
     for name, value in examine().items():
         table.add_row(name, value)
@@ -182,3 +188,17 @@ def doctor(
     if seconds > 0:
         headings = ("precision", "matrix product")
         print_table(headings, matmul_speeds(seconds).items(), left=headings, title="1024 x 1024 by 1024 x 1024", boxed=True)
+
+
+def _selftest(machine: dict[str, str]) -> None:
+    """Print a Markdown table of the machine and of what held on it; raise OelmError where something did not."""
+    from oelm.bench.machine import selftest
+
+    checks = selftest(lambda name: err.print(f"{name} ...", style="dim"))
+    # Where the cache is, is nobody's business.
+    rows = [(name, "", value) for name, value in machine.items() if name != "cache"]
+    rows += [(check.name, "holds" if check.holds else "FAILS", check.found) for check in checks]
+    cells = [tuple(" ".join(cell.replace("|", "/").split()) for cell in row) for row in rows]
+    say("\n".join(["| check | result | found |", "| --- | --- | --- |", *(f"| {' | '.join(row)} |" for row in cells)]))
+    if failed := sum(not check.holds for check in checks):
+        raise OelmError(f"{failed} of {len(checks)} checks failed: please report the table")

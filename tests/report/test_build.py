@@ -362,7 +362,7 @@ def test_a_report_on_nothing_but_runs_that_cannot_be_used_says_so(tmp_path: Path
     write, told = FATES[fate]
     write(tmp_path)
     document = english(tmp_path)
-    assert names(document) == ["verdicts", "reported", "totals"]
+    assert names(document) == ["verdicts", "reported"]
     warnings = texts(document, "verdicts", "warning")
     assert told in warnings[0] and warnings[1].startswith("No arm has a finished run together with its baseline")
     assert not shows_it(document)
@@ -370,12 +370,10 @@ def test_a_report_on_nothing_but_runs_that_cannot_be_used_says_so(tmp_path: Path
 
 def test_a_report_on_no_runs_says_so(tmp_path: Path) -> None:
     document = english(tmp_path)
-    assert names(document) == ["verdicts", "reported", "totals"]
+    assert names(document) == ["verdicts", "reported"]
     assert texts(document, "verdicts") == [
         "No arm has a finished run together with its baseline, so there is nothing to judge yet."
     ]
-    totals = {row["what"]: row["value"] for row in rows(document, "totals")}
-    assert (totals["runs"], totals["finished runs"], totals["computed on"]) == ("0", "0", "-")
 
 
 def test_a_report_on_one_run_shows_its_figure_and_what_is_missing(tmp_path: Path) -> None:
@@ -456,12 +454,9 @@ def test_a_report_takes_a_study_of_every_kind_at_once(tmp_path: Path) -> None:
         "classes",
         "baselines",
         "learning",
-        "ladder",
         "costs",
         "why",
         "reported",
-        "repeat",
-        "totals",
     ]
     assert names(english(tmp_path)) == expected
     assert names(built(tmp_path).document("zh")) == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.report.reading import english, rows, texts
+from tests.report.reading import english, texts
 from tests.report.synthetic import write_arm, write_sweep, write_tuned
 
 BASE = [20.0, 20.2, 19.9, 20.1, 20.3]
@@ -30,15 +30,6 @@ def test_the_headline_tells_of_others_without_a_verdict_only_where_there_are_som
     assert "erdict" not in texts(english(tmp_path), "verdicts")[0]
     write_ratio(tmp_path, "GPT-03", 1.02, seeds=3)
     assert "1 pass, 0 fail, 0 inconclusive. Without a verdict: 1. All on" in texts(english(tmp_path), "verdicts")[0]
-
-
-def test_points_of_sweeps_are_no_arms_in_the_totals(tmp_path: Path) -> None:
-    for experiment in ("GPT-01", "GPT-02"):
-        for point in write_sweep(tmp_path, experiment, 1).points:
-            write_arm(tmp_path, experiment, [30.0, 31.0], seeds=point.seeds, variant=point.variant, settings=point.values)
-        write_tuned(tmp_path, experiment, 1e-3)
-    totals = {row["what"]: row["value"] for row in rows(english(tmp_path), "totals")}
-    assert (totals["runs"], totals["arms"], totals["points of sweeps"]) == ("16", "2", "6")
 
 
 def test_settings_that_all_sweeps_were_made_with_are_told_once(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_one_seed_gives_a_gap_and_no_interval(tmp_path: Path) -> None:
     write_study(tmp_path, 1.02, seeds=1)
     document = english(tmp_path)
     (row,) = rows(document, "verdicts")
-    assert row["verdict"] == "one seed: none"
+    assert row["verdict"] == "one seed"
     assert row["gap [interval]"] == f"{100 * (1.02 * 1.001 - 1):+.1f}%" and row["sensitivity [95%]"] == ""
     assert not any(isinstance(block, Chart) for block in section(document, "answer").blocks)
 
@@ -115,7 +115,7 @@ def test_paper_arms_of_different_rates_get_no_verdict(tmp_path: Path) -> None:
     write_arm(tmp_path, "GPT-01", BASE[:5], budget="paper", settings={"optim.lr": 3e-4})
     write_arm(tmp_path, "GPT-02", arm_figures(1.01)[:5], budget="paper", settings={"optim.lr": 1e-3})
     document = english(tmp_path)
-    assert rows(document, "verdicts")[0]["verdict"] == "CONFOUNDED: none"
+    assert rows(document, "verdicts")[0]["verdict"] == "CONFOUNDED"
     assert any("optim.lr (0.001 / 0.0003)" in text for text in texts(document, "verdicts", "note"))
 
 

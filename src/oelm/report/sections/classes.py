@@ -91,11 +91,11 @@ def sets_of(found: Found) -> list[str]:
     return sorted(places, key=places.__getitem__)
 
 
-def title_of(line: Line, found: Found, words: Words) -> str:
-    """Return a line's name with its class, and with its size where the method has several."""
+def title_of(line: Line, found: Found, words: Words, more: str = "") -> str:
+    """Return a line's name with its class, with its size where the method has several, and with more in the brackets."""
     sizes = {other.whole for other in found if other[:2] == line[:2]}
     size = f", {line.learns:,}" if len(sizes) > 1 else ""
-    return f"{line.name}{size} ({words(f'classes.{CLASSES[line.place]}')})"
+    return f"{line.name}{size} ({words(f'classes.{CLASSES[line.place]}')}{more})"
 
 
 def gap_charts(findings: Findings, judged: Sequence[JudgedPair], words: Words) -> list[Chart]:
@@ -314,10 +314,14 @@ def _sentence(found: Found, words: Words) -> str:
     }
     groups: dict[str, list[str]] = {"passed": [], "failed": [], "open": []}
     for line, rows in frozen.items():
-        verdicts = {row.judgement.verdict for row in rows.values() if row.judgement.is_look}
+        looks = {name: row for name, row in rows.items() if row.judgement.is_look}
+        verdicts = {row.judgement.verdict for row in looks.values()}
         if verdicts:
             name = "failed" if "FAIL" in verdicts else "passed" if verdicts == {"PASS"} else "open"
-            groups[name].append(title_of(line, found, words))
+            worst = max(looks, key=lambda name: _at_worst(looks[name]))
+            key = "answer.worst" if len(looks) > 1 else "answer.at"
+            gap = words(key, gap=decided_by(looks[worst], words).text, set=worst)
+            groups[name].append(title_of(line, found, words, gap))
     parts = [words(f"answer.{name}", arms=_named(titles, words)) for name, titles in groups.items() if titles]
     if parts:
         return words("answer.judged", parts="; ".join(parts))
@@ -325,16 +329,18 @@ def _sentence(found: Found, words: Words) -> str:
     fit = [each for each in fit if each[2].judgement.verdict != "UNFIT_BASELINE"]
     if frozen and not fit:
         return words("answer.unfit")
-    # The worst that the interval allows, so that few seeds do not look good by luck.
-    gaps = [
-        (interval.high if row.pair.arm.metric == "ppl" else -interval.low, title_of(line, found, words), name, row)
-        for line, name, row in fit
-        if (interval := row.pair.gap.interval) is not None
-    ]
-    if not gaps:
+    measured = [each for each in fit if each[2].pair.gap.interval is not None]
+    if not measured:
         return words("verdict.none", comparisons=sum(map(len, found.values())))
-    _, arm, name, row = min(gaps, key=lambda gap: gap[0])
-    return words("answer.early", arm=arm, gap=row.pair.gap.text, set=name)
+    line, name, row = min(measured, key=lambda each: _at_worst(each[2]))
+    return words("answer.early", arm=title_of(line, found, words), gap=row.pair.gap.text, set=name)
+
+
+def _at_worst(row: JudgedPair) -> float:
+    """Return the worst that the interval allows, so that few seeds do not look good by luck."""
+    interval = row.pair.gap.interval
+    assert interval is not None
+    return interval.high if row.pair.arm.metric == "ppl" else -interval.low
 
 
 def _named(titles: Sequence[str], words: Words) -> str:

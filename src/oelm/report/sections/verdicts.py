@@ -276,7 +276,7 @@ _COLUMNS = (
     "interval_level",
     "data",
 )
-_ON_PAGE = ("method", "data", "gap", "interval_level", "verdict", "kind", "best", "seeds", "budget", "on", "arm")
+_ON_PAGE = ("method", "data", "gap", "verdict", "interval_level", "best", "seeds", "budget", "on", "arm")
 # Where all rows agree in these, the page says so elsewhere: in its subtitle, its first paragraph and the caption.
 _MAY_AGREE = {"budget", "on", "interval_level"}
 
@@ -434,16 +434,20 @@ def _mixed(arm: Arm, mixture: Mixture, words: Words) -> str:
 
 def _reasons(judged: list[JudgedPair], words: Words) -> list[str]:
     rows = [row for row in judged if row.pair.arm.budget != _SMOKE]
-    lines = []
+    # Arms that have the same to say share a note.
+    arms: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         reasons = [words("reason.on_test")] if row.pair.split == "test" else []
         is_ratio = row.pair.arm.metric == "ppl"
         own = [reason for reason in row.judgement.reasons if reason.code != _TOGETHER]
         reasons += [reason_text(reason, words, is_ratio=is_ratio) for reason in own]
         reasons += _power(row, words)
-        told = words("sentence.separator").join(reasons)
-        lines.append(words("verdict.note", arm=label(row.pair.arm), budget=row.pair.arm.budget, reasons=told))
-    return lines + _together(rows, words)
+        said = words("sentence.separator").join(reasons)
+        arms.setdefault((said, row.pair.arm.budget), []).append(label(row.pair.arm))
+    notes = [
+        words("verdict.note", arm=words.listed(names), budget=budget, reasons=said) for (said, budget), names in arms.items()
+    ]
+    return notes + _together(rows, words)
 
 
 def _power(row: JudgedPair, words: Words) -> list[str]:

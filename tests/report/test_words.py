@@ -38,6 +38,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "f'reason.{reason.code}'": tuple({*get_args(ReasonCode)} - {"many_comparisons"}),
     "f'mixture.{mixture.code}'": get_args(MixtureCode),
     "f'mixed.{name}'": MIXED,
+    "f'figures.{name}'": ("arm", "budget", "best", "majority", "seeds", "test", "test_majority", "test_seeds"),
     "f'state.{state}'": get_args(State),
     "f'live.state.{state}'": get_args(State),
     "f'live.state.{view.state}'": get_args(State),

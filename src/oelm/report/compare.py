@@ -7,27 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oelm.errors import ConfigError
-from oelm.report.arms import (
-    Arm,
-    FinishedRun,
-    common_split,
-    read_run,
-    run_differences,
-)
+from oelm.report.arms import Arm, FinishedRun, common_split, read_run, run_differences
 from oelm.report.document import Cell, Table
 from oelm.report.pairs import over_examples
 from oelm.report.sections.costs import median_step
+from oelm.report.sections.verdicts import power_text
+from oelm.report.words import Words
 from oelm.runs.find import look_at
 from oelm.runs.layout import CONFIG, Split
-from oelm.stats import (
-    POWER,
-    Interval,
-    common_seeds,
-    detectable_text,
-    gap_text,
-    interval_text,
-    paired_interval,
-)
+from oelm.stats import Interval, common_seeds, gap_text, interval_text, paired_interval
 from oelm.text import fixed
 
 
@@ -153,13 +141,9 @@ def _power(folder: RunFolder, first: RunFolder, split: Split) -> list[str]:
     arm, other = folder.arm, first.arm
     if arm.metric != "accuracy":
         return []
-    over_seeds = detectable_text(paired_interval(arm.on(split), other.on(split), arm.metric))
-    found = {"seeds": over_seeds, "examples": detectable_text(_over_examples(arm, other, split))}
-    shown = [f"{points} points over {name}" for name, points in found.items() if points is not None]
-    if not shown:
-        return []
-    power = f"the smallest difference that this comparison would detect with {100 * POWER:g}% probability"
-    return [f"{folder.path} and {first.path}: {power}: {', '.join(shown)}"]
+    over_seeds = paired_interval(arm.on(split), other.on(split), arm.metric)
+    told = power_text(over_seeds, _over_examples(arm, other, split), Words("en"))
+    return [f"{folder.path} and {first.path}: {text}" for text in told]
 
 
 def _seeds_apart(folder: RunFolder, first: RunFolder) -> list[str]:

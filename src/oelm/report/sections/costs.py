@@ -26,7 +26,8 @@ def costs_section(findings: Findings, words: Words) -> Section | None:
     energies = [_energy(arm) for arm in arms]
     # A column of what no machine here measures would promise too much.
     if any(energies):
-        rows = [(*row, Cell(_energy_text(energy, words))) for row, energy in zip(rows, energies, strict=True)]
+        texts_of = [[f"{name.upper()} {joules / 1000:,.2f} kJ" for name, joules in energy.items()] for energy in energies]
+        rows = [(*row, Cell(words.listed(told))) for row, told in zip(rows, texts_of, strict=True)]
         columns.append(words("costs.energy"))
         texts.append(Text(words("costs.energy_text")))
     table = Table("costs", words("costs.caption"), tuple(columns), tuple(rows), frozenset(range(2, len(columns))))
@@ -61,10 +62,6 @@ def _energy(arm: Arm) -> dict[str, float]:
     return {name: statistics.median(energy[name] for energy in found) for name in shared}
 
 
-def _energy_text(energy: dict[str, float], words: Words) -> str:
-    return words.listed(f"{name.upper()} {joules / 1000:,.2f} kJ" for name, joules in energy.items())
-
-
 def _counted(first: int, change: int, words: Words) -> str:
     return words("counts.later", first=first, last=first + change) if change else f"{first:,}"
 
@@ -81,32 +78,24 @@ def _speed(findings: Findings, words: Words) -> list[Block]:
     found = [timing for root in findings.roots for timing in read_timings(root)]
     if not found:
         return [Text(words("speed.none"), "note")]
-    rows = tuple(
-        (
-            Cell(f"{row.first} / {row.second}"),
-            Cell(_timed_text(row, words)),
-            Cell(f"{row.value:.3f}x [{row.low:.3f}, {row.high:.3f}]", row.value),
-            Cell(f"{row.bound:.3f}x", row.bound),
-            Cell(_memory_text(row), row.second_peak_bytes),
-            Cell(str(row.rounds), row.rounds),
-        )
-        for row in found
-    )
     columns = tuple(words(f"speed.{name}") for name in ("arms", "shape", "ratio", "bound", "memory", "rounds"))
+    rows = tuple(_speed_row(row, words) for row in found)
     return [Table("speed", words("speed.caption"), columns, rows, frozenset({2, 3, 4, 5}))]
 
 
-def _timed_text(timing: TimingRecord, words: Words) -> str:
-    shape = shape_text(timing.shape, words)
-    if timing.optimizer is None:
-        return shape
-    return words("speed.trained", shape=shape, optimizer=timing.optimizer, threads=timing.threads)
-
-
-def _memory_text(timing: TimingRecord) -> str:
-    if timing.first_peak_bytes is None or timing.second_peak_bytes is None:
-        return ""
-    return f"{timing.first_peak_bytes / _MIB:,.0f} / {timing.second_peak_bytes / _MIB:,.0f} MiB"
+def _speed_row(row: TimingRecord, words: Words) -> tuple[Cell, ...]:
+    shape, first, second = shape_text(row.shape, words), row.first_peak_bytes, row.second_peak_bytes
+    if row.optimizer is not None:
+        shape = words("speed.trained", shape=shape, optimizer=row.optimizer, threads=row.threads)
+    memory = "" if first is None or second is None else f"{first / _MIB:,.0f} / {second / _MIB:,.0f} MiB"
+    return (
+        Cell(f"{row.first} / {row.second}"),
+        Cell(shape),
+        Cell(f"{row.value:.3f}x [{row.low:.3f}, {row.high:.3f}]", row.value),
+        Cell(f"{row.bound:.3f}x", row.bound),
+        Cell(memory, second),
+        Cell(str(row.rounds), row.rounds),
+    )
 
 
 def shape_text(shape: TimedShape, words: Words) -> str:

@@ -89,13 +89,8 @@ def _swept_otherwise(findings: Findings, words: Words) -> list[str]:
     by_settings: dict[str, list[str]] = {}
     for name, changes in own.items():
         by_settings.setdefault(words.listed(f"{key} {value}" for key, value in changes.items()), []).append(name)
-    shown = [
-        words("tuning.all_settings", count=len(names), settings=settings)
-        if len(names) == len(own) > 1
-        else words("tuning.settings", arm="; ".join(names), settings=settings)
-        for settings, names in by_settings.items()
-        if settings
-    ]
+    told = [(settings, "; ".join(names)) for settings, names in by_settings.items() if settings]
+    shown = [words("tuning.settings", arm=names, settings=settings) for settings, names in told]
     elsewhere = [arm for arm, sweep in arms if arm.variant.startswith(TUNED) and _has_more(arm, sweep)]
     shown += [words("tuning.elsewhere", arms=_named(elsewhere))] if elsewhere else []
     alike = [pair.arm for pair in findings.pairs if not pair.confounded and not pair.arm.variant.startswith(TUNED)]

@@ -128,7 +128,7 @@ def test_every_format_is_written_and_named(root: Path, tmp_path: Path) -> None:
     pictures = sorted((tmp_path / "deep" / "r-pictures").iterdir())
     assert pictures and all(f"r-pictures/{picture.name}" in markdown for picture in pictures)
     tables = {path.stem for path in (tmp_path / "deep" / "tables").glob("*.csv")}
-    assert {"verdicts", "figures", "costs", "reported", "totals"} <= tables
+    assert {"verdicts", "figures", "costs", "reported"} <= tables
     assert "\\toprule" in (tmp_path / "deep" / "r.tex").read_text(encoding="utf-8")
 
 
@@ -164,9 +164,7 @@ def test_a_misspelt_table_or_picture_is_refused_with_the_nearest(root: Path, one
 
 def test_a_table_of_runs_that_are_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
     found = oelm("report", "--out", tmp_path, "--table", "classes", code=2).output
-    assert "this report has reported, totals; no arm in it has finished runs together with its baseline" in " ".join(
-        found.split()
-    )
+    assert "this report has reported; no arm in it has finished runs together with its baseline" in " ".join(found.split())
 
 
 def test_looks_are_counted(root: Path) -> None:

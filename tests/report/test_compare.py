@@ -33,10 +33,19 @@ def test_single_runs_are_set_side_by_side(tmp_path: Path) -> None:
     shown, remarks = texts(first, second)
     whole, trained = audit_of("baseline")["trainable"], audit_of("oelm_freeze")["trainable"]
     assert shown == [
-        [str(first), "1", "30.50", "", f"{whole:,}", "50.0 ms"],
-        [str(second), "1", "31.20", f"{100 * (31.2 / 30.5 - 1):+.1f}%", f"{trained:,}", "40.0 ms"],
+        ["GPT-01", "1", "30.50", "", f"{whole:,}", "50.0 ms"],
+        ["GPT-02", "1", "31.20", f"{100 * (31.2 / 30.5 - 1):+.1f}%", f"{trained:,}", "40.0 ms"],
     ]
     assert len(remarks) == 1 and remarks[0].startswith(f"{second} differs from {first} in method.init (native / orthogonal)")
+
+
+def test_runs_are_named_by_what_tells_their_paths_apart(tmp_path: Path) -> None:
+    first, second = write_pair(tmp_path)
+    assert [row[0] for row in texts(first / "seed-0", second / "seed-1")[0]] == [
+        "GPT-01/laptop/default/seed-0",
+        "GPT-02/laptop/default/seed-1",
+    ]
+    assert [row[0] for row in texts(first / "seed-0", first / "seed-1")[0]] == ["seed-0", "seed-1"]
 
 
 def test_folders_of_seeds_are_paired_with_an_interval(tmp_path: Path) -> None:
@@ -70,9 +79,7 @@ def test_accuracies_are_compared_over_examples_too_and_it_is_said_what_could_be_
     low, high = mean - 1.98422 * error, mean + 1.98422 * error
     assert table.rows[1][-1].text == f"{100 * mean:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
     (told,) = [remark for remark in remarks if "80% probability" in remark]
-    assert (
-        told.startswith(f"{second} and {first}: ") and "points over seeds, " in told and told.endswith("points over examples")
-    )
+    assert told.startswith(f"{second} and {first}: ") and "points over seeds, " in told and "points over examples" in told
 
 
 def test_single_classifiers_of_two_seeds_are_paired_by_their_examples(tmp_path: Path) -> None:
@@ -201,4 +208,4 @@ def test_a_run_may_have_any_name(tmp_path: Path) -> None:
     first, second = (folder / "seed-0" for folder in write_pair(tmp_path))
     moved = second.rename(tmp_path / "[bold]\x1b[31m :x: run")
     shown, _ = texts(first, moved)
-    assert shown[1][0] == str(moved)
+    assert shown[1][0] == moved.name

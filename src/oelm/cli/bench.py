@@ -122,19 +122,16 @@ def _record(comparison: Comparison, shape: TimedShape, optimizer: str, root: Pat
 
 
 def _print(comparisons: list[Comparison], shape: TimedShape) -> None:
-    from rich.table import Table
-
     from oelm.bench.interleave import verdict
     from oelm.report.sections.costs import shape_text
     from oelm.report.words import Words
 
-    table = Table("", title=shape_text(shape, Words("en")), title_justify="left")
     sides = [comparisons[0].first, *(comparison.second for comparison in comparisons)]
-    for side in sides:
-        table.add_column(side.title, justify="right")
-    table.add_row("speed against A", "", *(f"{comparison.ratio.value:.3f}x" for comparison in comparisons))
-    table.add_row("95% interval", "", *(f"{each.ratio.low:.3f} to {each.ratio.high:.3f}" for each in comparisons))
-    table.add_row("arithmetic bound", "", *(f"{comparison.bound:.3f}x" for comparison in comparisons))
+    rows = [
+        ("speed against A", "", *(f"{comparison.ratio.value:.3f}x" for comparison in comparisons)),
+        ("95% interval", "", *(f"{each.ratio.low:.3f} to {each.ratio.high:.3f}" for each in comparisons)),
+        ("arithmetic bound", "", *(f"{comparison.bound:.3f}x" for comparison in comparisons)),
+    ]
     for label, attribute, unit, scale in (
         ("median step", "median_s", " ms", 1e3),
         ("parameters stored", "stored", "", 1),
@@ -146,8 +143,9 @@ def _print(comparisons: list[Comparison], shape: TimedShape) -> None:
     ):
         values = [getattr(side, attribute) for side in sides]
         if None not in values:
-            table.add_row(label, *(f"{value * scale:,.1f}{unit}" if unit else f"{value:,}" for value in values))
-    out.print(table)
+            rows.append((label, *(f"{value * scale:,.1f}{unit}" if unit else f"{value:,}" for value in values)))
+    title = shape_text(shape, Words("en"))
+    print_table(("", *(side.title for side in sides)), rows, left=("",), title=title, boxed=True)
     for comparison in comparisons:
         ratio, title = comparison.ratio, comparison.second.title
         out.print(f"speed of {title} against {comparison.first.title}: {ratio}, 95% interval over {ratio.count} rounds")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.options import CatalogFile, grouped
-from oelm.cli.shell import ReaderLeftError, counted, echo, err, out, printable, reported
+from oelm.cli.shell import ReaderLeftError, counted, echo, err, out, print_table, printable, reported
 from oelm.errors import ConfigError, one_of, suggest
 
 if TYPE_CHECKING:
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from oelm.report.foreign import Question
 
 
-# In a terminal narrower than this, the matrix has no intervals and the verdicts no column that the notes repeat.
+# In a terminal narrower than this, the matrix has no intervals: the verdicts below it have them.
 _WIDE = 120
-_NARROW_VERDICTS = (8, 11, 4, 5)
-_LONGEST_NAME = 16
 
 Roots = Annotated[list[Path] | None, typer.Option("--out", help="Where runs are; may be repeated. Default: outputs.")]
 
@@ -167,53 +165,31 @@ def _print_answer(document: Document) -> None:
         for block in section.blocks if section.name in ("answer", "verdicts", "imported") else ():
             if isinstance(block, Text):
                 style = {"warning": "yellow", "note": "dim"}.get(block.kind)
-                out.print(printable(block.text), style=style, soft_wrap=True)
-            elif isinstance(block, Table) and block.name == "classes":
-                _print_matrix(block)
-            elif isinstance(block, Table) and block.name == "verdicts":
-                _print_table(block, block.shown if out.width >= _WIDE else _NARROW_VERDICTS)
+                # A terminal would break lines anywhere.
+                out.print(printable(block.text), style=style, soft_wrap=not out.is_terminal)
             elif isinstance(block, Table) and section.name == "imported":
-                out.print(printable(block.caption), soft_wrap=True)
+                out.print(printable(block.caption), soft_wrap=not out.is_terminal)
                 _print_table(block)
+            elif isinstance(block, Table) and block.name in ("classes", "verdicts"):
+                _print_table(_without_intervals(block) if block.name == "classes" and out.width < _WIDE else block)
 
 
-def _print_matrix(table: Table) -> None:
-    """Print methods by data sets; in a narrow terminal each gap alone, with the sign of its verdict."""
+def _without_intervals(table: Table) -> Table:
+    """Return methods by data sets with each gap alone and the sign of its verdict."""
     from oelm.report.markdown import SIGNS
 
-    if out.width >= _WIDE:
-        _print_table(table)
-        return
     gaps = range(4, len(table.columns))
     rows = [
         tuple(replace(cell, text=SIGNS.get(cell.mark, "") + cell.text.split(" ")[0]) if n in gaps else cell for n, cell in row)
         for row in map(enumerate, table.rows)
     ]
-    _print_table(replace(table, rows=tuple(rows)), (1, *gaps))
+    return replace(table, rows=tuple(rows))
 
 
-def _print_table(table: Table, columns: Sequence[int] | None = None) -> None:
-    from rich.cells import cell_len
-    from rich.table import Table as Grid
-
-    shown = table.shown if columns is None else columns
-    grid = Grid(box=None, pad_edge=False)
-    rows = [[printable(row[number].text) for number in shown] for row in table.rows]
-    for place, number in enumerate(shown):
-        name, cells = table.columns[number], [row[place] for row in rows]
-        # Names and intervals stay whole; what is longer than a name, such as a path, may break anywhere.
-        words = [cell_len(word) for text in (name, *cells) for word in text.split()]
-        is_figure = number in table.numeric and max(map(cell_len, cells), default=0) >= cell_len(name)
-        grid.add_column(
-            name,
-            justify="right" if number in table.numeric else "left",
-            overflow="fold",
-            no_wrap=is_figure,
-            min_width=min(_LONGEST_NAME, max(words, default=0)),
-        )
-    for row in rows:
-        grid.add_row(*row)
-    out.print(grid)
+def _print_table(table: Table) -> None:
+    names = [table.columns[number] for number in table.shown]
+    left = [table.columns[number] for number in table.shown if number not in table.numeric]
+    print_table(names, [[row[number].text for number in table.shown] for row in table.rows], left=left)
 
 
 def _write(document: Document, *, html: Path | None, markdown: Path | None, csv: Path | None, latex: Path | None) -> None:
@@ -280,7 +256,7 @@ def compare(
         record_imported_looks([judged])
     _print_table(table)
     for remark in remarks:
-        out.print(printable(remark), style="yellow", soft_wrap=True)
+        out.print(printable(remark), style="yellow", soft_wrap=not out.is_terminal)
 
 
 @reported

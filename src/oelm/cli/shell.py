@@ -19,7 +19,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from oelm.errors import STOPPED, OelmError
-from oelm.text import duration
+from oelm.text import column_bands, duration, shortened
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -205,16 +205,26 @@ def print_problem(problem: OelmError) -> None:
 def print_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = (), title: str = "", boxed: bool = False
 ) -> None:
-    """Print a table whose columns are aligned to the right, but for those named in `left`."""
+    """Print a table whose columns are aligned to the right, but for those named in `left`.
+
+    Where it is wider than the terminal, cells break at spaces, long paths are shortened, and what still does not fit follows
+    below, next to the first columns again: no word is broken and no column left out.
+    """
     from rich.table import Table
 
+    columns = [[name, *cells] for name, *cells in zip(headings, *([*map(printable, row)] for row in rows), strict=True)]
+    is_left = [name in left for name in headings]
+    keys = max(is_left.index(False) if False in is_left else 1, 1)
     looks: dict[str, Any] = {} if boxed else {"box": None, "pad_edge": False}
-    table = Table(title=title or None, title_justify="left", title_style="bold yellow", **looks)
-    for name in headings:
-        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*map(printable, row))
-    out.print(table)
+    room, gap = (out.width - 4, 3) if boxed else (out.width, 2)
+    whole = [number for number, is_text in enumerate(is_left) if not is_text]
+    for number, widths in enumerate(column_bands(columns, room, gap=gap, keys=keys, whole=whole)):
+        table = Table(title=title if title and not number else None, title_justify="left", title_style="bold yellow", **looks)
+        for column, width in widths.items():
+            table.add_column(headings[column], justify="left" if is_left[column] else "right", width=width, overflow="fold")
+        for cells in zip(*(columns[column][1:] for column in widths), strict=True):
+            table.add_row(*map(shortened, cells, widths.values()))
+        out.print(*[""] * bool(number), table, sep="\n")
 
 
 def echo(text: str = "") -> None:

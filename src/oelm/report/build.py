@@ -13,12 +13,10 @@ from oelm.report.foreign import JudgedStudy, Question, imported_section, judge_s
 from oelm.report.pairs import Findings, find
 from oelm.report.sections.baselines import baselines_section
 from oelm.report.sections.classes import answer_section, classes_section, kept_section
-from oelm.report.sections.costs import costs_section, totals_section
-from oelm.report.sections.heads import tuning_section, why_section
+from oelm.report.sections.costs import costs_section
+from oelm.report.sections.heads import heads_section, tuning_section
 from oelm.report.sections.learning import learning_section
-from oelm.report.sections.repeat import repeat_section
 from oelm.report.sections.reported import reported_section
-from oelm.report.sections.spread import ladder_section, sizes_section
 from oelm.report.sections.verdicts import JudgedPair, judge_all, verdict_section
 from oelm.report.words import Words
 from oelm.runs.status import now_text
@@ -48,14 +46,10 @@ class Report:
             classes_section(findings, self.judged, words),
             baselines_section(findings, words),
             learning_section(findings, words),
-            ladder_section(findings, words),
-            sizes_section(findings, words),
             costs_section(findings, words),
             tuning_section(findings, words),
-            why_section(findings, words),
+            heads_section(findings, words),
             reported_section(findings, words),
-            repeat_section(findings, words),
-            totals_section(findings, words),
         )
         return Document(
             lang=lang,

@@ -142,26 +142,6 @@ def _name(place: float, name: str, *, is_left: bool, height: int) -> dict[str, A
     return {"mark": mark, "data": {"values": [{"place": place, "name": name}]}, "encoding": encoding}
 
 
-def grouped(rows: Rows, arms: Sequence[str], *, x: str, y: str) -> dict[str, Any]:
-    """Return a value for each arm in each group, with its spread. Rows have group, arm, mean, low and high."""
-    shared: dict[str, Any] = {
-        "x": {"field": "group", "type": "ordinal", "title": x, "axis": {"labelAngle": 0}},
-        "xOffset": {"field": "arm", "sort": list(arms)},
-        "color": _colour(arms),
-    }
-    spread = {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": {**shared, "y": _axis("low", y), "y2": {"field": "high"}}}
-    tooltip = [
-        {"field": "arm", "type": "nominal", "title": " "},
-        {"field": "group", "type": "nominal", "title": x},
-        {"field": "mean", "type": "quantitative", "title": y, "format": ".3f"},
-    ]
-    point = {
-        "mark": {"type": "point", "filled": True, "size": 60},
-        "encoding": {**shared, "y": _axis("mean", y), "tooltip": tooltip},
-    }
-    return _chart(rows, {"layer": [spread, point]}, height=240)
-
-
 def _chart(rows: Rows, body: dict[str, Any], *, height: Any) -> dict[str, Any]:
     return {"$schema": _SCHEMA, "data": {"values": list(rows)}, "width": "container", "height": height, **body}
 

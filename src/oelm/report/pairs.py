@@ -118,8 +118,14 @@ class Sweeps:
     def read(cls, arms: Iterable[Arm], roots: Sequence[Path]) -> Sweeps:
         """Read the sweeps of the arms' experiments at their budgets under every root."""
         places = dict.fromkeys((arm.experiment, arm.budget, root) for arm in arms for root in roots)
-        there = [place for place in places if (place[2] / place[0] / place[1] / SWEEP).is_file()]
-        return cls(tuple(roots), {place: _read_sweep(*place) for place in there})
+        found: dict[tuple[str, str, Path], SweepRecord | ConfigError] = {}
+        for experiment, budget, root in places:
+            if (root / experiment / budget / SWEEP).is_file():
+                try:
+                    found[experiment, budget, root] = read_sweep(experiment, budget, root)
+                except ConfigError as problem:
+                    found[experiment, budget, root] = problem
+        return cls(tuple(roots), found)
 
     def of(self, arm: Arm) -> list[SweepRecord]:
         """Return the readable sweeps of an arm's experiment at its budget, one of each root: those next to its runs first."""
@@ -151,13 +157,6 @@ class Sweeps:
         return sweep if all(settings.get(key) == value for key, value in chosen.items()) else None
 
 
-def _read_sweep(experiment: str, budget: str, root: Path) -> SweepRecord | ConfigError:
-    try:
-        return read_sweep(experiment, budget, root)
-    except ConfigError as problem:
-        return problem
-
-
 @dataclass(frozen=True)
 class Findings:
     """All arms that were found, those that can be compared with a baseline, and the catalog they come from.
@@ -182,7 +181,7 @@ class Findings:
 
     def by_weight(self) -> list[list[Arm]]:
         """Return each family's arms, its baseline first; variants come later than what they vary, smoke last."""
-        ordered = sorted(self.families, key=lambda family: (family[0].budget == "smoke", _is_variant(family[0])))
+        ordered = sorted(self.families, key=lambda family: (family[0].budget == "smoke", family[0].variant != "default"))
         return [[baseline, *(pair.arm for pair in pairs)] for baseline, pairs in ordered]
 
     def without_baseline(self) -> list[tuple[Arm, ArmKey]]:
@@ -270,10 +269,6 @@ def _tuned_alike(arm: Arm, baseline: Arm, catalog: Catalog, sweeps: Sweeps) -> s
 def split_text(split: Split, words: Words) -> str:
     """Return how a split is called in tables."""
     return words("split.test") if split == "test" else words("split.val")
-
-
-def _is_variant(arm: Arm) -> bool:
-    return arm.variant != "default"
 
 
 def label(arm: Arm) -> str:

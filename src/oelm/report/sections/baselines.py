@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oelm.report.arms import Arm, ArmKey, FinishedRun, common_split
+from oelm.report.arms import Arm, ArmKey, common_split
 from oelm.report.document import Cell, Section, Table, Text
 from oelm.report.judge import Reason
 from oelm.report.pairs import Findings, Pair, is_uniform, label, split_text
@@ -65,9 +65,7 @@ class Standing:
 
     @property
     def is_weak(self) -> bool:
-        if self.is_uncounted:
-            return True
-        return self.worst is not None and self.worst > MOST_OF_FIVE_GRAM
+        return self.is_uncounted or (self.worst is not None and self.worst > MOST_OF_FIVE_GRAM)
 
     @property
     def is_overfitted(self) -> bool:
@@ -108,13 +106,9 @@ def _standing(arm: Arm, counted: Counted) -> Standing:
     ngrams = [tuple(found.ngram[split]) for found in figures if split in found.ngram]
     bigrams = [value for found in figures if (value := found.bigram_on(split)) is not None]
     bigram = statistics.geometric_mean(bigrams) if bigrams else None
-    above = statistics.fmean(_above_minimum(run) for run in arm.runs)
+    losses = [(run.curve[max(run.curve)], min(run.curve.values())) for run in arm.runs]
+    above = statistics.fmean(last / least - 1 if least > 0 else 0.0 for last, least in losses)
     return Standing(arm, split, ngrams[0] if ngrams else (), bigram, above, _disputed(arm, split, counted))
-
-
-def _above_minimum(run: FinishedRun) -> float:
-    least, last = min(run.curve.values()), run.curve[max(run.curve)]
-    return last / least - 1 if least > 0 else 0.0
 
 
 def unfit_baselines(findings: Findings) -> dict[ArmKey, Reason]:
@@ -158,13 +152,11 @@ def baselines_section(findings: Findings, words: Words) -> Section | None:
     found = standings(findings)
     if not found:
         return None
-    rows = [_row(standing, words) for standing in found]
-    headings = {name: words(f"baselines.{name}") for name in _COLUMNS}
+    columns = tuple(words(f"baselines.{name}") for name in _COLUMNS)
+    rows = tuple(_row(standing, words) for standing in found)
     # Records made before have no orders to show.
-    names = [name for name in _COLUMNS if name != "orders" or any(standing.ngram for standing in found)]
-    numeric = frozenset(names.index(name) for name in ("ppl", "counter_ppl", "ratio", "above"))
-    cells = tuple(tuple(row[name] for name in names) for row in rows)
-    table = Table("baselines", words("baselines.caption"), tuple(headings[name] for name in names), cells, numeric)
+    shown = [n for n, name in enumerate(_COLUMNS) if name != "orders" or any(standing.ngram for standing in found)]
+    table = Table("baselines", words("baselines.caption"), columns, rows, frozenset({3, 5, 6, 8}), tuple(shown))
     text = Text(words("baselines.text", above=100 * MOST_ABOVE_MINIMUM))
     notes = [Text(said, "note") for said in _uncounted(found, words)]
     return Section("baselines", words("baselines.title"), (text, *notes, table))
@@ -175,21 +167,21 @@ def _uncounted(found: list[Standing], words: Words) -> list[str]:
     return [words("baselines.uncounted", arms="; ".join(arms))] if arms else []
 
 
-def _row(standing: Standing, words: Words) -> dict[str, Cell]:
+def _row(standing: Standing, words: Words) -> tuple[Cell, ...]:
     arm, ratio, counter = standing.arm, standing.ratio, standing.counter
     mean = arm.mean(standing.split)
     counted_by = words("baselines.bigram") if standing.is_uncounted else words("baselines.five_gram")
-    return {
-        "arm": Cell(label(arm)),
-        "budget": Cell(arm.budget),
-        "on": Cell(split_text(standing.split, words)),
-        "ppl": Cell(fixed(mean, 2), mean),
-        "counter": Cell("" if counter is None else counted_by),
-        "counter_ppl": Cell("" if counter is None else fixed(counter, 2), counter),
-        "ratio": Cell("" if ratio is None else fixed(ratio, 3), ratio, "warn" if standing.is_weak else ""),
-        "orders": Cell(" / ".join(fixed(value, 2) for value in standing.ngram)),
-        "above": Cell(f"{100 * standing.above:.2f}%", standing.above, "warn" if standing.is_overfitted else ""),
-    }
+    return (
+        Cell(label(arm)),
+        Cell(arm.budget),
+        Cell(split_text(standing.split, words)),
+        Cell(fixed(mean, 2), mean),
+        Cell("" if counter is None else counted_by),
+        Cell("" if counter is None else fixed(counter, 2), counter),
+        Cell("" if ratio is None else fixed(ratio, 3), ratio, "warn" if standing.is_weak else ""),
+        Cell(" / ".join(fixed(value, 2) for value in standing.ngram)),
+        Cell(f"{100 * standing.above:.2f}%", standing.above, "warn" if standing.is_overfitted else ""),
+    )
 
 
 def baseline_remarks(findings: Findings, words: Words) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import TerminalWatch, counted, err, out, print_problem, print_result, printable, say
+from oelm.cli.shell import TerminalWatch, counted, err, out, print_next, print_problem, print_result, printable, say
 from oelm.errors import DONE, REFUSED, STOPPED, ClusterError, ConfigError, OelmError, RankLostError
 from oelm.ranks import is_one_of_many, own_rank
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from oelm.experiments.torchrun import Ranks
     from oelm.train.dist import World
     from oelm.train.track import TrackerName
-    from oelm.train.watch import StopFlag, Watch
+    from oelm.train.watch import StopFlag
 
 
 _OF_TORCHRUN = ("nproc", "nnodes", "rdzv_endpoint", "rdzv_id", "max_restarts")
@@ -82,10 +82,9 @@ def world_of(config: TrainConfig) -> Iterator[World]:
     leave(code, is_lost=is_lost)
 
 
-def default_place(command: str, budget: str, config: RunConfig | FinetuneConfig, shared: Training) -> Path:
+def run_path(root: Path, command: str, size: str, config: RunConfig | FinetuneConfig) -> Path:
     """Return the folder of a run that was given none: by what its config is made of."""
-    size = budget if shared.config is None else "custom"
-    return Path("outputs", command, size, config.variant, f"seed-{config.seed}")
+    return Path(root, command, size, config.variant, f"seed-{config.seed}")
 
 
 def train_one(
@@ -96,8 +95,9 @@ def train_one(
     *,
     stop: StopFlag,
     exact_step: int | None = None,
+    next_steps: Sequence[str] = (),
 ) -> None:
-    """Train one run, on all processes that torchrun started, and print how it ended."""
+    """Train one run, on all processes that torchrun started, and print how it ended and commands for what comes next."""
     from oelm.experiments.notify import notifying_of
     from oelm.train.run import Options, train
     from oelm.train.track import tracked, tracker_named
@@ -109,30 +109,7 @@ def train_one(
         with TerminalWatch() as terminal, tracked(terminal, path, tracker if world.is_writer else None) as watch:
             result = train(config, path, stop=stop, watch=watch, options=options, world=world)
         print_result(result, headline)
-
-
-def check_tracker(name: str | None) -> None:
-    """Raise ConfigError or MissingExtraError for a tracker that cannot be used, before anything is trained."""
-    if name is not None:
-        from oelm.train.track import tracker_named
-
-        tracker_named(name)
-
-
-def _notified(run: Path, file: Path | None) -> contextlib.AbstractContextManager[None]:
-    if file is None or own_rank() > 0:
-        return contextlib.nullcontext()
-    from oelm.experiments.notify import notifying_of
-
-    return notifying_of(run, file)
-
-
-def _tracked(watch: TerminalWatch, run: Path, tracker: str | None) -> contextlib.AbstractContextManager[Watch]:
-    if tracker is None:
-        return contextlib.nullcontext(watch)
-    from oelm.train.track import tracked, tracker_named
-
-    return tracked(watch, run, tracker_named(tracker))
+        print_next(path, next_steps)
 
 
 def same_command(context: typer.Context, *, without: Sequence[str] = ()) -> list[str]:

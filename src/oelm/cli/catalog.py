@@ -210,12 +210,14 @@ def _calculated(config: RunConfig | FinetuneConfig) -> str:
 
 
 def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path, *, costs: dict[str, str]) -> None:
-
+    from oelm.config import RunConfig
     from oelm.experiments.plan import config_confounds
 
     experiment = run.experiment
+    data = run.config.data.source if isinstance(run.config, RunConfig) else run.config.examples.task
     facts = {
         "what": f"{experiment.title} ({experiment.kind.replace('_', ' ')})",
+        "data": data if data == experiment.data else f"{data}: a smoke test does not read {experiment.data}",
         "budget": run.budget,
         "baseline": experiment.baseline or "none: it is one",
         "success": str(experiment.criterion) if experiment.criterion else "no criterion",

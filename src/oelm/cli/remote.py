@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import TerminalWatch, counted, err, out, print_problem, print_result, printable, say
+from oelm.cli.shell import TerminalWatch, counted, err, out, print_next, print_problem, print_result, printable, say
 from oelm.errors import DONE, REFUSED, STOPPED, ClusterError, ConfigError, OelmError, RankLostError
 from oelm.process import is_one_of_many, own_rank
 
@@ -83,10 +83,9 @@ def world_of(config: TrainConfig) -> Iterator[World]:
     leave(code, is_lost=is_lost)
 
 
-def default_place(command: str, budget: str, config: RunConfig | FinetuneConfig, shared: Training) -> Path:
+def run_path(root: Path, command: str, size: str, config: RunConfig | FinetuneConfig) -> Path:
     """Return the folder of a run that was given none: by what its config is made of."""
-    size = budget if shared.config is None else "custom"
-    return Path("outputs", command, size, config.variant, f"seed-{config.seed}")
+    return Path(root, command, size, config.variant, f"seed-{config.seed}")
 
 
 def train_one(
@@ -97,8 +96,9 @@ def train_one(
     *,
     stop: StopFlag,
     exact_step: int | None = None,
+    next_steps: Sequence[str] = (),
 ) -> None:
-    """Train one run, on all processes that torchrun started, and print how it ended."""
+    """Train one run, on all processes that torchrun started, and print how it ended and commands for what comes next."""
     from oelm.train.run import Options, train
 
     check_tracker(shared.track)
@@ -108,6 +108,7 @@ def train_one(
         with TerminalWatch() as terminal, _tracked(terminal, path, shared.track if world.is_writer else None) as watch:
             result = train(config, path, stop=stop, watch=watch, options=options, world=world)
         print_result(result, headline)
+        print_next(path, next_steps)
 
 
 def check_tracker(name: str | None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.options import CatalogFile, grouped
-from oelm.cli.shell import ReaderLeftError, counted, echo, err, out, print_table, printable, reported
+from oelm.cli.shell import ReaderLeftError, counted, echo, err, out, print_table, printable, reported, say
 from oelm.errors import ConfigError, one_of, suggest
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Asked:
 @grouped
 def report(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID...]", help="Experiments or groups; default: all runs.")
+        list[str] | None, typer.Argument(metavar="[ID...]", help="Experiments, groups, train or finetune; default: all runs.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write Markdown, with its pictures in the same folder.")] = None,
@@ -77,6 +77,7 @@ def report(
     """Report on recorded runs: verdicts with intervals, what freezing costs and saves, and what was claimed before."""
     from oelm.experiments.catalog import load_catalog
     from oelm.report.build import build_report
+    from oelm.runs.find import OWN
 
     _check_language(lang)
     question = asked.question()
@@ -88,7 +89,10 @@ def report(
     _check_files(files)
     places = _places(roots)
     found = load_catalog(catalog)
-    only = [experiment.id for experiment in found.select(ids)] if ids else []
+    # Runs of these commands are in no catalog.
+    own = [name for name in ids or () if name in OWN]
+    named = [name for name in ids or () if name not in OWN]
+    only = own + ([experiment.id for experiment in found.select(named)] if named else [])
     made = build_report(places, found, only=only, budgets=budget or (), question=question)
     document = made.document(lang)
     one = _one(document, table=table, picture=picture) if table is not None or picture is not None else None
@@ -102,8 +106,10 @@ def report(
     with contextlib.suppress(ReaderLeftError):
         _print_answer(document)
     _write(document, html=html, markdown=markdown, csv=csv, latex=latex)
-    if not any((html, markdown, csv, latex)):
-        out.print("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex", soft_wrap=True)
+    if not made.findings.arms and not made.imported:
+        say(f"No runs under {', '.join(map(str, places))} yet; start with `oelm demo`")
+    elif not any((html, markdown, csv, latex)):
+        say("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex")
 
 
 def _check_language(lang: str) -> None:
@@ -154,6 +160,8 @@ def _one(document: Document, *, table: str | None, picture: str | None) -> str:
 
 def _places(roots: list[Path] | None) -> list[Path]:
     """Return the folders of runs, each once, however it is spelled."""
+    if roots is None and not Path("outputs").is_dir():
+        raise ConfigError("no runs here yet: this folder has no outputs/. Start with `oelm demo`, or give --out FOLDER")
     return list({path.resolve(): path for path in roots or [Path("outputs")]}.values())
 
 
@@ -226,10 +234,12 @@ def _write(document: Document, *, html: Path | None, markdown: Path | None, csv:
 @reported
 @grouped
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run folders; the first is the reference.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; the first is the reference.")],
     asked: Asked,
 ) -> None:
     """Set runs side by side: figures, what their configs differ in, and the gap to the first, with an interval over seeds.
+
+    One run, or one folder of seeds, is compared with its baseline.
 
     Imported runs: give outputs/imported/NAME, or arms in it, with --metric, and --at-most for a verdict.
     """
@@ -243,7 +253,7 @@ def compare(
             raise ConfigError(
                 "--metric and --at-most are for imported runs; our own are judged by `oelm report`, by the catalog"
             )
-        table, remarks = compare_runs(runs)
+        table, remarks = compare_runs(runs if len(runs) > 1 else [_baseline_of(runs[0]), *runs])
     else:
         study, arms = named
         if (metric := asked.metric) not in study.metrics:
@@ -257,6 +267,18 @@ def compare(
     _print_table(table)
     for remark in remarks:
         out.print(printable(remark), style="yellow", soft_wrap=not out.is_terminal)
+
+
+def _baseline_of(run: Path) -> Path:
+    """Return the folder of a run's baseline; ConfigError where it has none, or none is found."""
+    from oelm.experiments.catalog import load_catalog
+    from oelm.runs.find import baseline_folder
+
+    found = baseline_folder(run, load_catalog().baselines())
+    if found is None or not found.is_dir():
+        where = "is a baseline, or has none of its config next to it" if found is None else f"its baseline is not at {found}"
+        raise ConfigError(f"{run}: {where}; train one (--method baseline), or give two runs: oelm compare RUN RUN")
+    return found
 
 
 @reported

@@ -7,6 +7,8 @@ import functools
 import io
 import logging
 import os
+import shlex
+import shutil
 import sys
 import time
 import unicodedata
@@ -198,8 +200,9 @@ def warn(text: str, *, style: str = "bold yellow") -> None:
 
 def print_problem(problem: OelmError) -> None:
     """Print why a command ends, as one paragraph."""
-    is_stop = problem.exit_code == STOPPED
-    warn(f"{'stopped' if is_stop else 'error'}: {problem}", style="bold yellow" if is_stop else "bold red")
+    is_stop, text = problem.exit_code == STOPPED, str(problem)
+    word = "" if is_stop and text.startswith("stopped") else "stopped: " if is_stop else "error: "
+    warn(f"{word}{text}", style="bold yellow" if is_stop else "bold red")
 
 
 def print_table(
@@ -307,6 +310,23 @@ def print_result(result: Result, headline: Callable[[dict[str, Any]], str]) -> N
     pace = f"{(result.figures['step_s'].get('median') or 0.0) * 1000:.0f} ms a step"
     total = duration(result.figures["wall_s"]["total"])
     say(f"{word}: {headline(result.figures)}, {pace}, {total} in all")
+
+
+def print_next(folder: Path, commands: Sequence[str]) -> None:
+    """Print where something was written, and commands to paste, with the path by which this one was started."""
+    say(f"folder: {folder}")
+    if commands:
+        say("\n".join(["next:", *(f"  {program()}{command.removeprefix('oelm')}" for command in commands)]))
+
+
+def program() -> str:
+    """Return what to type for `oelm`: a path where the shell would not find this one by its name."""
+    started = Path(sys.argv[0])
+    if started.parts[-2:] == ("oelm", "__main__.py"):
+        return f"{shlex.quote(sys.executable)} -m oelm"
+    found = shutil.which("oelm")
+    is_by_path = started.name == "oelm" and started.exists() and (found is None or not started.samefile(found))
+    return shlex.quote(str(started)) if is_by_path else "oelm"
 
 
 class TerminalWatch:

@@ -154,7 +154,8 @@ def _last_words(run: Path) -> str:
     """Return the last line of a run's console.log."""
     with contextlib.suppress(OSError):
         lines = (run / CONSOLE).read_text(encoding="utf-8", errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        # Who prints it says already how the run ended.
+        return next((line.strip() for line in reversed(lines) if line.strip()), "").removeprefix("stopped: ")
     return ""
 
 

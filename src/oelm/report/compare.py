@@ -55,6 +55,8 @@ def compare_runs(paths: Sequence[Path]) -> tuple[Table, list[str]]:
     remarks += [] if share is None else [f"always naming the largest class gives {100 * share:.2f}%"]
     remarks += [remark for folder in others for remark in (*_seeds_apart(folder, first), *_differences(folder, first))]
     remarks += [remark for folder in others for remark in _power(folder, first, split)]
+    if any(len(folder.arm.best) == 1 and folder.arm.best.keys() == first.arm.best.keys() for folder in others):
+        remarks.append("one seed: no interval, so chance may explain the gap; train more seeds")
     return Table("compare", "", columns, rows, frozenset(range(1, len(columns)))), remarks
 
 
@@ -121,7 +123,7 @@ def _gap(arm: Arm, first: Arm, split: Split) -> str:
     interval = paired_interval(arm.on(split), first.on(split), arm.metric)
     if interval is not None:
         return interval_text(interval, arm.metric)
-    # Single runs are compared whatever their seeds; a reader sees from the number of seeds that there is no interval.
+    # Single runs are compared whatever their seeds.
     return gap_text(arm.mean(split), first.mean(split), arm.metric) + ("" if arm.metric == "ppl" else " points")
 
 

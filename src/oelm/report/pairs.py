@@ -8,13 +8,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
 
 from oelm.config import flatten
 from oelm.errors import ConfigError, DataError
-from oelm.experiments.catalog import Catalog, Experiment
+from oelm.experiments.catalog import Catalog, Criterion, Experiment
 from oelm.experiments.plan import TUNABLE, TUNED, confounding, tuned_alike
 from oelm.experiments.sweep import SweepRecord, read_sweep
-from oelm.method.method import learning_later, method_kind
+from oelm.method.method import Method, learning_later, method_kind, method_name
 from oelm.report.arms import (
     Arm,
     ArmKey,
@@ -27,6 +30,7 @@ from oelm.report.arms import (
 )
 from oelm.report.judge import comparison_key
 from oelm.report.words import Words
+from oelm.runs.find import OWN, own_baselines
 from oelm.runs.layout import SWEEP, Split
 from oelm.stats import Interval, document_log_ratio, example_difference, gap_text, interval_text, paired_interval
 
@@ -186,8 +190,8 @@ class Findings:
 
     def without_baseline(self) -> list[tuple[Arm, ArmKey]]:
         """Return the usable arms that have no usable baseline at their budget and variant, each with the place of one."""
-        usable = {arm.key for arm in self.arms if arm.is_usable}
-        places = [(arm, baseline_key(arm, self.catalog)) for arm in self.arms if arm.is_usable]
+        usable, known = {arm.key for arm in self.arms if arm.is_usable}, baseline_keys(self.arms, self.catalog)
+        places = [(arm, known.get(arm.key)) for arm in self.arms if arm.is_usable]
         return [(arm, key) for arm, key in places if key is not None and key not in usable]
 
     def unswept(self, arms: Iterable[Arm]) -> list[Arm]:
@@ -209,11 +213,12 @@ class Findings:
 def find(arms: Sequence[Arm], catalog: Catalog, roots: Sequence[Path]) -> Findings:
     """Pair every usable arm with its baseline; damaged, mixed and lonely ones stay among the arms."""
     by_key, sweeps = {arm.key: arm for arm in arms}, Sweeps.read(arms, roots)
+    baselines = baseline_keys(arms, catalog)
     pairs = []
     swept: dict[ArmKey, tuple[int, ...]] = {}
     for arm in arms:
-        other = by_key.get(baseline_key(arm, catalog) or ("", "", ""))
-        experiment = catalog.experiments.get(arm.experiment)
+        other = by_key.get(baselines.get(arm.key, ("", "", "")))
+        experiment = _own_experiment(arm) if arm.experiment in OWN else catalog.experiments.get(arm.experiment)
         if other is None or not _comparable(arm, other, experiment):
             continue
         ours, theirs = sweeps.without_chosen(arm), sweeps.without_chosen(other)
@@ -236,10 +241,39 @@ def _comparable(arm: Arm, baseline: Arm, experiment: Experiment | None) -> bool:
     return len({arm.metric, baseline.metric} | named) == 1
 
 
-def baseline_key(arm: Arm, catalog: Catalog) -> ArmKey | None:
-    """Return where an arm's baseline is."""
-    experiment = catalog.experiments.get(arm.experiment)
-    return (experiment.baseline, arm.budget, arm.variant) if experiment is not None and experiment.baseline else None
+def baseline_keys(arms: Iterable[Arm], catalog: Catalog) -> dict[ArmKey, ArmKey]:
+    """Return where each arm's baseline is: as the catalog has it, or of `oelm train` the arm of the same config."""
+    named, own = catalog.baselines(), dict[ArmKey, Mapping[str, Any]]()
+    found: dict[ArmKey, ArmKey] = {}
+    for arm in arms:
+        if arm.experiment in named:
+            found[arm.key] = named[arm.experiment], arm.budget, arm.variant
+        elif arm.experiment in OWN and arm.runs:
+            own[arm.key] = arm.first.config
+            if method_kind(arm.method) != "free":
+                # Where the baseline would be, if no arm has the same config.
+                found[arm.key] = arm.experiment, arm.budget, "baseline"
+    return found | own_baselines(own)
+
+
+def _own_experiment(arm: Arm) -> Experiment | None:
+    """Return what the runs of `oelm train` or `oelm finetune` are judged by: the study's usual bound, at five seeds."""
+    if not arm.runs:
+        return None
+    is_gpt = arm.metric == "ppl"
+    bound = Criterion(ppl_ratio_at_most=1.05) if is_gpt else Criterion(accuracy_loss_at_most=0.05)
+    kind: Literal["language_model", "classifier"] = "language_model" if is_gpt else "classifier"
+    named = {"id": arm.experiment, "baseline": arm.experiment, "data": arm.data, "where": f"oelm {arm.experiment}"}
+    return Experiment(**named, kind=kind, method=_own_method(arm), criterion=bound)
+
+
+def _own_method(arm: Arm) -> str:
+    """Return the name of the method of a run that has no entry in the catalog."""
+    try:
+        return method_name(Method.model_validate(arm.method))
+    except ValidationError:
+        # Of a version with other fields.
+        return arm.shown
 
 
 def _differs_besides(arm: Arm, baseline: Arm, catalog: Catalog, sweeps: Sweeps) -> tuple[str, ...]:
@@ -278,6 +312,8 @@ def label(arm: Arm) -> str:
 
 def method_of(arm: Arm, catalog: Catalog) -> str | None:
     """Return the name of an arm's method; None where it is one of the user's own, which has no name."""
+    if arm.experiment in OWN:
+        return _own_method(arm)
     experiment = catalog.experiments.get(arm.experiment)
     return experiment.method if experiment is not None and isinstance(experiment.method, str) else None
 

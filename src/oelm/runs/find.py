@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -11,7 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from oelm.errors import ConfigError, RunDirError, suggest
+from oelm.errors import ConfigError, DataError, RunDirError, suggest
+from oelm.files import read_json
+from oelm.method.method import PRESETS
 from oelm.runs.layout import CONFIG, CONSOLE, LOG, STATUS
 from oelm.runs.metrics import evaluations
 from oelm.runs.status import Locks, Metric, State, Status, decide, is_held, is_here, read_locks, read_status, silent_s
@@ -162,6 +165,68 @@ def _size(path: Path) -> int:
         return 0
 
 
+# Commands whose runs have no entry in the catalog. Such a run's baseline is the run of the same config but the method.
+OWN = ("train", "finetune")
+# Experiment, budget, variant.
+ArmKey = tuple[str, str, str]
+
+
+def own_baselines(configs: Mapping[ArmKey, Mapping[str, Any]]) -> dict[ArmKey, ArmKey]:
+    """Return the baseline of each arm of `oelm train` or `oelm finetune` that has one, by what the arms' configs say."""
+    groups: dict[str, list[ArmKey]] = {}
+    for key, config in configs.items():
+        rest = {name: value for name, value in config.items() if name not in ("seed", "method")}
+        groups.setdefault(json.dumps([*key[:2], rest], sort_keys=True), []).append(key)
+    found: dict[ArmKey, ArmKey] = {}
+    for keys in groups.values():
+        baseline = next((key for key in keys if _is_baseline(configs[key].get("method"))), None)
+        found |= {key: baseline for key in keys if baseline is not None and key != baseline}
+    return found
+
+
+def _is_baseline(method: Any) -> bool:
+    """Whether a method, as a config has it, is the preset `baseline`; an older record may lack some of its fields."""
+    plain = PRESETS["baseline"].model_dump(mode="json", exclude={"seed"})
+    return isinstance(method, Mapping) and all(method.get(name, value) == value for name, value in plain.items())
+
+
+def baselines_near(views: Sequence[RunView]) -> dict[ArmKey, ArmKey]:
+    """Return the baselines of the runs of `oelm train` and `oelm finetune` among views; they need not be among them."""
+    places = {(view.root, view.experiment, view.budget) for view in views if view.experiment in OWN}
+    found: dict[ArmKey, ArmKey] = {}
+    for root, experiment, budget in places:
+        folder = root / experiment / budget
+        configs = {(experiment, budget, variant): _first_config(folder / variant) for variant in _folders(folder)}
+        found |= own_baselines({key: config for key, config in configs.items() if config is not None})
+    return found
+
+
+def _first_config(variant: Path) -> dict[str, Any] | None:
+    """Return the config of the first run of a variant: those of its other seeds have the same one."""
+    for name in _folders(variant):
+        try:
+            config = read_json(variant / name / CONFIG)
+        except DataError:
+            continue
+        return config if isinstance(config, dict) else None
+    return None
+
+
+def baseline_folder(path: Path, baselines: Mapping[str, str]) -> Path | None:
+    """Return where the baseline of a run, or of a folder of seeds, is; `baselines` are the catalog's. None if it has none."""
+    is_run = (path / CONFIG).is_file()
+    place = path.absolute()
+    view = look_at(place if is_run else place / "seed-0")
+    variant = path.parent if is_run else path
+    if view.experiment in OWN:
+        key = baselines_near([view]).get((view.experiment, view.budget, view.variant))
+        found = None if key is None else variant.with_name(key[2])
+    else:
+        name = baselines.get(view.experiment)
+        found = None if name is None else Path(os.path.normpath(variant / "../../.." / name / view.budget / view.variant))
+    return found / path.name if found is not None and is_run else found
+
+
 _COLUMN: dict[Metric, str] = {"ppl": "val_ppl", "accuracy": "val_accuracy"}
 
 
@@ -175,17 +240,24 @@ class Gap:
 
 
 def gaps(views: Sequence[RunView], baselines: Mapping[str, str]) -> list[Gap | None]:
-    """Return each run's distance from the baseline's run of the same budget, variant and seed, where it can be told."""
+    """Return each run's distance from its baseline's run of the same seed, where it can be told.
+
+    `baselines` are the catalog's. A run of `oelm train` or `oelm finetune` is compared with the one of the same config.
+    """
     known = {(view.experiment, view.budget, view.variant, view.seed): view.status for view in views}
-    return [_gap_of(view, baselines.get(view.experiment), known) for view in views]
+    others = baselines_near(views)
+    for view in views:
+        if (name := baselines.get(view.experiment)) is not None:
+            others[view.experiment, view.budget, view.variant] = name, view.budget, view.variant
+    return [_gap_of(view, others.get((view.experiment, view.budget, view.variant)), known) for view in views]
 
 
-def _gap_of(view: RunView, baseline: str | None, known: Mapping[tuple[str, str, str, int], Status | None]) -> Gap | None:
+def _gap_of(view: RunView, baseline: ArmKey | None, known: Mapping[tuple[str, str, str, int], Status | None]) -> Gap | None:
     ours = view.status
     if baseline is None or ours is None or ours.metric not in _COLUMN or ours.best is None:
         return None
-    key = (baseline, view.budget, view.variant, view.seed)
-    other = _counterpart(view, baseline)
+    key = (*baseline, view.seed)
+    other = os.path.join(view.folder.rsplit(os.sep, 4)[0] or os.sep, *baseline, f"seed-{view.seed}")
     theirs = known[key] if key in known else read_status(other)
     if theirs is None or theirs.metric != ours.metric or theirs.best is None:
         return None
@@ -196,10 +268,6 @@ def _gap_of(view: RunView, baseline: str | None, known: Mapping[tuple[str, str, 
     step = max(here.keys() & there.keys(), default=None)
     column = _COLUMN[ours.metric]
     return None if step is None else _difference(here[step].get(column), there[step].get(column), ours.metric, step=step)
-
-
-def _counterpart(view: RunView, baseline: str) -> str:
-    return os.path.join(view.folder.rsplit(os.sep, 4)[0] or os.sep, baseline, view.budget, view.variant, f"seed-{view.seed}")
 
 
 def _difference(ours: Any, theirs: Any, metric: Metric, *, step: int) -> Gap | None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from oelm.config import ExamplesConfig, FinetuneConfig
 from oelm.data.example_sets import ExampleSet, ExampleSplit, PaddedExamples, open_examples, prepare_examples
-from oelm.data.examples import ExampleSource, stdlib_examples, stdlib_tokenizer
+from oelm.data.examples import ExampleSource, own_tokenizer, stdlib_examples
 from oelm.data.order import BucketOrder, permuted
 from oelm.data.prepared import examples_there, find_examples
 from oelm.data.public_sets import TASKS
@@ -57,9 +57,7 @@ def prepare_task_examples(
     if tokenizer is not None:
         return open_or_prepare(config, tokenizer, splits=("train", "val"), known=known, progress=progress)
     source = example_source(config)
-    if config.task != "stdlib":
-        raise ConfigError(f"task {config.task!r} needs a model with a tokenizer: --model FOLDER, or a hub id")
-    own = stdlib_tokenizer(vocab_size, progress)
+    own = own_tokenizer(source, vocab_size, progress)
     return prepare_examples(source, tokenizer=str(own), max_length=config.max_length, progress=progress)
 
 
@@ -194,7 +192,9 @@ class ClassifierEvaluation:
         return 1.0 - self.accuracy
 
     def headline(self) -> str:
-        return f"dev loss {self.loss:.4f}, accuracy {100 * self.accuracy:.2f}% of {len(self.predictions):,}"
+        largest = majority_share([row.label for row in self.predictions])
+        count = f"{len(self.predictions):,}, largest class {100 * largest:.2f}%"
+        return f"dev loss {self.loss:.4f}, accuracy {100 * self.accuracy:.2f}% of {count}"
 
     def as_row(self) -> dict[str, Any]:
         return {"val_loss": self.loss, "val_accuracy": self.accuracy}

@@ -253,7 +253,7 @@ VALIDATION_SHARE = 0.05
 # More would only make every evaluation slower.
 VALIDATION_BYTES = 8_000_000
 # Tables in a folder of text: one document a row.
-_TABLES = (".jsonl", ".parquet")
+_FOLDER_TABLES = (".jsonl", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -320,7 +320,7 @@ def file_corpus(path: Path, *, column: str = "text") -> Corpus:
         files = [path]
     # In a folder, a .json or .csv is text like any other file; given by itself, it is a table.
     readers = {
-        file: _reader(file, column=column) if path.is_file() or file.suffix in _TABLES else partial(read_text, file)
+        file: _reader(file, column=column) if path.is_file() or file.suffix in _FOLDER_TABLES else partial(read_text, file)
         for file in files
     }
     has_val = "val" in splits.values()
@@ -338,7 +338,7 @@ def _own_split(split: str | None, *, has_val: bool) -> Split | None:
 
 
 def _text_files(folder: Path, files: list[Path]) -> list[Path]:
-    kept = [file for file in files if file.suffix in _TABLES or _starts_as_text(file)]
+    kept = [file for file in files if file.suffix in _FOLDER_TABLES or _starts_as_text(file)]
     if not kept:
         raise DataError(f"{folder}: no text in it ({len(files)} files looked at); give UTF-8 text that is not empty")
     taken = set(kept)

@@ -197,7 +197,7 @@ def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], *, keys: in
     columns = {name: [name, *cells] for name, cells in zip(headings, zip(*rows, strict=True), strict=True)}
     # A pipe has no width unless it is given one.
     room = out.width if out.is_terminal or "COLUMNS" in os.environ else sys.maxsize
-    told = {}
+    told: dict[str, str] = {}
     if sum(max(map(len, cells)) + 2 for cells in columns.values()) - 2 > room and len(rows) > 1:
         told = {name: cells[1] for name, cells in columns.items() if len(set(cells[1:])) == 1 and name != styled}
         columns = {name: cells for name, cells in columns.items() if name not in told}

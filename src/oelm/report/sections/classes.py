@@ -241,7 +241,8 @@ def _row(line: Line, by_set: Mapping[str, JudgedPair], sets: Sequence[str], word
     # What learns at the start, and what becomes of it later.
     first, last = line.learns, line.learns + change_later(arm)
     learns = words("counts.later", first=first, last=last) if last != first else f"{first:,}"
-    share, told = None, ""
+    share: float | None = None
+    told = ""
     if is_known and line.whole:
         share, later = first / line.whole, last / line.whole
         told = words("shares.later", first=100 * share, last=100 * later) if later != share else f"{100 * share:.1f}%"

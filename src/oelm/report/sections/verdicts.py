@@ -34,11 +34,7 @@ from oelm.runs.layout import Split
 from oelm.stats import LEVEL, POWER, Interval, detectable_text, interval_text, level_text, pooled_log_ratio
 from oelm.text import fixed
 
-MARKS: dict[str, Mark] = {
-    "PASS": "good",
-    "FAIL": "bad",
-    **dict.fromkeys(("INCONCLUSIVE", "CONFOUNDED", "UNFIT_BASELINE"), "warn"),
-}
+MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "CONFOUNDED": "warn", "UNFIT_BASELINE": "warn"}
 _SMOKE = "smoke"
 # Shown as the level of an interval, in a column.
 _TOGETHER = "many_comparisons"

@@ -67,7 +67,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-def wait_for(browser: Browser, expression: str, *, seconds: float = 120) -> None:
+def wait_for(browser: Browser, expression: str, *, seconds: float = 300) -> None:
     """Wait for what a queue does, which may take minutes where the machine is busy; an answer may fall into a reload."""
     deadline = time.monotonic() + seconds
     while True:

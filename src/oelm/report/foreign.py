@@ -198,7 +198,7 @@ def judge_arms(
 
 
 def _known(baseline: str | None, figures: Figures) -> str:
-    if baseline in figures:
+    if baseline is not None and baseline in figures:
         return baseline
     arms = ", ".join(figures)
     if baseline is None:
@@ -364,7 +364,9 @@ def _verdicts(row: JudgedStudy, words: Words, *, is_live: bool = False) -> Table
         return Cell(name), Cell(f"{seeds}/{question.planned}", seeds), Cell(shown, mean)
 
     own, nothing = row.figures[question.baseline], Cell("")
-    rows = [(*first(words("imported.baseline", arm=question.baseline), len(own), own), nothing, nothing, nothing)]
+    rows: list[tuple[Cell, ...]] = [
+        (*first(words("imported.baseline", arm=question.baseline), len(own), own), nothing, nothing, nothing)
+    ]
     for arm, judgement in row.judgements.items():
         gap = judgement.interval
         shown = (nothing, nothing)

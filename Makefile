@@ -4,13 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all test-faults test-slurm soak mutants check bench bench-speed figures docs setup clean
+.PHONY: demo test test-all test-faults test-slurm soak mutants check bench bench-speed figures docs wheel setup clean
 .DEFAULT_GOAL := demo
 
-demo: setup  ## train four small GPTs, compare them (about 5 minutes on 2 cores)
+demo: setup  ## train four small GPTs and compare them (about 5 minutes on 2 cores)
 	@$(BIN)/oelm demo
 
-# One more than there are cores, eight at the most: tests that kill and restart spend much of their time waiting.
+# One more than the number of cores, at most eight: tests that kill and restart mostly wait.
 CORES = import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 WORKERS = $(shell n=$$($(BIN)/python -c '$(CORES)'); echo $$((n < 8 ? n + 1 : 8)))
 
@@ -30,10 +30,10 @@ MINUTES ?= 30
 test-faults: setup  ## every fault and attack of docs/reliability.md, with counts and seeds (under 10 minutes on 2 cores)
 	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/pytest -n 2 --dist loadfile -m faults
 
-soak: setup  ## a runner and its runs killed at random for MINUTES; every run must end bit-equal to its oracle
+soak: setup  ## kill a runner and its runs at random for MINUTES; every run must end bit-identical to its oracle
 	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/python -m tests.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(RECORD),--record)
 
-mutants: setup  ## forty-three one-line faults in the code, one at a time: the tests must notice
+mutants: setup  ## put 43 one-line bugs into the code, one at a time: the tests must fail
 	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/python -m tests.faults.mutants
 
 test-slurm: setup  ## real jobs through a real SLURM on this host; as root, installs Debian's slurm-wlm and munge first
@@ -44,14 +44,14 @@ check: setup  ## lint, format, types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-bench: setup bench-speed  ## speed, then ratios against a plain tiktoken script, transformers.Trainer and one process; kept under results/bench
+bench: setup bench-speed  ## bench-speed, then ratios against a tiktoken script, transformers.Trainer and one process; stored under results/bench
 	@$(BIN)/python benchmarks/preparation.py --record
 	@$(BIN)/python benchmarks/finetuning.py --record
 	@$(BIN)/python benchmarks/ranks.py --record
 
 # About 25 minutes on two quiet cores, most of it at Medium-512, where a step takes 10 s. One part at one shape, alone:
 # python benchmarks/methods.py --shape medium --record
-bench-speed: setup  ## where a step's time goes, ours against transformers and a plain step, methods against baseline, generation
+bench-speed: setup  ## time training steps and generation: ours, transformers, a plain step, methods against the baseline
 	@$(BIN)/python benchmarks/where_time_goes.py --record
 	@$(BIN)/python benchmarks/training_step.py --record
 	@$(BIN)/python benchmarks/methods.py --record
@@ -59,12 +59,23 @@ bench-speed: setup  ## where a step's time goes, ours against transformers and a
 	@$(BIN)/python benchmarks/classifier.py --record
 	@for table in bounds time step methods parameters generation classifier; do echo; $(BIN)/python benchmarks/tables.py $$table; done
 
-figures: setup  ## write the tables of README and docs anew from the records under results/
+figures: setup  ## rewrite the tables of README and docs from the records under results/
 	@$(BIN)/python studies/figures.py
 
 docs: setup  ## build the docs site into build/docs; a warning is an error
 	@$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
 	@echo 'open build/docs/index.html'
+
+WHEEL := build/wheel
+
+wheel:  ## build the wheel, install it without extras into a fresh environment, and use it there (needs a package index)
+	@rm -rf $(WHEEL)
+	@$(PYTHON) -m venv $(WHEEL)/env
+	@$(WHEEL)/env/bin/python -m pip wheel -qq --disable-pip-version-check --no-deps -w $(WHEEL) .
+	@$(WHEEL)/env/bin/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt $(WHEEL)/*.whl
+	@cd $(WHEEL) && unset PYTHONPATH && export OELM_CACHE=$$PWD/cache && \
+	for words in list "train --budget smoke" status report "report --html report.html"; do \
+	  env/bin/oelm $$words > printed.txt 2>&1 && echo "oelm $$words: works" || { cat printed.txt; exit 1; }; done
 
 setup: $(STAMP)
 

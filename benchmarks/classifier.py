@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 from record import build_arm, build_record, finish, parse_speed_options
+from speed_record import SpeedRecord
 
 from oelm.bench.interleave import against, bound, classifier_config, interleave, training_step
-from oelm.bench.speed import SpeedRecord
 from oelm.config import FinetuneConfig
 
 ROUNDS = 12

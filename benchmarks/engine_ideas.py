@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oelm.bench.interleave import against, interleave, shape_config, training_step
+from oelm.models.gpt import attend_by_blocks
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "probes" / "engine-ideas.json"
 ROUNDS = {"laptop": 60, "512": 12}
 DROPOUT = 0.1
-ROWS = 128
 
 
 def compiled(shape: str) -> dict[str, Any]:
@@ -51,19 +52,6 @@ def _first_calls(shape: str) -> list[float]:
         return [float(subprocess.run(command, env=environment, check=True, capture_output=True).stdout) for _ in range(2)]
 
 
-def attend_by_blocks(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
-    """Attend with dropout: each block of queries sees only the keys before its end, so the future is never computed."""
-    length, scale = q_BHTK.shape[2], q_BHTK.shape[3] ** -0.5
-    mixed = []
-    for start in range(0, length, ROWS):
-        end = min(start + ROWS, length)
-        scores_BHSE = q_BHTK[:, :, start:end] @ k_BHTK[:, :, :end].transpose(-1, -2) * scale
-        is_future_SE = torch.ones(end - start, end, dtype=torch.bool).triu(start + 1)
-        weights_BHSE = F.dropout(scores_BHSE.masked_fill(is_future_SE, -torch.inf).softmax(-1), DROPOUT)
-        mixed.append(weights_BHSE @ v_BHTK[:, :, :end])
-    return torch.cat(mixed, dim=2)
-
-
 def dropped(shape: str) -> dict[str, Any]:
     """Time attention with dropout alone, forward and backward: PyTorch's against blocks."""
     model = shape_config(shape, "baseline").model
@@ -77,7 +65,10 @@ def dropped(shape: str) -> dict[str, Any]:
     def sdpa(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=DROPOUT, is_causal=True)
 
-    attends: Mapping[str, Callable[[], None]] = {"sdpa": timed_once(sdpa), "blocks": timed_once(attend_by_blocks)}
+    attends: Mapping[str, Callable[[], None]] = {
+        "sdpa": timed_once(sdpa),
+        "blocks": timed_once(partial(attend_by_blocks, dropout=DROPOUT)),
+    }
     timed = against("sdpa", interleave(attends, rounds=20))
     return {"ratio": asdict(timed["blocks"].ratio), "sdpa_ms": 1000 * timed["sdpa"].median_s}
 

@@ -23,8 +23,8 @@ from transformers import (
 
 from oelm.config import FinetuneConfig, parse_as
 from oelm.data.example_sets import ExampleSet, prepare_examples
-from oelm.data.examples import folder_examples, stdlib_examples, stdlib_tokenizer
-from oelm.data.sets import TASKS
+from oelm.data.examples import folder_examples, own_tokenizer, stdlib_examples
+from oelm.data.public_sets import TASKS
 from oelm.models.hub import ClassifierShape, fresh_classifier
 from oelm.stats import mean_ratio
 from oelm.train.classify import ClassifierTask
@@ -130,7 +130,8 @@ def main() -> None:
         source = folder_examples(TASKS["sst2"], options.folder, language="en", labels=None)
         examples = prepare_examples(source, tokenizer=str(options.tokenizer), max_length=128)
     else:
-        examples = prepare_examples(stdlib_examples(), tokenizer=str(stdlib_tokenizer(4096)), max_length=128)
+        source = stdlib_examples()
+        examples = prepare_examples(source, tokenizer=str(own_tokenizer(source, 4096)), max_length=128)
     split = examples.splits["train"]
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(examples.path / "tokenizer.json"), pad_token="[PAD]")
     starts = split.ends - split.lengths

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 from record import add_speed_options, build_record, chosen_shapes, finish, parse_speed_options
+from speed_record import ArmFigures, SpeedRecord
 
+from oelm.bench.greedy import compare_generation
 from oelm.bench.interleave import shape_config
-from oelm.bench.profile import compare_generation
-from oelm.bench.speed import ArmFigures, SpeedRecord
 
 METHODS = ("oelm_axes", "oelm_axes_lowrank", "oelm_axes_q")
 ROUNDS = {"laptop": 20, "512": 12, "medium": 8, "tiny": 2}

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import torch
 from record import add_speed_options, build_arm, build_record, chosen_shapes, finish, parse_speed_options
+from speed_record import SpeedRecord
 
 from oelm.bench.interleave import THIN, against, bound, interleave, shape_config, training_step
-from oelm.bench.speed import SpeedRecord
 
 METHODS = ("oelm_freeze", "oelm_axes", "oelm_axes_lowrank", "oelm_axes_q", THIN)
 # A step of Medium-512 takes about ten seconds on two cores.

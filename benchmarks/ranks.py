@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from record import keep, parse_options
 
 from oelm.bench.interleave import interleave, training_step
+from oelm.budget import budget_settings
 from oelm.config import RunConfig, parse_config, with_overrides
-from oelm.experiments.budget import budget_settings
 from oelm.stats import Ratio, mean_ratio
+from oelm.train.device import parameter_counts
 from oelm.train.dist import joined
-from oelm.train.preflight import parameter_counts
 
 # Of each contender, over all its processes.
 THREADS = 2

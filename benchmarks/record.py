@@ -16,8 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oelm.bench.interleave import Timed, inverse
-from oelm.bench.speed import ArmFigures, Conditions, SpeedRecord, TimedShape, TimeSplit, read_speed, write_speed
+from speed_record import PUBLISHED, ArmFigures, Conditions, SpeedRecord, TimeSplit, inverse, read_speed, write_speed
+
+from oelm.bench.interleave import Timed
+from oelm.bench.speed import TimedShape
 from oelm.stats import Ratio
 
 if TYPE_CHECKING:
@@ -99,8 +101,7 @@ def parse_options(
 
 def add_speed_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every benchmark of speed."""
-    published = ("laptop", "512", "medium")
-    parser.add_argument("--shape", action="append", choices=published, help="may be repeated; default all three")
+    parser.add_argument("--shape", action="append", choices=PUBLISHED, help="may be repeated; default all three")
     parser.add_argument("--rounds", type=int, help="how often the contenders take turns; default by shape")
     parser.add_argument("--out", type=Path, help="keep the figures in this folder")
 

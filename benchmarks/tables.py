@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from oelm.bench.interleave import inverse
-from oelm.bench.speed import ArmFigures, SpeedRecord, TimedShape, read_speed
+from speed_record import ArmFigures, SpeedRecord, inverse, read_speed
+
+from oelm.bench.speed import TimedShape
 from oelm.models.shape import method_work
 from oelm.stats import Ratio
 

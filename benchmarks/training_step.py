@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from plain_gpt import PlainGPT
 from record import add_speed_options, build_record, chosen_shapes, finish, parse_speed_options
+from speed_record import ArmFigures, SpeedRecord, inverse
 
-from oelm.bench.interleave import against, interleave, inverse, shape_config, training_step
+from oelm.bench.interleave import against, interleave, shape_config, training_step
 from oelm.bench.machine import PeakMeter
-from oelm.bench.speed import ArmFigures, SpeedRecord
 from oelm.config import RunConfig
 
 CONTENDERS = ("baseline", "transformers", "plain")

@@ -1,6 +1,6 @@
 """The BERT half of the earlier study, with the controls it lacked: every arm's rate from the same sweep, then seeds.
 
-    python studies/bert.py --model FOLDER --from FOLDER sweep      # every arm at every rate, on a seed of its own
+    python studies/bert.py --model FOLDER --from FOLDER sweep      # every arm at every rate, on a separate seed
     python studies/bert.py --model FOLDER --from FOLDER seeds      # every arm at its best rate
     python studies/bert.py table                                   # the table, from the records under results/
     python studies/bert.py pairs                                   # arms against each other
@@ -32,7 +32,7 @@ FIVE_SEEDS = ("baseline", "oelm_freeze_pretrained", "oelm_freeze")
 RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3)
 # Not among the seeds of the table: a rate chosen by luck of a seed must not be judged on that seed.
 SWEEP_SEED = 100
-# Of the first records, which do not say how many.
+# For the first records, which do not contain the number.
 FIRST_EPOCHS = 3
 # What separates the causes: the first of each against the second.
 PAIRS = (("oelm_freeze_pretrained", "oelm_freeze"), ("gaussian_matched", "oelm_freeze"), ("oelm_random", "oelm_freeze"))
@@ -53,7 +53,7 @@ def train_examples(options: argparse.Namespace, seed: int) -> int:
 
 
 def read_record(options: argparse.Namespace, path: Path) -> dict[str, Any]:
-    """Return a record; stop where it is of another task than is asked for, or of runs of another kind."""
+    """Return a record; exit if it belongs to another task or another kind of run."""
     record = dict(json.loads(path.read_text()))
     found = {"epochs": FIRST_EPOCHS, **record}
     wanted: dict[str, Any] = {"task": options.task}
@@ -61,9 +61,9 @@ def read_record(options: argparse.Namespace, path: Path) -> dict[str, Any]:
         wanted |= {"train_examples": train_examples(options, record["seed"]), "epochs": options.epochs}
         wanted |= {"model": options.model.resolve().name}
     for key, value in wanted.items():
-        # Of the first records the model is not known.
+        # The first records do not contain the model.
         if found.get(key, value) != value:
-            raise SystemExit(f"{path}: its {key} is {found[key]}, asked for is {value}; name another folder with --results")
+            raise SystemExit(f"{path}: {key} is {found[key]}, but you asked for {value}; use another folder with --results")
     if answers := answers_of(path):
         accuracy = sum(row["label"] == row["predicted"] for row in answers) / len(answers)
         if abs(record["final_accuracy"] - accuracy) > 1e-9:
@@ -72,7 +72,7 @@ def read_record(options: argparse.Namespace, path: Path) -> dict[str, Any]:
 
 
 def run_one(options: argparse.Namespace, arm: str, lr: float, seed: int) -> dict[str, Any]:
-    """Bring one run to its end and return its record."""
+    """Finish one run and return its record."""
     record_path = place(options.results, arm, lr, seed)
     if record_path.is_file():
         return read_record(options, record_path)
@@ -121,14 +121,14 @@ def run_one(options: argparse.Namespace, arm: str, lr: float, seed: int) -> dict
 
 
 def best_rate(options: argparse.Namespace, arm: str) -> float:
-    """Return the rate of the sweep with the highest final accuracy; say so where it lies at the edge of the grid."""
+    """Return the rate of the sweep with the highest final accuracy; print a note if it is at the edge of the grid."""
     found = {lr: place(options.results, arm, lr, SWEEP_SEED) for lr in RATES}
     if missing := [path for path in found.values() if not path.is_file()]:
-        raise SystemExit(f"{missing[0]}: not there; every arm is swept first: studies/bert.py sweep --task {options.task}")
+        raise SystemExit(f"{missing[0]}: not found; sweep every arm first: studies/bert.py sweep --task {options.task}")
     accuracy = {lr: read_record(options, path)["final_accuracy"] for lr, path in found.items()}
     chosen = max(accuracy, key=lambda lr: accuracy[lr])
     if chosen in (RATES[0], RATES[-1]):
-        print(f"note: the best rate of {arm}, {chosen:g}, lies at the edge of the grid")
+        print(f"note: the best rate of {arm}, {chosen:g}, is at the edge of the grid")
     return chosen
 
 
@@ -146,7 +146,7 @@ def find(options: argparse.Namespace) -> Found:
 
 
 def difference(found: Found, arm: str, other: str) -> tuple[int, str]:
-    """Return over how many seeds two arms are compared, and their paired difference in points with its interval."""
+    """Return the number of common seeds of two arms, and their paired difference in points with its interval."""
     seeds = sorted(set(found[arm]) & set(found[other]))
     ours, theirs = ([100 * found[name][seed]["final_accuracy"] for seed in seeds] for name in (arm, other))
     mean = mean_difference(ours, theirs)
@@ -169,13 +169,13 @@ def print_table(options: argparse.Namespace) -> None:
 
 
 def answers_of(record: Path) -> list[dict[str, Any]]:
-    """Return a run's final answers, none where they were not kept."""
+    """Return a run's final answers, if they were stored."""
     path = record.with_suffix(".predictions.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 def majority(options: argparse.Namespace) -> float | None:
-    """Return what naming the largest class always comes to on the examples of the table, where answers were kept."""
+    """Return the accuracy of always naming the largest class on the table's examples, if answers were stored."""
     for path in sorted(options.results.glob("*/*/seed-*.json")):
         if labels := [row["label"] for row in answers_of(path)]:
             return max(map(labels.count, set(labels))) / len(labels)
@@ -234,7 +234,7 @@ def main() -> None:
         if path.is_file():
             read_record(options, path)
     there = sum(place(options.results, *job).is_file() for job in jobs)
-    print(f"{there} of {len(jobs)} runs are recorded in {options.results}; --results FOLDER begins anew elsewhere")
+    print(f"{there} of {len(jobs)} runs are recorded in {options.results}; use --results FOLDER to start in another folder")
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda job: run_one(options, *job), jobs))
 

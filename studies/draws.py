@@ -55,7 +55,7 @@ class Drawn:
 
 
 def read(results: Path) -> list[Drawn]:
-    """Return every finished run whose frames have a seed of their own; all must be of one recipe, on the same data."""
+    """Return every finished run with its own `method.seed`; all must have one recipe and the same data."""
     found = []
     recipes: dict[Path, dict[str, Any]] = {}
     for path in sorted(results.glob("**/config.json")):
@@ -79,7 +79,7 @@ def shared_recipe(config: Mapping[str, Any], fingerprint: str) -> dict[str, Any]
 
 
 def refuse_mixture(recipes: dict[Path, dict[str, Any]]) -> None:
-    """Stop where records are of several recipes: what a setting does would be taken for a draw's luck."""
+    """Exit if records have several recipes: the effect of a setting would look like the luck of a draw."""
     paths = list(recipes)
     for path in paths[1:]:
         if changes := recipe_differences(recipes[paths[0]], recipes[path]):
@@ -90,7 +90,7 @@ def refuse_mixture(recipes: dict[Path, dict[str, Any]]) -> None:
 
 
 def frames(run: Drawn) -> list[tuple[Any, Any]]:
-    """Build a run's frames anew; return Q and K of every attention as float64, heads x rows x columns."""
+    """Rebuild a run's frames; return Q and K of every attention as float64, heads x rows x columns."""
     config = parse_config(run.config, where="a record")
     model = oelm.build_gpt(config.model, seed=config.seed)
     oelm.freeze(model, config.method, seed=config.seed)
@@ -109,7 +109,7 @@ def overlap(run: Drawn) -> float:
 
 
 def early_loss(run: Drawn) -> float:
-    """The training loss from the end of the warm-up to a third of the run: what a third of the cost tells."""
+    """The training loss from the end of the warm-up to a third of the run: what a third of the cost reveals."""
     config = parse_config(run.config, where="a record")
     warm, third = warmup_steps(config, config.steps), config.steps // 3
     losses = [loss for step, loss in run.losses.items() if warm < step <= third]
@@ -128,7 +128,7 @@ def outcome(run: Drawn) -> float:
 
 @dataclass(frozen=True)
 class Score:
-    """A number for a draw; which of two draws it holds for the better one was said before any was trained on."""
+    """A number for a draw; which direction is better was fixed before any draw was trained."""
 
     of: Callable[[Drawn], float]
     is_better: Literal["higher", "lower"]
@@ -177,10 +177,10 @@ def correlation(scores: list[float], runs: list[Drawn]) -> tuple[float, float]:
 
 
 def best_of(scores: list[float], runs: list[Drawn], *, is_better: Literal["higher", "lower"], choice: int = CHOICE) -> float:
-    """Return the change in PPL from any one draw to the best by score among some, over all choices of so many draws."""
+    """Return the change in PPL from any one draw to the best by score among some, over all choices of this many draws."""
     ranked, log_ppls = by_draw(scores, runs), by_draw([run.log_ppl for run in runs], runs)
     order = np.argsort(ranked if is_better == "lower" else -ranked, kind="stable")
-    # The draw in place n is the best of a choice where all others of the choice stand behind it.
+    # The draw in place n is the best of a choice if all others of the choice come after it.
     chances = [math.comb(len(order) - place - 1, choice - 1) / math.comb(len(order), choice) for place in range(len(order))]
     return math.exp(float(np.dot(chances, log_ppls[order]))) - 1
 
@@ -204,7 +204,7 @@ class Spread:
 
 
 def spread(values: Crossed) -> Spread | None:
-    """Estimate the two variances apart from a crossed design without gaps, two of each at least; None otherwise."""
+    """Estimate both variances from a complete crossed design with at least two of each; None otherwise."""
     draws, seeds = (sorted({key[place] for key in values}) for place in (0, 1))
     if len(draws) < 2 or len(seeds) < 2 or len(values) != len(draws) * len(seeds):
         return None
@@ -232,7 +232,7 @@ def spread(values: Crossed) -> Spread | None:
 
 
 def _ends(mean_square: float, ratio: float, freedom: int, rest_freedom: int) -> tuple[float, float]:
-    """Return between what a factor's spread lies, times the root of how often each of its levels was seen."""
+    """Return the interval of a factor's spread, times the root of the number of observations per level."""
     if ratio == 0:
         return 0.0, 0.0
     outside = (1 - LEVEL) / 2

@@ -1,4 +1,4 @@
-"""Write the figures of README and docs anew from the records under results/: every table by the command that stands above it.
+"""Rewrite the figures of README and docs from the records under results/: every table by the command above it.
 
 A block begins with a comment that holds a command and ends with `<!-- end -->`:
 
@@ -54,7 +54,7 @@ def pages() -> list[Path]:
 
 @cache
 def output(command: str) -> str:
-    """Return what a command of ours prints; nothing else is ever run."""
+    """Return the output of one of our commands; nothing else is run."""
     if command == DEMO:
         return demo()
     if command in RECORDED:
@@ -70,9 +70,9 @@ def output(command: str) -> str:
 
 
 def printed(command: str, arguments: list[str], *, script: str | None = None) -> str:
-    """Return what oelm, or a script of ours, prints, given these arguments; stop where it fails.
+    """Return the output of oelm or one of our scripts for these arguments; exit if it fails.
 
-    All of them run in this process: alone, such a command spends most of its time on imports.
+    All run in this process, because such a command spends most of its time on imports.
     """
     shown, said = io.StringIO(), io.StringIO()
     code: str | int | None = 0
@@ -93,14 +93,14 @@ def printed(command: str, arguments: list[str], *, script: str | None = None) ->
 
 @contextmanager
 def as_if_typed(argv: list[str]) -> Iterator[None]:
-    """Let a program find these arguments, in the project's folder, on a terminal of 130 columns."""
-    arguments, columns = sys.argv, os.environ.get("COLUMNS")
-    sys.argv, os.environ["COLUMNS"] = argv, "130"
+    """Set these arguments, the program's folder for imports, the project's folder and a terminal of 130 columns."""
+    arguments, places, columns = sys.argv, sys.path, os.environ.get("COLUMNS")
+    sys.argv, sys.path, os.environ["COLUMNS"] = argv, [str((ROOT / argv[0]).parent), *places], "130"
     try:
         with chdir(ROOT):
             yield
     finally:
-        sys.argv = arguments
+        sys.argv, sys.path = arguments, places
         if columns is None:
             del os.environ["COLUMNS"]
         else:
@@ -118,16 +118,16 @@ def demo() -> str:
 
 
 def renewed(text: str) -> str:
-    """Return a page with every block as its command prints it now; stop where one has no end of its own."""
+    """Return a page with every block as its command prints it now; exit if a block has no end."""
     if torn := next((found["command"] for found in _BLOCK.finditer(text) if "<!-- $ " in found["body"]), None):
-        raise SystemExit(f"the block of {torn} has no end: write <!-- end --> behind it")
+        raise SystemExit(f"the block of {torn} has no end: write <!-- end --> after it")
     return _BLOCK.sub(
         lambda found: f"{found['head']}\n{body(found['command'], output(found['command']).strip())}\n\n{found['end']}", text
     )
 
 
 def body(command: str, shown: str) -> str:
-    """Return what a page shows of an output: a table as it is, anything else between fences, below what was typed."""
+    """Return an output as shown on a page: a table as it is, anything else fenced, below its command."""
     return shown if shown.startswith("|") else f"```\n$ {command}\n{shown}\n```"
 
 
@@ -138,7 +138,7 @@ def wanted() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Renew the pages, or say which are out of date."""
+    """Rewrite the pages, or print which are out of date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a page would change")
     arguments = parser.parse_args()
@@ -150,7 +150,7 @@ def main() -> int:
         if not arguments.check:
             path.write_text(text, encoding="utf-8")
     for path in stale:
-        print(f"{path}: {'not what its commands give; run make figures' if arguments.check else 'written anew'}")
+        print(f"{path}: {'out of date; run make figures' if arguments.check else 'rewritten'}")
     return 1 if stale and arguments.check else 0
 
 

@@ -19,14 +19,15 @@ from oelm.experiments.catalog import load_catalog
 from oelm.experiments.plan import make_config, parse_seeds
 from oelm.files import write_json
 from oelm.method.apply import hold
-from oelm.method.frozen import record_of
+from oelm.method.audit import record_of
+from oelm.process import StopFlag
 from oelm.runs.rundir import RunDir
 from oelm.train.device import choose_compute
 from oelm.train.loop import run_loop
 from oelm.train.optim import build_optimizer
-from oelm.train.session import build_session, resolve
-from oelm.train.task import LanguageModelTask
-from oelm.train.watch import Silence, StopFlag
+from oelm.train.session import build_session
+from oelm.train.task import LanguageModelTask, resolve
+from oelm.train.watch import Silence
 
 RECORD = Path(__file__).resolve().parent.parent / "results" / "probes" / "fixed-norm.json"
 
@@ -60,7 +61,7 @@ def train_with_fixed_norms(config: RunConfig, out: Path) -> float:
         norms = [name for name, _ in session.model.named_parameters() if ".attention_norm." in name]
         hold(session.model, [*record_of(session.model), *norms])
         session.optimizer = build_optimizer(session.model, config.optim, device=compute.device)
-        with contextlib.closing(session.metrics):
+        with contextlib.closing(session.folder.metrics):
             run_loop(session)
     assert session.state.best_value is not None
     return math.exp(session.state.best_value)

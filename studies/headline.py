@@ -21,16 +21,16 @@ from oelm.stats import share_kept
 STUDY = Path(__file__).resolve().parent.parent / "results" / "study"
 HEADS = {
     "en": (
-        "Q and K",
+        "queries and keys (Q, K)",
         "text",
         "seeds",
         "perplexity [95%]",
         "share kept [95%]",
         "parameters",
-        "training step [95%]",
+        "training speed [95%]",
         "within +5%?",
     ),
-    "zh": ("Q 和 K", "文本", "种子数", "困惑度 [95%]", "保留比例 [95%]", "参数", "训练步速度 [95%]", "在 +5% 以内？"),
+    "zh": ("Q、K（查询和键）", "文本", "种子数", "困惑度 [95%]", "保留比例 [95%]", "参数", "训练速度 [95%]", "在 +5% 以内？"),
 }
 TEXTS: dict[str, dict[str, str]] = {
     "en": {
@@ -41,6 +41,8 @@ TEXTS: dict[str, dict[str, str]] = {
         "conv-frames": "both are frozen at random, nothing learns",
         "conv-thin": "both learn, an eighth as wide",
         "conv-uniform": "none: every token weighs the same",
+        "tinystories": "TinyStories",
+        "stdlib": "Python's standard library",
         "PASS": "yes",
         "FAIL": "no",
         "INCONCLUSIVE": "undecided",
@@ -55,6 +57,8 @@ TEXTS: dict[str, dict[str, str]] = {
         "conv-frames": "两者随机冻结，什么都不学习",
         "conv-thin": "两者都学习，宽度为八分之一",
         "conv-uniform": "没有：每个词元权重相同",
+        "tinystories": "TinyStories",
+        "stdlib": "Python 标准库",
         "PASS": "是",
         "FAIL": "否",
         "INCONCLUSIVE": "未定",
@@ -65,7 +69,7 @@ TEXTS: dict[str, dict[str, str]] = {
 
 
 def table(lang: str) -> list[list[str]]:
-    """Return the rows of the table, its head first: every arm of the study behind a convolution next to its baseline."""
+    """Return the rows of the table, its head first: every arm of the study with a convolution, after its baseline."""
     texts = TEXTS[lang]
     report = build_report([STUDY], load_catalog())
     timings = {timing.second: timing for timing in read_timings(STUDY) if timing.shape.short_conv}
@@ -74,7 +78,8 @@ def table(lang: str) -> list[list[str]]:
     named = [row for row in report.judged if row.pair.arm.experiment.split(".")[0] in texts]
     for baseline in {row.pair.baseline.key: row.pair.baseline for row in named}.values():
         data, count = baseline.experiment.split(".")[1], len(baseline.runs)
-        rows.append([texts["conv-learn"], data, str(count), f"{baseline.mean('val'):.2f}", "1", _stored(baseline), "", ""])
+        name, ppl = texts.get(data, data), f"{baseline.mean('val'):.2f}"
+        rows.append([texts["conv-learn"], name, str(count), ppl, "1", _stored(baseline), "", ""])
         family = [row for row in named if row.pair.baseline.key == baseline.key]
         for row in sorted(family, key=lambda row: list(texts).index(row.pair.arm.experiment.split(".")[0])):
             rows.append(_row(row, floor_of.get(baseline.key), timings, texts, lang))
@@ -97,7 +102,7 @@ def _row(row: JudgedPair, floor: Arm | None, timings: dict[str, TimingRecord], t
     speed = "" if timing is None else f"{timing.value:.3f}x [{timing.low:.3f}, {timing.high:.3f}]"
     verdict = row.judgement.verdict
     told = texts.get(verdict, "" if is_uniform(pair.arm) else texts["one" if len(pair.seeds) < 2 else "few"])
-    return [texts[arm], data, str(len(pair.seeds)), gap, kept, _stored(pair.arm), speed, told]
+    return [texts[arm], texts.get(data, data), str(len(pair.seeds)), gap, kept, _stored(pair.arm), speed, told]
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ RATES = {
     0.004: SWEPT_BEST,
     0.008: "lr-0.008-steps-1000-da27c709",
 }
-# What each run of the ideas is of, by where it lies.
+# The idea of each run, by its folder.
 IDEAS = {
     ("GPT-01", SWEPT_BEST): "baseline",
     ("GPT-02", SWEPT_BEST): "frames, frozen (`oelm_freeze`)",
@@ -60,7 +60,7 @@ STARTS = {
     "GPT-04-conv": ("OpenWebText", "baseline"),
     "GPT-05-conv": ("OpenWebText", "`oelm_freeze`"),
 }
-# Slices beside what they are held against, by the baseline of their kind.
+# Slices next to what they are compared with, by baseline.
 SLICES, FIXED = RESULTS / "slices", "fixed"
 SLICED = {
     "GPT-08": {
@@ -86,7 +86,7 @@ WINDOWS = {("16 x 128", "2,048"): (PLAIN, 2), ("32 x 64", "512"): ("batch-size-3
 
 
 def run(experiment: str, variant: str, seed: int = 100) -> Path:
-    """Return where the record of a run lies."""
+    """Return the folder of a run's record."""
     return PROBES / experiment / "laptop" / variant / f"seed-{seed}"
 
 
@@ -141,13 +141,13 @@ def ideas() -> list[list[str]]:
 
 
 def others(*, is_whole: bool) -> list[dict[str, Any]]:
-    """Return the ideas that have no setting of their own, those that were trained to their end or those that were not."""
+    """Return the ideas without their own setting that were trained to the end, or those that were not."""
     kept = json.loads((PROBES / "ideas.json").read_text(encoding="utf-8"))
     return [each for each in kept if (each["evaluations"][-1]["step"] == each["config"]["steps"]) == is_whole]
 
 
 def given_up() -> list[list[str]]:
-    """The ideas that were stopped at half their length, beside what they were held against."""
+    """The ideas that were stopped at half length, next to what they are compared with."""
     known = {"baseline": "GPT-01", "`oelm_freeze`": "GPT-02", "`oelm_scaled`": "GPT-02-scaled"}
     rows = [[name, f"{ppl_at(500, metrics(place, SWEPT_BEST)):.2f}"] for name, place in known.items()]
     return [
@@ -195,7 +195,7 @@ def early() -> list[list[str]]:
 
 
 def spikes() -> list[list[str]]:
-    """Baselines on WikiText-103 by how they are kept from spikes of the gradient: loss after 200 steps, seed by seed."""
+    """Baselines on WikiText-103 by their protection from spikes of the gradient: loss after 200 steps, seed by seed."""
     kept = json.loads((PROBES / "spikes.json").read_text(encoding="utf-8"))
     recipes = {json.dumps(each["recipe"]): each["recipe"] for each in kept}
     rows = [["clip_norm", "betas", "warm-up", "lr", "loss at step 200, by seed", "largest norm"]]
@@ -225,7 +225,7 @@ def elsewhere() -> list[list[str]]:
 
 
 def first_layer() -> list[list[str]]:
-    """What the first layer needs: ideas at the study's shape of now, some of them given up early."""
+    """What the first layer needs: ideas, some of them stopped early."""
     baseline = float(figures(NOW["baseline"] / "seed-100")["best_ppl"])
     found: list[tuple[str, float | None, float | None, int]] = []
     for name, path in NOW.items():
@@ -259,7 +259,7 @@ def short_conv() -> list[list[str]]:
 
 
 def starts() -> list[list[str]]:
-    """How runs behind a short convolution began, by rate: what a spike of the gradient threw back is seen at step 200."""
+    """How runs behind a short convolution started, by rate: the effect of a spike of the gradient is visible at step 200."""
     given_up = json.loads((PROBES / "conv-given-up.json").read_text(encoding="utf-8"))
     rows = [["corpus", "arm", "lr", "training loss, steps 160 to 200, by seed"]]
     for name, (corpus, arm) in STARTS.items():
@@ -277,7 +277,7 @@ def starts() -> list[list[str]]:
 
 
 def slices() -> list[list[str]]:
-    """Queries and keys as slices beside frames, on the standard library: seed by seed against the baseline of the same kind."""
+    """Queries and keys as slices next to frames, on the standard library: paired by seed with the baseline of the same kind."""
     rows = [["arm", "lr", "seeds", "PPL, geometric mean", "against the baseline [95%]"]]
     fixed = json.loads((PROBES / "fixed-norm.json").read_text(encoding="utf-8"))["ppl"]
     for baseline, arms in SLICED.items():
@@ -303,6 +303,30 @@ def speed_ideas() -> list[list[str]]:
         before = each.get("before", {})
         cells = [(f"{before[shape]:.3f}x, now " if before else "") + f"{each[shape]:.3f}x" for shape in ("laptop", "512")]
         rows.append([each["idea"], *cells, each["kept"]])
+    return rows
+
+
+def engine_ideas() -> list[list[str]]:
+    """torch.compile against the plain step, and attention with dropout by blocks against PyTorch's."""
+    found = json.loads((PROBES / "engine-ideas.json").read_text(encoding="utf-8"))
+    rows = [["idea", "shape", "as fast [95%]", "seconds of the first step: without, with a cache"]]
+    for idea, by_shape in found.items():
+        for shape, figures_of in by_shape.items():
+            ratio, first = figures_of["ratio"], figures_of.get("first_call_s")
+            cells = [
+                f"{ratio['value']:.3f}x [{ratio['low']:.3f}, {ratio['high']:.3f}]",
+                f"{first[0]:.0f}, {first[1]:.1f}" if first else "",
+            ]
+            rows.append(
+                [
+                    {
+                        "compile": "`torch.compile`, a whole step",
+                        "dropout": "attention with dropout by blocks, attention alone",
+                    }[idea],
+                    {"512": "6 x 512", "medium": "Medium-512"}.get(shape, shape),
+                    *cells,
+                ]
+            )
     return rows
 
 
@@ -376,6 +400,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "recipes": recipes,
     "search": search,
     "speed-ideas": speed_ideas,
+    "engine-ideas": engine_ideas,
 }
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from oelm.budget import budget_settings
 from oelm.config import RunConfig, parse_config, with_overrides
-from oelm.experiments.budget import budget_settings
 from oelm.method.method import PRESETS
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.shape import GPTConfig
+from oelm.process import StopFlag
 from oelm.train.run import Options, Result, train
-from oelm.train.watch import Silence, StopFlag
+from oelm.train.watch import Silence
 
 # A console keeps for good the width it finds when it is made; tests that want one of theirs set it later.
 os.environ.pop("COLUMNS", None)

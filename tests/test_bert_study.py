@@ -53,31 +53,33 @@ def test_what_is_recorded_is_not_run_again(
 ) -> None:
     call(bert, monkeypatch, what, *RUNS)
     (told,) = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"(\d+) of \1 runs are recorded in results/bert-sst2; --results FOLDER begins anew elsewhere", told)
+    assert re.fullmatch(
+        r"(\d+) of \1 runs are recorded in results/bert-sst2; use --results FOLDER to start in another folder", told
+    )
     assert not (here / "outputs").exists()
 
 
 @pytest.mark.parametrize("what", ["seeds", "table"])
 def test_another_task_has_a_folder_of_its_own(bert: ModuleType, here: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    with pytest.raises(SystemExit, match=r"results/bert-mnli/baseline/.*: not there; every arm is swept first: .* --task mnli"):
+    with pytest.raises(SystemExit, match=r"results/bert-mnli/baseline/.*: not found; sweep every arm first: .* --task mnli"):
         call(bert, monkeypatch, what, "--task", "mnli", *RUNS)
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("sweep", "--task", "mnli"), "task is sst2, asked for is mnli"),
-        (("seeds", "--task", "mnli"), "task is sst2, asked for is mnli"),
-        (("table", "--task", "mnli"), "task is sst2, asked for is mnli"),
-        (("sweep", "--max-train", "8000"), "train_examples is 1000, asked for is 2000"),
-        (("seeds", "--max-train", "400"), "train_examples is 1000, asked for is 100"),
-        (("seeds", "--epochs", "10"), "epochs is 3, asked for is 10"),
+        (("sweep", "--task", "mnli"), "task is sst2, but you asked for mnli"),
+        (("seeds", "--task", "mnli"), "task is sst2, but you asked for mnli"),
+        (("table", "--task", "mnli"), "task is sst2, but you asked for mnli"),
+        (("sweep", "--max-train", "8000"), "train_examples is 1000, but you asked for 2000"),
+        (("seeds", "--max-train", "400"), "train_examples is 1000, but you asked for 100"),
+        (("seeds", "--epochs", "10"), "epochs is 3, but you asked for 10"),
     ],
 )
 def test_a_record_of_something_else_is_refused(
     bert: ModuleType, here: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], said: str
 ) -> None:
-    with pytest.raises(SystemExit, match=rf"seed-100\.json: its {said}.*; name another folder with --results"):
+    with pytest.raises(SystemExit, match=rf"seed-100\.json: {said}.*; use another folder with --results"):
         call(bert, monkeypatch, *arguments, *RUNS, "--results", "results/bert-sst2")
 
 
@@ -86,14 +88,14 @@ def test_a_record_of_another_size_is_refused_at_the_seeds_too(
 ) -> None:
     path = here / "results" / "bert-sst2" / "oelm_freeze" / "lr-3e-05" / "seed-4.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"train_examples": 67349}))
-    with pytest.raises(SystemExit, match=r"seed-4\.json: its train_examples is 67349, asked for is 4000"):
+    with pytest.raises(SystemExit, match=r"seed-4\.json: train_examples is 67349, but you asked for 4000"):
         call(bert, monkeypatch, "seeds", *RUNS)
 
 
 def test_a_record_of_another_model_is_refused(bert: ModuleType, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = here / "results" / "bert-sst2" / "baseline" / "lr-0.0001" / "seed-0.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model": "bert-base-uncased"}))
-    with pytest.raises(SystemExit, match=r"seed-0\.json: its model is bert-base-uncased, asked for is minilm"):
+    with pytest.raises(SystemExit, match=r"seed-0\.json: model is bert-base-uncased, but you asked for minilm"):
         call(bert, monkeypatch, "seeds", *RUNS)
 
 

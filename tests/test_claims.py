@@ -96,4 +96,9 @@ def test_the_study_says_what_its_records_say() -> None:
     assert f"stores {100 * (1 - stored[1] / stored[0]):.0f}% fewer parameters" in page
     faster = [100 * (float(end) - 1) for end in re.findall(r"\d\.\d+", sliced[6])[1:]]
     assert f"about {faster[0]:.0f}% to {faster[1]:.0f}% faster" in page and faster[0] > 0
-    assert base.keys() == arm.keys() and f"**{ {3: 'three', 5: 'five'}[len(base)] } seeds**" in page
+    count = {3: "three", 5: "five"}[len(base)]
+    assert base.keys() == arm.keys() and f"**{count} seeds**" in page
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"perplexity is about {value(sliced[3]):.0f}% higher" in readme and f"on {count} seeds" in readme
+    assert f"stores {100 * (1 - stored[1] / stored[0]):.0f}% fewer parameters" in readme
+    assert f"training step is about {faster[0]:.0f}% to {faster[1]:.0f}% faster" in readme

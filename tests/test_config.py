@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from oelm.budget import BUDGETS, budget_settings
 from oelm.config import RunConfig, differences, parse_config, parse_override, with_overrides
 from oelm.errors import ConfigError, MethodError
-from oelm.experiments.budget import BUDGETS, budget_settings
 from oelm.method.method import PRESETS
 from oelm.runs.records import read_config
 

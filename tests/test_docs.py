@@ -15,11 +15,12 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+from oelm.budget import BUDGETS, budget_settings
 from oelm.cli.app import app
 from tests.conftest import run_here, tiny_config
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 OWN_LOOP = ROOT / "docs" / "your-own-loop.md"
 # The pages with Python, and who runs it. The Chinese README has the English one's code, which test_readmes.py compares.
 TESTED = {
@@ -53,6 +54,8 @@ def test_every_page_with_python_is_run_by_a_test() -> None:
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "method.md"], ids=lambda page: page.name)
 def test_the_examples_run_and_print_what_they_say(page: Path) -> None:
+    if "transformers" in "".join(blocks(page, "python")):
+        pytest.importorskip("transformers")
     names: dict[str, Any] = {}
     for number, code in enumerate(blocks(page, "python")):
         said = [line.removeprefix("# ") for line in code.splitlines() if line.startswith("# parameters:")]
@@ -152,3 +155,15 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         used = set(re.findall(r"(?<=\s)--[a-z_-]+", rest.split("#")[0]))
         assert used <= known, f"{page.name}: oelm {name}{rest}"
+
+
+def test_the_table_of_budgets_is_what_they_are() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\d.*) \|.*\|$", (ROOT / "docs" / "training.md").read_text(), flags=re.MULTILINE)
+    vocabularies = {"gpt2": 50257, "bpe:512": 512}
+    said = {}
+    for name in BUDGETS:
+        settings = budget_settings(name)
+        model, size = settings["model"], vocabularies[settings["data"]["tokenizer"]]
+        shape = f"{model['model_dim']} x {model['num_layers']} | {model['seq_len']} | {size:,}"
+        said[name] = f"{shape} | {settings['steps']:,} x {settings['batch_size']}"
+    assert dict(rows) == said

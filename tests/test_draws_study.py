@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oelm.budget import budget_settings
 from oelm.config import parse_config, with_overrides
-from oelm.experiments.budget import budget_settings
 from tests.test_figures import script
 
 DRAWS, SEEDS = (11, 12, 13, 14, 15), (2, 3)

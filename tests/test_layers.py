@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "oelm"
 # From the top down; a module may import its own package and the layers below, never another of its own layer.
-ORDER = ("cli", "report", "experiments bench", "train", "runs", "config", "method models data")
+ORDER = ("cli", "report", "experiments bench", "train", "runs", "config hf", "method models data")
 LAYERS = {name: level for level, names in enumerate(reversed(ORDER), start=1) for name in names.split()}
 TOP = len(ORDER) + 1
 FILES = sorted(SRC.rglob("*.py"))

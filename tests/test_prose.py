@@ -1,4 +1,4 @@
-"""Help, messages and reports use plain English words."""
+"""Help, messages, reports, README and docs use plain English words."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import yaml
 
 from oelm.cli.app import app
 
-SRC = Path(__file__).parents[1] / "src" / "oelm"
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "oelm"
 FILES = sorted(SRC.rglob("*.py"))
+PAGES = [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 # Words that a plain sentence does without, as patterns of whole words, each with what to write instead.
 PLAIN = {
@@ -23,27 +25,58 @@ PLAIN = {
     r"sittings?": "session",
     r"mend(s|ed|ing)?": "fix",
     r"beside": "next to, compared with",
-    r"stand(s|ing)?(?!-)|stood": "is",
+    r"stand(s|ing)?(?!-| for)|stood": "is",
     r"(to|by) the same bits": "bit-identical",
     r"(go(es)?|went|going) on": "continue, resume",
     r"as (it|they) comes?": "streamed, in order",
-    r"of (its|their) own": "separate",
     r"what little": "the small part that",
     r"that shows": "measurable",
     r"said twice": "given twice",
     r"whose hours": "account to charge",
     r"worth (its|their) place": "help, beat",
     r"(what|all|run) there (is|are)": "name the thing",
+}
+MESSAGES = PLAIN | {
+    r"of (its|their) own": "separate",
     # Not after a colon, where choices may follow: "no such budget: there are paper and smoke".
     r"(?:^|(?<=[.;!?] ))there (is|are|was|were)": "drop it",
 }
-PATTERNS = {re.compile(rf"\b(?:{words})\b", re.IGNORECASE): plain for words, plain in PLAIN.items()}
+# Phrases that the pages once had; help and messages may need some of the words.
+PROSE = PLAIN | {
+    r"thrice": "three times",
+    r"(is|are) no numbers?": "is not finite",
+    r"(be|is|are|really) had": "be available",
+    r"unless said|(is|was|are|were) said": "unless noted, is reported",
+    r"tells? (of|by)|tells? (its|their|arm|file|step|loss)": "describes, gives, reports",
+    r"(hear|heard|hears) (of|that)": "is notified",
+    r"reckon(s|ed|ing)?": "estimate, count",
+    r"taken? up again|begun again|(finds?|found) done": "resume, restart, is skipped",
+    r"as a rule": "by default",
+    r"no torso": "no partial file",
+    r"heart (stopped|beats?)": "without a recent heartbeat",
+    r"(was|is|are|were) let loose": "ran",
+    r"(?:^|(?<=[.;!?] ))who(ever)? (comes|came|lost|waits|is refused)": "name the process",
+    r"so many (tokens|steps|bytes|rows)": "this many",
+    r"to the very (step|bit|byte)": "up to the exact",
+}
 
 
-def complaints(text: str) -> list[str]:
+def compiled(words: dict[str, str]) -> dict[re.Pattern[str], str]:
+    return {re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE): plain for pattern, plain in words.items()}
+
+
+IN_MESSAGES, IN_PROSE = compiled(MESSAGES), compiled(PROSE)
+
+
+def complaints(text: str, patterns: dict[re.Pattern[str], str] = IN_MESSAGES) -> list[str]:
     """Return what a text should do without, and what to write instead: 'anew: again'."""
     line = " ".join(text.split())
-    return [f"{match.group()}: {plain}" for pattern, plain in PATTERNS.items() for match in pattern.finditer(line)]
+    return [f"{match.group()}: {plain}" for pattern, plain in patterns.items() for match in pattern.finditer(line)]
+
+
+def prose_of(page: str) -> str:
+    """Return what people wrote on a page: its prose and the comments of commands, without output, Python and names in code."""
+    return re.sub(r"<!-- \$ .*?<!-- end -->|```python\n.*?```|(?<!`)`[^`\n]+`(?!`)", " ", page, flags=re.DOTALL)
 
 
 def help_texts() -> Iterator[tuple[str, str]]:
@@ -90,6 +123,18 @@ def test_reports_are_plain() -> None:
     assert {key: found for key, text in words.items() if (found := complaints(text))} == {}
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_pages_are_plain(path: Path) -> None:
+    text = prose_of(path.read_text(encoding="utf-8"))
+    assert [found for line in text.split("\n\n") if (found := complaints(line, IN_PROSE))] == []
+
+
+def test_only_what_people_wrote_on_a_page_is_checked() -> None:
+    page = "It stands.\n\n```python\n# anew\n```\n`told` `x` mends\n```\noelm list  # thrice\n```\n"
+    page += "<!-- $ oelm x -->\n\nbeside\n\n<!-- end -->\n"
+    assert {line.split(":")[0] for line in complaints(prose_of(page), IN_PROSE)} == {"stands", "mends", "thrice"}
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -97,6 +142,7 @@ def test_reports_are_plain() -> None:
         ("--set stands\n  here and goes\n  on", ["stands: is", "goes on: continue, resume"]),
         ("There are no runs here; there is one elsewhere.", ["There are: drop it", "there is: drop it"]),
         ("no such budget: there are paper and smoke", []),
+        ("BPE stands for byte pair encoding", []),
         ("an outstanding amendment of a stand-in, besides", []),
     ],
 )

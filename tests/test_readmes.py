@@ -117,7 +117,7 @@ MUTATIONS = {
     "a command's comment lost": ("code", r"^(oelm \w+) +# [^\n]*", r"\1"),
     "another line of Python": ("code", r"^import oelm$", "import oelm as o"),
     "a comment in Python translated": ("code", r"  # by [^\n]*", "  # 按 sha256"),
-    "a character of the output": ("code", r"one seed: no verdict", "one seed: no verdict."),
+    "a character of the output": ("code", r"frozen: 0 ", "frozen: 1 "),
     "a block lost": ("code", r"^```\n.*?^```\n", ""),
     "a block's language lost": ("code", r"^```python$", "```"),
     "another target": ("links", r"\]\(docs/", "](doc/"),

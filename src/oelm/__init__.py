@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oelm.errors import OelmError
-    from oelm.method.apply import cast, fold, freeze, hold, restore, thaw
-    from oelm.method.architectures import SitePaths, register_sites
+    from oelm.method.apply import cast, fold, freeze, hold, plan_of, restore, thaw
     from oelm.method.audit import Audit, assert_unmoved, audit
     from oelm.method.method import PRESETS, Method
-    from oelm.method.sites import Site, attention_sites
-    from oelm.method.timetable import plan_of
+    from oelm.method.sites import Site, SitePaths, attention_sites, register_sites
     from oelm.models.gpt import GPT, build_gpt
     from oelm.models.shape import GPTConfig
     from oelm.report.arms import load_runs
@@ -33,7 +31,7 @@ _HOME = {
     "audit": "oelm.method.audit",
     "PRESETS": "oelm.method.method",
     "Method": "oelm.method.method",
-    "plan_of": "oelm.method.timetable",
+    "plan_of": "oelm.method.apply",
     "Site": "oelm.method.sites",
     "SitePaths": "oelm.method.sites",
     "attention_sites": "oelm.method.sites",

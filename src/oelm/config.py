@@ -13,10 +13,9 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import to_jsonable_python
 
 from oelm.errors import ConfigError, suggest
-from oelm.files import dump_json
+from oelm.files import Strict, dump_json
 from oelm.method.method import Method, method_name, rank_within, resolve_method
 from oelm.models.shape import Architecture, GPTConfig, WeightCounts, weight_counts
-from oelm.schema import Strict, flatten
 
 Device = Literal["auto", "cuda", "mps", "cpu"]
 Precision = Literal["auto", "float32", "bf16", "fp16"]
@@ -148,6 +147,11 @@ class TrainConfig(Strict):
         """Return the config as plain JSON data."""
         data: dict[str, Any] = self.model_dump(mode="json")
         return data
+
+    @property
+    def planned_steps(self) -> int:
+        """The steps that a method's fractions refer to; an extended run keeps those of its first length."""
+        return (*self.extended_at, self.steps)[0]
 
     @property
     def variant(self) -> str:
@@ -294,6 +298,14 @@ def parse_any(data: Any, *, where: str) -> RunConfig | FinetuneConfig:
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: must be an object of settings, found {type(data).__name__}")
     return parse_as(FinetuneConfig, data, where=where) if "examples" in data else parse_config(data, where=where)
+
+
+def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings as one mapping from dotted paths to values."""
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def with_overrides(data: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

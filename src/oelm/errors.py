@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
+import sys
 from collections.abc import Iterable
+from typing import TypeVar
 
+Name = TypeVar("Name", bound=str)
 # Exit codes of the command line.
 DONE, USAGE, REFUSED, STOPPED = 0, 2, 3, 75
 
@@ -66,7 +70,10 @@ class MissingExtraError(OelmError):
     exit_code = USAGE
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"this needs the package '{package}', which is not installed: pip install 'oelm[{extra}]'")
+        super().__init__(
+            f"this needs the package '{package}' (of the extra oelm[{extra}]), which is not installed: "
+            f"{install_command(extra) or f'pip install {package}'}"
+        )
 
 
 class DiskFullError(OelmError):
@@ -91,6 +98,19 @@ class ClusterError(OelmError):
     """SLURM is missing, or refused the request."""
 
 
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra's packages to this Python, however `oelm` was installed; '' where unknown."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        listed = requires("oelm") or []
+    except PackageNotFoundError:
+        return ""
+    # By their own names: 'oelm[...]' works for a checkout only in its folder, and for a wheel not at all.
+    wanted = [line.partition(";")[0].strip() for line in listed if re.search(f"extra == ['\"]{extra}['\"]", line)]
+    return shlex.join([sys.executable, "-m", "pip", "install", *wanted]) if wanted else ""
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean 'X'?)" with the nearest of known names, whatever its case; '' if none is near."""
     by_case = {text.lower(): text for text in known}
@@ -98,6 +118,14 @@ def suggest(name: str, known: Iterable[str]) -> str:
     alike = [text for text in by_case if _plain(text) == _plain(name)]
     near = alike or difflib.get_close_matches(name.lower(), by_case, n=1, cutoff=0.5)
     return f" (did you mean '{by_case[near[0]]}'?)" if near else ""
+
+
+def one_of(option: str, value: str, known: Iterable[Name]) -> Name:
+    """Return the value of an option as one of the known names; raise ConfigError that lists them where it is none."""
+    names = tuple(known)
+    if value in names:
+        return names[names.index(value)]
+    raise ConfigError(f"{option} {value!r}: choose one of {', '.join(names)}")
 
 
 def _plain(name: str) -> str:

@@ -13,9 +13,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from oelm.errors import DataError, DiskFullError, OelmError
 
@@ -26,6 +27,13 @@ MAX_JSON_BYTES = 64 * 2**20
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 # Raises where the folder to write to no longer belongs to the caller; see RunDir.check_held.
 Guard = Callable[[], None]
+Parsed = TypeVar("Parsed", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """Frozen, no coercion, no unknown keys, no NaN."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 def sha256_file(path: Path) -> str:
@@ -55,6 +63,24 @@ def read_json(path: Path, *, error: type[OelmError] = DataError) -> Any:
         return json.loads(read_plain(path).decode("utf-8"), parse_constant=refuse_constant)
     except (OSError, ValueError, RecursionError) as problem:
         raise error(f"{path}: cannot be read as JSON ({problem})") from problem
+
+
+def read_as(kind: type[Parsed], path: Path) -> Parsed:
+    """Read a JSON file into its type; DataError names the file and what is wrong in it."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise DataError(f"{path}: {path.stat().st_size:,} bytes is too large for a JSON file of oelm; it is another file")
+        return kind.model_validate_json(read_plain(path))
+    except OSError as problem:
+        raise DataError(f"{path}: cannot be read ({problem})") from None
+    except ValidationError as problem:
+        raise DataError(f"{path}: {first_error(problem)}") from None
+
+
+def first_error(problem: ValidationError) -> str:
+    """Return the key and the message of the first thing that is wrong with a record."""
+    error = problem.errors()[0]
+    return f"{'.'.join(str(part) for part in error['loc']) or 'content'}: {error['msg']}"
 
 
 def refuse_constant(name: str) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 _READABLE = 1e6
@@ -85,3 +86,62 @@ def distinct_names(names: Iterable[str]) -> list[str]:
         taken.add(candidate.lower())
         distinct.append(candidate)
     return distinct
+
+
+_WIDE = r"\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6"
+# What stays whole where a line breaks: a word, or one Chinese character.
+_PIECE = re.compile(rf"[{_WIDE}]|[^\s{_WIDE}]+")
+_PATH = re.compile(r"\S/\S")
+# Texts of this breadth need not break, and a path keeps so much of its end.
+_COMFORTABLE, _SHORTEST_PATH = 20, 16
+
+
+def breadth(text: str) -> int:
+    """Return how many letters' room a text takes: a Chinese character that of two."""
+    return len(text) if text.isascii() else sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def column_bands(
+    columns: Sequence[Sequence[str]], room: int, *, gap: int = 2, keys: int = 1, whole: Collection[int] = ()
+) -> list[dict[int, int]]:
+    """Return the width of each column, by its number, so that all fit in `room` letters and no word breaks.
+
+    A column has its heading first. Cells break at spaces, but for those of the columns `whole`, and long paths are shortened.
+    What still does not fit goes into further bands, one below the other, each of which begins with the first `keys` columns.
+    """
+    natural = [max(map(breadth, cells)) for cells in columns]
+    least = [_least(cells, is_whole=number in whole) for number, cells in enumerate(columns)]
+    bands: list[list[int]] = [[]]
+    for number in range(len(columns)):
+        if len(bands[-1]) > keys and sum(least[each] + gap for each in [*bands[-1], number]) - gap > room:
+            bands.append(list(range(keys)))
+        bands[-1].append(number)
+    # Headings break before texts do.
+    soft = [width if number in whole else natural[number] for number, width in enumerate(least)]
+    fits = [sum(natural[number] + gap for number in band) - gap <= room for band in bands]
+    return [
+        _fitted(band, natural if is_fit else soft, least, room - gap * (len(band) - 1))
+        for band, is_fit in zip(bands, fits, strict=True)
+    ]
+
+
+def _least(cells: Sequence[str], *, is_whole: bool) -> int:
+    """Return how narrow a column may become."""
+    longest = max((breadth(piece) for cell in cells for piece in _PIECE.findall(cell)), default=0)
+    if is_whole:
+        return max(longest, *map(breadth, cells[1:]), 0)
+    longest = min(longest, _SHORTEST_PATH) if any(map(_PATH.search, cells)) else longest
+    return max(longest, min(_COMFORTABLE, max(map(breadth, cells[1:]), default=0)))
+
+
+def _fitted(band: Sequence[int], natural: Sequence[int], least: Sequence[int], room: int) -> dict[int, int]:
+    """Return the widths of a band's columns: the broadest give way until all fit, as far as they can."""
+    widths = {number: natural[number] for number in band}
+    while sum(widths.values()) > room and (wide := [number for number in band if widths[number] > least[number]]):
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def shortened(text: str, width: int) -> str:
+    """Return text in which words that are longer than a column lose their beginning: of a path the end tells most."""
+    return _PIECE.sub(lambda word: word[0] if breadth(word[0]) <= width else f"\u2026{word[0][1 - width :]}", text)

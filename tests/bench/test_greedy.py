@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from oelm.bench.greedy import TRANSFORMERS, can_export, compare_generation
 from oelm.bench.interleave import shape_config
-from oelm.bench.profile import TRANSFORMERS, can_export, compare_generation
 from oelm.config import RunConfig
 from oelm.errors import OelmError
 

@@ -7,9 +7,9 @@ import time
 import pytest
 import torch
 from torch import nn
+from where_time_goes import PARTS, gemm_speed, split_time
 
 from oelm.bench.interleave import shape_config, training_step
-from oelm.bench.profile import PARTS, gemm_speed, split_time
 from oelm.models.shape import step_work
 
 

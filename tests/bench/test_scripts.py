@@ -9,19 +9,18 @@ from types import ModuleType
 
 import pytest
 import torch
+from speed_record import SpeedRecord, read_speed, write_speed
 
 from oelm.bench.interleave import shape_config
-from oelm.bench.speed import SpeedRecord, read_speed, write_speed
 from oelm.models.gpt import build_gpt
+from oelm.stats import Ratio
 from oelm.train.loss import mean_cross_entropy
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 Load = Callable[[str], ModuleType]
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Load:
-    monkeypatch.syspath_prepend(BENCHMARKS)
+def load() -> Load:
     return importlib.import_module
 
 
@@ -115,4 +114,16 @@ def test_bad_options_are_refused(load: Load, options: list[str], capsys: pytest.
 def test_what_a_watcher_costs(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
     load("watching").main(["--rounds", "2", "--seconds", "2", "--runs", "4", "--shape", "tiny"])
     shown = capsys.readouterr().out
-    assert "4 runs, page" in shown and "the time (wall time)" in shown and "of the machine's CPU time" in shown
+    assert "4 runs, page" in shown and "a step takes" in shown and "than 1%" in shown
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"), [(1.1, 1.3, "\n  less than 1%"), (1.1, 1.6, "undecided"), (1.55, 1.6, "\n  more than 1%")]
+)
+def test_the_cost_of_a_watcher_is_scaled_to_its_real_pace(
+    load: Load, capsys: pytest.CaptureFixture[str], low: float, high: float, told: str
+) -> None:
+    # 0.2 s lost to 0.4 CPU seconds, of which the real pace has 0.008 in a second.
+    load("watching").show(Ratio(1.2, low, high, 20), 0.4)
+    shown = capsys.readouterr().out
+    assert "by 0.40% [" in shown and told in shown

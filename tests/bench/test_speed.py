@@ -8,23 +8,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from speed_record import PUBLISHED, ArmFigures, Conditions, Product, SpeedRecord, TimeSplit, inverse, read_speed, write_speed
 
-from oelm.bench.interleave import PUBLISHED, inverse, shape_config
-from oelm.bench.speed import (
-    ArmFigures,
-    Conditions,
-    Product,
-    SpeedRecord,
-    TimedShape,
-    TimeSplit,
-    read_speed,
-    write_speed,
-)
+from oelm.bench.interleave import shape_config
+from oelm.bench.speed import TimedShape
 from oelm.errors import DataError
 from oelm.method.method import PRESETS
 from oelm.stats import Ratio
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RATIO = Ratio(value=1.25, low=1.2, high=1.3, count=8)
 CONDITIONS = Conditions(threads=2, cpu_cores=2, cpu_capability="AVX512", torch="2.13.0")
 SHARES = {"products": 0.5, "attention": 0.2, "gelu": 0.1, "norms": 0.05, "head": 0.1, "optimizer": 0.03, "rest": 0.02}
@@ -93,8 +84,7 @@ def test_the_share_of_the_limit_is_the_steps_speed_over_that_of_products_alone()
 
 
 @pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
+def tables() -> ModuleType:
     return importlib.import_module("tables")
 
 
@@ -142,7 +132,6 @@ def test_both_languages_have_the_same_words(tables: ModuleType) -> None:
 
 
 def test_the_readmes_table_takes_new_records_before_old_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
     kept = importlib.import_module("record")
     monkeypatch.setattr(kept, "RESULTS", tmp_path)
     kept.keep("step", {"ours_0.0": 7.0}, rounds=2, threads=2)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from oelm.cli.app import app
 from oelm.data.prepare import prepare_corpus
-from oelm.data.sets import BUILT_IN, CORPORA, TASKS
+from oelm.data.public_sets import BUILT_IN, CORPORA, TASKS
 from oelm.data.sources import file_corpus
 from oelm.data.tokens import LeftOut
 from tests.conftest import made_text
@@ -142,7 +142,7 @@ def test_prepare_again_finds_it_prepared(files: Path, cache: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "exit_code", "words"),
     [
-        ("prepare", 2, ["give one thing to prepare", "--text, --jsonl, --parquet, --examples"]),
+        ("prepare", 2, ["give one thing to prepare", "--text, --examples"]),
         ("prepare sst2 --text {}/a.txt", 2, ["given: --text, sst2"]),
         ("prepare tinystories --labels a,b", 2, ["--labels has no meaning for tinystories"]),
         ("prepare sst3", 3, ["no data set called 'sst3'", "did you mean 'sst2'?"]),

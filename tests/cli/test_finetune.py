@@ -123,7 +123,6 @@ REFUSALS: dict[str, tuple[list[str], int, str]] = {
     "config and model": (["--config", "x.json", "--model", "m"], 2, "leave out --budget and --model"),
     "config and budget": (["--config", "x.json", "--budget", "smoke"], 2, "leave out --budget and --model"),
     "unknown task": (["--task", "sst3"], 2, "no task called 'sst3': choose one of stdlib, "),
-    "task without a model": (["--budget", "smoke", "--task", "sst2"], 2, "needs a model with a tokenizer"),
     "unknown key": (["--set", "optim.weigth_decay=0"], 2, "unknown key 'weigth_decay' (did you mean 'weight_decay'?)"),
     "key of examples": (["--set", "examples.max_lenght=9"], 2, "(did you mean 'max_length'?)"),
     "architecture of a pretrained model": (

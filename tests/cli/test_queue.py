@@ -81,3 +81,12 @@ def test_runs_are_shared_out_among_the_places_there_are(tmp_path: Path) -> None:
 def test_the_longest_of_the_last_runs_counts(tmp_path: Path) -> None:
     jobs = [under_way(run, minutes * MINUTE) for run, minutes in zip(planned(tmp_path, 3), (1, 50, 1), strict=True)]
     assert QueueView(3, 3, {}).eta_s(jobs) == 50 * MINUTE
+
+
+def test_a_stopped_run_is_not_counted_as_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    states: tuple[State, ...] = ("done", "stopped", "failed", "found done", "waiting")
+    jobs = [Job(run, state=state) for run, state in zip(planned(tmp_path, 5), states, strict=True)]
+    view = QueueView(5, 1, {})
+    view._shown -= 3600
+    view.on_tick(jobs)
+    assert "2 of 5 runs done, 1 failed, 1 stopped, 0 running" in capsys.readouterr().out

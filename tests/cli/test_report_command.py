@@ -73,7 +73,26 @@ def test_a_narrow_terminal_gets_whole_words(root: Path, monkeypatch: pytest.Monk
 
 def test_a_report_on_nothing_says_so_and_ends_well(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "there is nothing to judge yet" in oelm("report", "--out", tmp_path / "empty").output
+    shown = oelm("report", "--out", tmp_path / "empty").output
+    assert "there is nothing to judge yet" in shown and "start with `oelm demo`" in shown and "write it" not in shown
+
+
+def test_a_folder_without_runs_is_told_how_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no runs here yet: this folder has no outputs/. Start with `oelm demo`" in oelm("report", code=2).output
+
+
+def test_runs_of_oelm_train_are_reported_by_the_commands_name(root: Path) -> None:
+    for variant, method, figures in (("baseline-1a2b3c4d", "baseline", BASE), ("polar-1a2b3c4e", "polar", ARM)):
+        write_arm(root, "train", figures[:5], variant=variant, method=method, five_gram=60.0)
+    shown = oelm("report", "train").output
+    assert "polar" in shown and "GPT-02" not in shown and "1 pass" in shown
+    assert "GPT-02" in oelm("report", "train", "gpt-02").output
+
+
+def test_where_no_verdict_can_be_given_no_notes_are_promised(root: Path) -> None:
+    write_study(root.parent / "few", seeds=2)
+    assert "notes below" not in oelm("report", "--out", root.parent / "few").output
 
 
 def test_ids_whatever_their_case_and_groups_choose_what_is_reported(root: Path) -> None:
@@ -128,7 +147,7 @@ def test_every_format_is_written_and_named(root: Path, tmp_path: Path) -> None:
     pictures = sorted((tmp_path / "deep" / "r-pictures").iterdir())
     assert pictures and all(f"r-pictures/{picture.name}" in markdown for picture in pictures)
     tables = {path.stem for path in (tmp_path / "deep" / "tables").glob("*.csv")}
-    assert {"verdicts", "figures", "costs", "reported", "totals"} <= tables
+    assert {"verdicts", "figures", "costs", "reported"} <= tables
     assert "\\toprule" in (tmp_path / "deep" / "r.tex").read_text(encoding="utf-8")
 
 
@@ -164,9 +183,7 @@ def test_a_misspelt_table_or_picture_is_refused_with_the_nearest(root: Path, one
 
 def test_a_table_of_runs_that_are_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
     found = oelm("report", "--out", tmp_path, "--table", "classes", code=2).output
-    assert "this report has reported, totals; no arm in it has finished runs together with its baseline" in " ".join(
-        found.split()
-    )
+    assert "this report has reported; no arm in it has finished runs together with its baseline" in " ".join(found.split())
 
 
 def test_looks_are_counted(root: Path) -> None:

@@ -366,3 +366,9 @@ def test_a_queue_tells_of_its_end_and_a_notifier_that_fails_stops_and_reveals_no
     assert "warning: --notify: not sent: the webhook cannot be reached" in " ".join(printed.split())
     left = [path.read_bytes() for path in queue.outputs.rglob("*") if path.is_file()]
     assert left and not any(secret.encode() in content for content in [printed.encode(), *left])
+
+
+def test_a_smoke_test_says_that_it_does_not_read_the_data_of_its_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "data stdlib: a smoke test does not read tinystories" in oelm("show", "GPT-02", *SMOKE)
+    assert "data tinystories" in oelm("show", "GPT-02", "--budget", "laptop")

@@ -11,8 +11,8 @@ from typing import TextIO
 
 import pytest
 
-from oelm.cli.shell import err, out, reported, stoppable
-from oelm.errors import OelmError
+from oelm.cli.shell import err, out, print_problem, reported, stoppable
+from oelm.errors import ConfigError, OelmError, StoppedError
 
 
 @contextlib.contextmanager
@@ -88,3 +88,16 @@ def test_what_the_output_cannot_encode_is_written_as_an_escape(tmp_path: Path, m
         monkeypatch.setattr(sys, "stdout", file)
         out.print("na\u00efve \u4e2d, then plain", soft_wrap=True)
     assert (tmp_path / "out.txt").read_text() == "na\\xefve \\u4e2d, then plain\n"
+
+
+@pytest.mark.parametrize(
+    ("problem", "shown"),
+    [
+        (StoppedError("stopped while preparing the data; repeat"), "stopped while preparing the data; repeat\n"),
+        (StoppedError("no room on the disk"), "stopped: no room on the disk\n"),
+        (ConfigError("stopped is no method"), "error: stopped is no method\n"),
+    ],
+)
+def test_a_stop_is_called_one_once(problem: OelmError, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_problem(problem)
+    assert capsys.readouterr().err == shown

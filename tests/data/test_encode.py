@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from oelm.data.prepare import prepare_corpus
-from oelm.data.sets import CORPORA
+from oelm.data.public_sets import CORPORA
 from oelm.data.sources import folder_corpus
 from oelm.data.tokenizer import END_OF_TEXT, encoder, end_of_text_id, folder_tokenizer, in_order, num_cores, train_bpe
 from oelm.data.tokens import TokenSet

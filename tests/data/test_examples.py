@@ -22,7 +22,7 @@ from oelm.data.examples import (
     hub_examples,
     read_examples,
 )
-from oelm.data.sets import NLI_LABELS, TASKS, HubSource, TaskEntry
+from oelm.data.public_sets import NLI_LABELS, TASKS, HubSource, TaskEntry
 from oelm.errors import DataError
 
 SST2, MNLI, XNLI = TASKS["sst2"], TASKS["mnli"], TASKS["xnli"]

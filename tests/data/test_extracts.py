@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from oelm.data.prepare import prepare
-from oelm.data.resolve import Request
+from oelm.data.request import Request
 from oelm.errors import ConfigError, DataError
+from oelm.process import StopFlag
 from oelm.train.load import LoadedRun, load_any
 from oelm.train.score import score_run
-from oelm.train.watch import Silence, StopFlag
+from oelm.train.watch import Silence
 from tests.conftest import made_text, run_here, tiny_config
 from tests.data.test_shelf import write_stories
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from oelm.data.sets import CORPORA, TASKS, CorpusEntry, HubSource, TaskEntry
+from oelm.data.public_sets import CORPORA, TASKS, CorpusEntry, HubSource, TaskEntry
 from oelm.data.sources import documents, hub_corpus, hub_label_names, hub_rows
 from oelm.errors import DataError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from oelm.data.sets import CORPORA, set_called
+from oelm.data.public_sets import CORPORA, set_called
 from oelm.data.sources import find_splits, folder_corpus, set_folder, split_in_name
 from oelm.errors import DataError
 

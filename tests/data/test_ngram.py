@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import oelm.data.ngram as ngram
 from oelm.data.ngram import discounts, histories, perplexities, probabilities
-from oelm.data.resolve import Request
+from oelm.data.request import Request
 from oelm.data.tokens import Tokens, TokenSet
 
 VOCAB = 5

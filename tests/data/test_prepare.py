@@ -17,8 +17,8 @@ from oelm.data import prepare as prepare_module
 from oelm.data import prepare as shards
 from oelm.data import readers
 from oelm.data.prepare import NO_LIMITS, Limits, prepare, prepare_corpus
+from oelm.data.public_sets import CORPORA
 from oelm.data.readers import Piece, pieces
-from oelm.data.sets import CORPORA
 from oelm.data.sources import Corpus, Part, file_corpus, folder_corpus
 from oelm.data.tokenizer import END_OF_TEXT, encoder, load_tokenizer, train_bpe
 from oelm.data.tokens import SPLITS, Split

@@ -165,7 +165,9 @@ def test_a_packed_file_is_refused_with_how_to_unpack_it(tmp_path: Path, name: st
 
 def test_parquet_given_as_text_is_refused_with_the_right_option(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", text=["one"]).rename(tmp_path / "a.txt")
-    assert refusal_of(lambda: read_text(path)).endswith("a.txt: expected text, found a Parquet file: give it with --parquet")
+    assert refusal_of(lambda: read_text(path)).endswith(
+        "a.txt: expected text, found a Parquet file: let its name end in .parquet"
+    )
 
 
 def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from oelm.data.example_sets import ExampleSet
-from oelm.data.resolve import Request
+from oelm.data.request import Request
+from oelm.data.sources import documents
 from oelm.data.tokens import TokenSet
 from oelm.errors import ConfigError, DataError, OelmError
 from tests.conftest import made_text
@@ -27,18 +28,14 @@ def refusal_of(**asked: Any) -> OelmError:
 def test_nothing_to_prepare_is_refused_with_what_could_be_given() -> None:
     problem = refusal_of()
     assert isinstance(problem, ConfigError)
-    assert str(problem) == (
-        "give one thing to prepare: a name of `oelm data list`, or one of --text, --jsonl, --parquet, --examples"
-    )
+    assert str(problem) == ("give one thing to prepare: a name of `oelm data list`, or one of --text, --examples")
 
 
 @pytest.mark.parametrize(
     ("asked", "given"),
     [
         ({"name": "sst2", "text": FILE}, "--text, sst2"),
-        ({"name": "tinystories", "jsonl": FILE}, "--jsonl, tinystories"),
-        ({"text": FILE, "parquet": FILE}, "--text, --parquet"),
-        ({"jsonl": FILE, "examples": FILE}, "--jsonl, --examples"),
+        ({"text": FILE, "examples": FILE}, "--text, --examples"),
     ],
 )
 def test_two_sources_are_refused_with_both(asked: dict[str, Any], given: str) -> None:
@@ -50,7 +47,6 @@ WITHOUT_MEANING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "--max-documents of a task": ({"name": "sst2"}, {"max_documents": 5}),
     "--max-tokens of a task": ({"name": "mnli"}, {"max_tokens": 5}),
     "--out of a task": ({"name": "xnli"}, {"out": FILE}),
-    "--workers of a task": ({"name": "sst2"}, {"workers": 2}),
     "--max-documents of examples": ({"examples": FILE}, {"max_documents": 5}),
     "--from of examples": ({"examples": FILE}, {"folder": FILE}),
     "--from of a text": ({"text": FILE}, {"folder": FILE}),
@@ -62,7 +58,7 @@ WITHOUT_MEANING: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "--labels of a corpus": ({"name": "wikitext103"}, {"labels": "a,b"}),
     "--labels of the hub": ({"name": "sst2"}, {"labels": "positive,negative"}),
     "--max-length of a corpus": ({"name": "openwebtext"}, {"max_length": 128}),
-    "--max-length of documents": ({"jsonl": FILE}, {"max_length": 128}),
+    "--max-length of documents": ({"text": Path("some/file.jsonl")}, {"max_length": 128}),
     "--column of a text": ({"text": FILE}, {"column": "body"}),
     "--column of a corpus": ({"name": "tinystories"}, {"column": "body"}),
     "--column of examples": ({"examples": FILE}, {"column": "body"}),
@@ -83,12 +79,10 @@ def test_the_same_source_without_the_option_is_taken(case: str) -> None:
     Request(**WITHOUT_MEANING[case][0])
 
 
-@pytest.mark.parametrize(("option", "name", "suffix"), [("jsonl", "data.txt", ".jsonl"), ("parquet", "data.pq", ".parquet")])
-def test_a_file_whose_name_ends_otherwise_is_refused_with_the_right_end(
-    option: str, name: str, suffix: str, tmp_path: Path
-) -> None:
-    problem = refusal_of(**{option: write_lines(tmp_path / name, "{}")})
-    assert f"--{option} {tmp_path / name}: the name must end in {suffix}; rename the file" == str(problem)
+def test_documents_of_a_table_are_read_from_the_column_asked_for(tmp_path: Path) -> None:
+    rows = [f'{{"body": "text {number}", "text": 0}}' for number in range(3)]
+    path = write_lines(tmp_path / "own.jsonl", *rows)
+    assert list(documents(Request(text=path, column="body").corpus())) == ["text 0", "text 1", "text 2"]
 
 
 def test_an_unknown_language_is_refused_with_those_there_are(tmp_path: Path) -> None:

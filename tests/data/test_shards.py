@@ -21,8 +21,7 @@ from oelm.data import prepare as prepare_module
 from oelm.data import prepare as shards
 from oelm.data.prepare import JOURNAL, NO_LIMITS, Journal, Limits, ShardWriter, prepare, prepare_corpus, read_journal
 from oelm.data.readers import Piece
-from oelm.data.sources import file_corpus
-from oelm.data.survey import Item
+from oelm.data.sources import Item, file_corpus
 from oelm.data.tokenizer import END_OF_TEXT, Encode, Ids, encoder
 from oelm.data.tokens import Split
 from oelm.files import dump_json

@@ -18,8 +18,8 @@ from oelm.data.prepared import (
     read_any_meta,
     verify_any,
 )
-from oelm.data.resolve import Request
-from oelm.data.sets import NLI_LABELS
+from oelm.data.public_sets import NLI_LABELS
+from oelm.data.request import Request
 from oelm.data.tokens import TokenMeta, TokenSet
 from oelm.errors import DataError
 from tests.conftest import made_text

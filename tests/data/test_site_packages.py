@@ -20,7 +20,7 @@ from oelm.data.python_source import (
     site_packages_corpus,
     source_file,
 )
-from oelm.data.resolve import Request
+from oelm.data.request import Request
 from oelm.data.sources import Corpus, Part
 from oelm.errors import ConfigError, DataError
 
@@ -307,7 +307,7 @@ def test_too_little_text_is_refused_with_how_much_and_what_is_missing(site: Path
         DataError, match=r"site-packages: 0\.\d\d MB of Python source in 80 packages .*not installed: absent-pack"
     ) as told:
         site_packages_corpus(search=[str(site)])
-    assert "expected at least 10 MB" in str(told.value) and "pip install 'oelm[all]'" in str(told.value)
+    assert "expected at least 10 MB" in str(told.value) and "-m pip install 'accelerate>=1.1'" in str(told.value)
 
 
 def test_the_name_means_the_packages_on_python_s_path(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,7 @@ def test_fewer_packages_than_the_share_allows_are_refused(tmp_path: Path) -> Non
 
 
 def test_without_oelm_s_own_record_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"oelm is not installed as a package here.*pip install 'oelm\[all\]'"):
+    with pytest.raises(DataError, match=r"oelm is not installed as a package here.*pip install -e '\.\[all\]'"):
         made(tmp_path)
 
 

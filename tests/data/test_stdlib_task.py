@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from oelm.data.example_sets import pad_id
-from oelm.data.examples import NUM_LABELS, Example, ExampleSource, stdlib_examples, stdlib_tokenizer, train_bert_bpe
+from oelm.data.examples import NUM_LABELS, Example, ExampleSource, own_tokenizer, stdlib_examples, train_bert_bpe
 from oelm.data.python_source import package_of, stdlib_corpus
 
 MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -103,5 +103,5 @@ def test_text_is_read_in_lower_case(texts: list[str]) -> None:
 def test_a_trained_vocabulary_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OELM_CACHE", str(tmp_path))
     heard: list[str] = []
-    paths = [stdlib_tokenizer(400, lambda what, *_: heard.append(what)) for _ in range(2)]
+    paths = [own_tokenizer(stdlib_examples(), 400, lambda what, *_: heard.append(what)) for _ in range(2)]
     assert paths[0] == paths[1] and heard == ["training the tokenizer"]

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oelm.data import readers
-from oelm.data import survey as survey_module
+from oelm.data import sources as survey_module
 from oelm.data import tokens as tokens_module
 from oelm.data.readers import Piece, pieces
-from oelm.data.sources import VALIDATION_SHARE, Corpus, Part, file_corpus
-from oelm.data.survey import Item, Survey, batches, items, survey, train_texts
+from oelm.data.sources import VALIDATION_SHARE, Corpus, Item, Part, Survey, batches, file_corpus, items, survey, train_texts
 from oelm.data.tokens import Split
 from oelm.errors import DataError
 from tests.conftest import made_text

@@ -19,8 +19,9 @@ from oelm.data.prepare import prepare
 from oelm.data.tokenizer import wordpiece
 from oelm.data.tokens import OnProgress
 from oelm.errors import StoppedError
-from oelm.train.session import seen_progress
-from oelm.train.watch import Silence, StopFlag
+from oelm.process import StopFlag
+from oelm.train.task import seen_progress
+from oelm.train.watch import Silence
 from tests.conftest import oelm_command
 from tests.data.test_tasks import write_vocabulary
 

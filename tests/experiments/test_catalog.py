@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from oelm.config import FinetuneConfig, RunConfig
-from oelm.experiments.budget import BUDGETS
+from oelm.budget import BUDGETS
+from oelm.config import FinetuneConfig, RunConfig, flatten
 from oelm.experiments.catalog import Catalog, load_catalog
 from oelm.experiments.forecast import count_parameters
 from oelm.experiments.plan import config_confounds, make_config
 from oelm.method.method import PRESETS
-from oelm.schema import flatten
 
 # id, data, method, lr, steps, then what was reported: best PPL, best loss, wall time as h, min, s, and seconds a step.
 STUDY_GPT: list[tuple[str, str, str, float, int, float, float, tuple[int, int, int], float]] = [

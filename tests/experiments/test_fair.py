@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from oelm.config import flatten
 from oelm.experiments.catalog import load_catalog
 from oelm.experiments.plan import confounding, make_config
-from oelm.schema import flatten
 
 NEVER = {"optim.lr", "steps", "batch_size", "model.dropout", "model.seq_len", "data.source", "schedule.warmup_steps"}
 METHOD = ("method.init", "method.freeze", "method.thaw", "method.correction")

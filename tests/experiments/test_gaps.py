@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from oelm.method.method import resolve_method
 from oelm.runs.find import gaps, scan
 from oelm.runs.metrics import evaluations
 from tests.experiments.recorded import record
@@ -95,3 +96,38 @@ def test_a_figure_that_is_no_number_has_no_gap_and_is_no_crash(tmp_path: Path, v
             {"step": 1, "val_loss": 1.0, "val_ppl": value},
         )
     assert gap_of(tmp_path) in (None, (0.0, "%", 1))
+
+
+def own_run(root: Path, method: str, best: float, **settings: Any) -> None:
+    """Record a finished run of `oelm train`, with a config of its own."""
+    variant = f"{method}-{len(list(root.glob('train/smoke/*'))):08d}"
+    run = record(root, "done", experiment="train", variant=variant, best=best, metric="ppl")
+    config = {"seed": 0, "method": resolve_method(method).model_dump(mode="json"), "steps": 600, **settings}
+    (run / "config.json").write_text(json.dumps(config))
+
+
+def test_a_run_of_oelm_train_is_compared_with_the_baseline_of_its_config(tmp_path: Path) -> None:
+    own_run(tmp_path, "baseline", 20.0)
+    own_run(tmp_path, "oelm_freeze", 22.0)
+    # Other data: another comparison.
+    own_run(tmp_path, "baseline", 40.0, data="other")
+    own_run(tmp_path, "oelm_freeze", 50.0, data="other")
+    own_run(tmp_path, "oelm_lowrank", 60.0, data="third")
+    views = scan(tmp_path)
+    found = {
+        view.status.best: gap and round(gap.value) for view, gap in zip(views, gaps(views, {}), strict=True) if view.status
+    }
+    assert found == {20.0: None, 22.0: 10, 40.0: None, 50.0: 25, 60.0: None}
+    # Also where the baseline itself is not among the runs shown.
+    (arm,) = [view for view in views if view.status is not None and view.status.best == 22.0]
+    assert [gap and round(gap.value) for gap in gaps([arm], {})] == [10]
+
+
+def test_a_method_that_freezes_nothing_is_no_baseline_unless_it_is_the_preset(tmp_path: Path) -> None:
+    own_run(tmp_path, "oelm_freeze", 22.0)
+    own_run(tmp_path, "baseline", 20.0)
+    (baseline,) = tmp_path.glob("train/smoke/baseline-*/seed-0/config.json")
+    config = json.loads(baseline.read_text())
+    config["method"]["init"] = "orthogonal"
+    baseline.write_text(json.dumps(config))
+    assert gaps(scan(tmp_path), {}) == [None, None]

@@ -138,7 +138,7 @@ def test_a_wrong_column_is_refused_with_those_there_are(tmp_path: Path) -> None:
         read(table, columns="seed=sed")
     with pytest.raises(ConfigError, match="write pairs such as arm=model,seed=rng"):
         read(table, columns="sead=seed")
-    with pytest.raises(DataError, match=r"A, seed 0: has no metric 'loss'; it has eval_loss"):
+    with pytest.raises(DataError, match=r"A, seed 0: has no metric 'loss' \(did you mean 'eval_loss'\?\); it has eval_loss"):
         read(table, metrics=["loss"])
 
 
@@ -183,7 +183,7 @@ def test_arm_and_seed_are_read_from_usual_names(name: str, found: tuple[str, int
 def test_a_pattern_tells_arm_and_seed() -> None:
     run = SourceRun("exp7/base-s3-final", Path("x"), "table", [])
     assert Placing("*/{arm}-s{seed}-*").place(run) == ("base", 3)
-    with pytest.raises(DataError, match=r"the run 'exp7/base-s3-final' does not match --runs '\{arm\}\+\{seed\}'"):
+    with pytest.raises(DataError, match=r"run 'exp7/base-s3-final' does not match --runs '\{arm\}\+\{seed\}'"):
         Placing("{arm}+{seed}").place(run)
     with pytest.raises(ConfigError, match=r"write \{seed\} once"):
         Placing("{arm}").place(run)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from oelm.budget import BUDGETS
 from oelm.cli.app import app
+from oelm.config import flatten
 from oelm.errors import ConfigError
-from oelm.experiments.budget import BUDGETS
 from oelm.experiments.catalog import load_catalog
 from oelm.experiments.plan import make_config
-from oelm.schema import flatten
 
 DOCS = Path(__file__).parents[2] / "docs" / "experiments.md"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oelm.config import FinetuneConfig, RunConfig, TrainConfig
+from oelm.config import FinetuneConfig, RunConfig, TrainConfig, flatten
 from oelm.errors import ConfigError, RunDirError
 from oelm.experiments.catalog import Catalog, check_name
 from oelm.experiments.plan import (
@@ -25,7 +25,6 @@ from oelm.experiments.plan import (
     with_baselines,
 )
 from oelm.files import write_json
-from oelm.schema import flatten
 from tests.experiments.planned import PAIR, catalog_of
 
 CATALOG = catalog_of(

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from oelm.budget import budget_settings
 from oelm.cli.app import app
 from oelm.config import parse_config
 from oelm.errors import ConfigError
-from oelm.experiments.budget import budget_settings
 from oelm.experiments.catalog import load_catalog
 from oelm.experiments.forecast import GPUS, Assumptions, parse_gpus, project, queue_s, reported_efficiency
 from oelm.experiments.plan import PlannedRun

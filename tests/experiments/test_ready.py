@@ -12,8 +12,9 @@ from oelm.experiments.catalog import load_catalog
 from oelm.experiments.plan import PlannedRun
 from oelm.experiments.study import Readiness, Study, make_ready, prepare_study
 from oelm.files import write_json
+from oelm.process import StopFlag
 from oelm.runs.status import Progress, now_text, status_now
-from oelm.train.watch import Silence, StopFlag
+from oelm.train.watch import Silence
 from tests.conftest import made_text
 from tests.faults.queues import write_catalog
 from tests.models.test_hub import write_model

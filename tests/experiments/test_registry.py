@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oelm.config import flatten
 from oelm.errors import ConfigError
 from oelm.experiments.catalog import Catalog, Criterion, check_name, load_catalog
 from oelm.experiments.plan import make_config
-from oelm.schema import flatten
 from oelm.text import NAME
 from tests.experiments.planned import PAIR, catalog_of
 

@@ -17,10 +17,9 @@ from oelm.experiments.catalog import load_catalog
 from oelm.experiments.queue import Job, Runner, RunSlot
 from oelm.experiments.study import Study
 from oelm.files import write_json
-from oelm.runs.find import read_locks
+from oelm.process import StopFlag
 from oelm.runs.layout import launch_lock_path
-from oelm.runs.status import read_status
-from oelm.train.watch import StopFlag
+from oelm.runs.status import read_locks, read_status
 from tests.faults.queues import (
     STEPS,
     Launch,

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from oelm.files import STAGING_PREFIX, sha256_file
+from oelm.process import StopFlag
 from oelm.runs.metrics import read_metrics
-from oelm.train.watch import Silence, StepReport, StopFlag
+from oelm.train.watch import Silence, StepReport
 
 _SERVER = mp.get_context("forkserver")
 # Loading torch takes longer than a tiny run; the server does it once and every child is forked from it.
-_SERVER.set_forkserver_preload(["oelm.train.run", "oelm.experiments.budget"])
+_SERVER.set_forkserver_preload(["oelm.train.run", "oelm.budget"])
 Fault = Callable[[], None]
 
 

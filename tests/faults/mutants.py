@@ -55,7 +55,7 @@ MUTANTS = (
         "a skipped guard: frozen bytes may move",
     ),
     Mutant(
-        "method/timetable.py",
+        "method/apply.py",
         "if first <= step < end)",
         "if first < step < end)",
         "faults/test_thaw_killed.py::test_frozen_bytes_stay_to_the_very_step_of_their_thaw",
@@ -118,7 +118,7 @@ MUTANTS = (
         "train/test_run.py::test_weights_that_moved_never_reach_a_checkpoint",
         "a skipped guard: moved frames are saved",
     ),
-    Mutant("train/session.py", "        self.metrics.sync()\n", "", "faults/test_durable.py", "a dropped fsync"),
+    Mutant("train/session.py", "        self.folder.metrics.sync()\n", "", "faults/test_durable.py", "a dropped fsync"),
     Mutant(
         "train/session.py",
         "        load_optimizer(checkpoint, session.model, session.optimizer)\n",
@@ -128,7 +128,7 @@ MUTANTS = (
     ),
     Mutant("runs/metrics.py", 'row["step"] <= (', 'row["step"] < (', "runs/test_metrics.py", "off by one"),
     Mutant(
-        "train/watch.py",
+        "process.py",
         "if number == signal.SIGINT and self.requested():",
         "if number < 0:",
         "faults/test_signals.py::test_second_interrupt_leaves_at_once_and_loses_at_most_one_interval",

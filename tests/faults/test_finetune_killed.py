@@ -20,9 +20,7 @@ from tests.train.finetuning import evidence, tiny_finetune, write_tables
 
 _SERVER = mp.get_context("forkserver")
 # Loading transformers takes longer than a tiny run; the server does it once and every child is forked from it.
-_SERVER.set_forkserver_preload(
-    ["oelm.train.run", "oelm.experiments.budget", "oelm.models.hub", "transformers.models.bert.modeling_bert"]
-)
+_SERVER.set_forkserver_preload(["oelm.train.run", "oelm.budget", "oelm.models.hub", "transformers.models.bert.modeling_bert"])
 STEPS = 40
 
 
@@ -30,8 +28,9 @@ def _child(config: dict[str, Any], out: str) -> None:
     import torch
 
     from oelm.config import FinetuneConfig, parse_as
+    from oelm.process import StopFlag
     from oelm.train.run import train
-    from oelm.train.watch import Silence, StopFlag
+    from oelm.train.watch import Silence
 
     torch.set_num_threads(1)
     with StopFlag() as stop:

@@ -17,12 +17,12 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from oelm.budget import budget_settings
 from oelm.config import differences, parse_any, parse_config, parse_override, with_overrides
 from oelm.data.order import BucketOrder, WindowOrder
 from oelm.data.prepare import prepare
 from oelm.data.tokens import open_tokens
 from oelm.errors import ConfigError, DataError, MethodError, OelmError
-from oelm.experiments.budget import budget_settings
 from oelm.experiments.catalog import build_catalog, check_name, parse_yaml
 from oelm.experiments.portable import INVENTORY, archive_runs, check_folder
 from oelm.method.frames import sample_frames

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from oelm.process import StopFlag
 from oelm.runs.metrics import read_metrics
 from oelm.runs.status import read_status
-from oelm.train.watch import StopFlag
 from tests.conftest import tiny_settings
 from tests.faults.harness import evidence, finish, leftovers, rows, start, wait_for
 from tests.faults.tally import Tally

@@ -12,11 +12,9 @@ from torch.nn import functional as F
 
 from oelm.config import OptimConfig
 from oelm.errors import FrozenMovedError, MethodError
-from oelm.method.adjusted import learnt_on_top
 from oelm.method.apply import cast, freeze, restore, thaw
-from oelm.method.audit import assert_unmoved, audit, check_frozen
-from oelm.method.axes import selections
-from oelm.method.frozen import digest, record_of
+from oelm.method.audit import assert_unmoved, audit, check_frozen, digest, record_of
+from oelm.method.layers import learnt_on_top, selections
 from oelm.method.method import PRESETS, Method
 from oelm.method.sites import attention_sites
 from oelm.models.gpt import GPT, Attention, build_gpt

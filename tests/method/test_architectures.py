@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.apply import cast, freeze, restore, thaw
-from oelm.method.audit import assert_unmoved, audit
+from oelm.method.audit import assert_unmoved, audit, digest, record_of
 from oelm.method.frames import orthonormality_error
-from oelm.method.frozen import digest, record_of
 from oelm.method.method import Method
 from oelm.method.sites import attention_sites
 from tests.method.ddp_worker import SLICED, run_pair

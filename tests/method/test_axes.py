@@ -15,15 +15,12 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from oelm.errors import FrozenMovedError, MethodError
-from oelm.method.apply import adopt_record, cast, fold, freeze, hold, restore, thaw
-from oelm.method.architectures import SitePaths, register_sites
-from oelm.method.audit import assert_unmoved, audit
-from oelm.method.axes import Selection, axis_rows, compact_states, sample_axes, selections
-from oelm.method.frames import frame_generator, orthonormality_error, start_of
-from oelm.method.frozen import digest, record_of
+from oelm.method.apply import adopt_record, cast, fold, freeze, hold, plan_of, restore, thaw
+from oelm.method.audit import assert_unmoved, audit, digest, record_of
+from oelm.method.frames import axis_rows, frame_generator, orthonormality_error, sample_axes, start_of
+from oelm.method.layers import Selection, compact_states, selections
 from oelm.method.method import PRESETS, Gain, Method, Thaw
-from oelm.method.sites import attention_sites
-from oelm.method.timetable import plan_of
+from oelm.method.sites import SitePaths, attention_sites, register_sites
 from tests.conftest import lively_gpt
 from tests.method.tiny_models import ARCHITECTURES, BY_NAME, Tiny, loss, outputs, tiny_inputs, tiny_model
 

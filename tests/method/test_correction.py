@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from oelm.config import OptimConfig
 from oelm.errors import MethodError
-from oelm.method.adjusted import Adjusted, add_correction, correction_rank, learnt_on_top
 from oelm.method.apply import fold, freeze, restore, thaw
-from oelm.method.audit import assert_unmoved, audit
-from oelm.method.frozen import digest, record_of
+from oelm.method.audit import assert_unmoved, audit, digest, record_of
 from oelm.method.fused import Layout
+from oelm.method.layers import Adjusted, add_correction, correction_rank, learnt_on_top
 from oelm.method.method import PRESETS, Gain, Method, QKPart
 from oelm.method.sites import HeadProjection, ParameterSlot, attention_sites
 from oelm.models.gpt import GPT, build_gpt

@@ -16,12 +16,11 @@ from pydantic import ValidationError
 from torch import nn
 
 from oelm.errors import FrozenMovedError, MethodError, SiteError
-from oelm.method import architectures
-from oelm.method.adjusted import learning_modules
+from oelm.method import sites as site_module
 from oelm.method.apply import adopt_record, cast, freeze, thaw
-from oelm.method.audit import assert_unmoved, audit
+from oelm.method.audit import assert_unmoved, audit, digest, record_of
 from oelm.method.frames import orthonormality_error
-from oelm.method.frozen import digest, record_of
+from oelm.method.layers import learning_modules
 from oelm.method.method import InitName, Method, QKPart, method_name
 from oelm.method.sites import attention_sites
 from tests.method.tiny_models import BY_NAME, PackedTorch, Tiny, tiny_model
@@ -340,6 +339,6 @@ def test_the_guide_runs_and_prints_what_it_says(tmp_path: Path, monkeypatch: pyt
     with contextlib.redirect_stdout(printed):
         for block in blocks:
             exec(compile(block, PAGE.name, "exec"), names)
-    architectures.ADAPTERS.pop("guide.MyAttention")
+    site_module.ADAPTERS.pop("guide.MyAttention")
     said = [line.removeprefix("# ") for line in "".join(blocks).splitlines() if line.startswith("# ")]
     assert printed.getvalue().splitlines() == said

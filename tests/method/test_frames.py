@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from oelm.errors import MethodError
+from oelm.method.audit import digest
 from oelm.method.frames import (
     balancing,
     flattened,
@@ -24,7 +25,6 @@ from oelm.method.frames import (
     sample_global_frame,
     start_of,
 )
-from oelm.method.frozen import digest
 from oelm.method.method import PRESETS
 
 quickly = settings(deadline=None, derandomize=True, max_examples=40)

@@ -15,14 +15,13 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from oelm.errors import FrozenMovedError, MethodError, SiteError
-from oelm.method import architectures
+from oelm.method import sites as site_module
 from oelm.method.apply import adopt_record, fold, freeze, restore, thaw
-from oelm.method.architectures import SitePaths, register_sites
-from oelm.method.audit import assert_unmoved, audit
-from oelm.method.frozen import digest, record_of
+from oelm.method.audit import assert_unmoved, audit, digest, record_of
 from oelm.method.fused import Layout, Order, SplitProjection
+from oelm.method.layers import class_path
 from oelm.method.method import Gain, Method
-from oelm.method.sites import attention_sites
+from oelm.method.sites import SitePaths, attention_sites, register_sites
 from tests.method.tiny_models import BY_NAME, PackedTorch, loss, outputs, tiny_inputs, tiny_model
 
 GAINED = ("gpt2", "gpt2_cross", "gpt_neox")
@@ -277,7 +276,7 @@ def _registered() -> Iterator[None]:
         return SitePaths(fused="qkv", num_heads=4, num_kv_heads=2)
 
     yield
-    architectures.ADAPTERS.pop(architectures.class_path(FusedAttention))
+    site_module.ADAPTERS.pop(class_path(FusedAttention))
 
 
 @pytest.mark.usefixtures("_registered")
@@ -354,7 +353,7 @@ def test_a_site_that_does_not_fit_is_refused_by_what_is_there(paths: SitePaths, 
         with pytest.raises(SiteError, match=said):
             attention_sites(FusedAttention())
     finally:
-        architectures.ADAPTERS.pop(architectures.class_path(FusedAttention))
+        site_module.ADAPTERS.pop(class_path(FusedAttention))
 
 
 def test_restoring_leaves_what_was_trained_beside_queries_and_keys() -> None:

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from oelm.config import OptimConfig
 from oelm.method.apply import fold, freeze, thaw
-from oelm.method.audit import assert_unmoved, audit
-from oelm.method.frozen import digest, record_of
+from oelm.method.audit import assert_unmoved, audit, digest, record_of
 from oelm.method.method import Gain, Method
 from oelm.models.gpt import GPT, build_gpt
 from oelm.train.loss import mean_cross_entropy

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from oelm.errors import FrozenMovedError, MethodError
-from oelm.method.apply import freeze, hold, thaw
-from oelm.method.audit import assert_unmoved
-from oelm.method.frozen import digest, record_of
+from oelm.method.apply import ALWAYS, Plan, freeze, hold, plan_of, thaw
+from oelm.method.audit import assert_unmoved, digest, record_of
 from oelm.method.method import PRESETS, Method, QKPart, Thaw
-from oelm.method.timetable import ALWAYS, Plan, plan_of
 from oelm.models.gpt import GPT, build_gpt
 from tests.conftest import tiny_gpt_config
 from tests.method.tiny_models import BY_NAME, tiny_model

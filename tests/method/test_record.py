@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from oelm.errors import FrozenMovedError, MethodError
 from oelm.method.apply import adopt_record, cast, fold, freeze, hold, thaw
-from oelm.method.audit import assert_unmoved
-from oelm.method.frozen import digest, record_of
+from oelm.method.audit import assert_unmoved, digest, record_of
 from oelm.models.gpt import GPT, build_gpt
 from tests.conftest import tiny_gpt_config
 

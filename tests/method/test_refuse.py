@@ -16,9 +16,9 @@ from torch.nn.utils import parametrizations, prune
 
 import oelm
 from oelm.errors import FrozenMovedError, MethodError, OelmError, SiteError
-from oelm.method import architectures
+from oelm.method import sites as site_module
+from oelm.method.audit import digest, record_of
 from oelm.method.frames import start_of, whole
-from oelm.method.frozen import digest, record_of
 from oelm.method.sites import attention_sites
 from oelm.models.gpt import build_gpt
 from tests.conftest import tiny_gpt_config
@@ -470,7 +470,7 @@ class Stranger(nn.Module):
 
 
 def test_a_change_of_basis_needs_to_know_how_a_strangers_logits_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(architectures, "ADAPTERS", dict(architectures.ADAPTERS))
+    monkeypatch.setattr(site_module, "ADAPTERS", dict(site_module.ADAPTERS))
     known: dict[str, Any] = {"q": "to_q", "k": "to_k", "num_heads": 2}
     oelm.register_sites(Stranger)(lambda module: oelm.SitePaths(**known))
     model, x = Stranger(), torch.randn(3, 5, 8)

@@ -16,10 +16,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from oelm.errors import MethodError
-from oelm.method.adjusted import learnt_on_top
 from oelm.method.apply import fold, freeze, thaw
-from oelm.method.audit import assert_unmoved
-from oelm.method.frozen import digest
+from oelm.method.audit import assert_unmoved, digest
+from oelm.method.layers import learnt_on_top
 from oelm.method.method import Gain, Method
 from tests.method.tiny_models import ARCHITECTURES, BY_NAME, Tiny, outputs, tiny_inputs, tiny_model
 

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.errors import SiteError
-from oelm.method import architectures
+from oelm.method import sites as site_module
 from oelm.method.apply import freeze, thaw
-from oelm.method.architectures import SitePaths, register_sites
 from oelm.method.audit import assert_unmoved, audit
 from oelm.method.frames import orthonormality_error
 from oelm.method.method import PRESETS, Method
-from oelm.method.sites import attention_sites
+from oelm.method.sites import SitePaths, attention_sites, register_sites
 from oelm.models.gpt import build_gpt
 from tests.conftest import tiny_gpt_config
 
@@ -94,7 +93,7 @@ def _registered() -> Iterator[None]:
         return SitePaths(q="inner.query", k="inner.key", num_heads=NUM_HEADS, num_kv_heads=NUM_KV_HEADS)
 
     yield
-    architectures.ADAPTERS.pop(path)
+    site_module.ADAPTERS.pop(path)
 
 
 registered = pytest.mark.usefixtures("_registered")

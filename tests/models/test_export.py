@@ -15,7 +15,7 @@ import torch
 from oelm.data.tokenizer import end_of_text_id
 from oelm.errors import OelmError
 from oelm.method.method import PRESETS
-from oelm.models.export import export_gpt2
+from oelm.models.export import export_gpt
 from oelm.models.generate import Sampling, generate
 from oelm.train.load import LoadedRun, load_run
 from tests.conftest import one_of_each_kind, run_here, tiny_config
@@ -25,7 +25,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra 'hf'"
 
 def exported(loaded: LoadedRun, folder: Path) -> Any:
     tokenizer = loaded.tokenizer()
-    export_gpt2(loaded.folded(), tokenizer, folder, end_of_text=end_of_text_id(tokenizer), card="card")
+    export_gpt(loaded.folded(), tokenizer, folder, end_of_text=end_of_text_id(tokenizer), card="card")
     return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
@@ -99,7 +99,7 @@ def test_folder_that_is_not_empty_is_refused_untouched(writer: tuple[LoadedRun, 
 def test_gains_that_were_not_folded_are_refused(text_file: Path, tmp_path: Path) -> None:
     loaded = trained(text_file, tmp_path / "run", method="oelm_head_gain")
     with pytest.raises(OelmError, match=r"not plain weights.* call oelm\.fold"):
-        export_gpt2(loaded.model, loaded.tokenizer(), tmp_path / "hf", end_of_text=0, card="card")
+        export_gpt(loaded.model, loaded.tokenizer(), tmp_path / "hf", end_of_text=0, card="card")
     assert not (tmp_path / "hf").exists()
 
 

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from oelm.errors import ConfigError
-from oelm.method.frozen import digest
-from oelm.models.gpt import GPT, INIT_STD, build_gpt
+from oelm.method.audit import digest
+from oelm.models.gpt import GPT, INIT_STD, attend_by_blocks, build_gpt
 from oelm.models.shape import GPTConfig, divisors_near
 from tests.conftest import tiny_gpt_config
 
@@ -106,6 +106,47 @@ def test_dropout_acts_in_training_only() -> None:
     tokens = random_tokens(model.config)
     assert not torch.equal(model.train()(tokens), model(tokens))
     assert torch.equal(model.eval()(tokens), model(tokens))
+
+
+@pytest.mark.parametrize("length", [1, 128, 300])
+def test_attention_by_blocks_is_causal_attention(length: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    blocks, whole = (
+        [torch.randn(2, 3, length, 8, generator=generator.manual_seed(i)).requires_grad_() for i in range(3)] for _ in range(2)
+    )
+    mixed = attend_by_blocks(*blocks, dropout=0.0)
+    expected = torch.nn.functional.scaled_dot_product_attention(*whole, is_causal=True)
+    # Sums of at most 300 products of numbers of size one, in another order.
+    torch.testing.assert_close(mixed, expected, atol=1e-5, rtol=1e-5)
+    mixed.square().sum().backward()
+    expected.square().sum().backward()
+    for ours, theirs in zip(blocks, whole, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_attention_by_blocks_drops_weights_and_scales_the_rest() -> None:
+    torch.manual_seed(0)
+    q = k = torch.zeros(1, 1, 256, 4)
+    mixed = attend_by_blocks(q, k, torch.eye(256)[None, None], dropout=0.25)[0, 0]
+    # Equal logits: row t holds 1 / (t + 1) up to t before dropout.
+    scaled = mixed * torch.arange(1, 257)[:, None]
+    seen = scaled[torch.ones(256, 256, dtype=torch.bool).tril()]
+    assert ((seen.abs() < 1e-5) | ((seen - 4 / 3).abs() < 1e-4)).all() and (mixed.triu(1) == 0).all()
+    # 32,896 draws: ten standard deviations are 0.024.
+    assert float((seen == 0).float().mean()) == pytest.approx(0.25, abs=0.024)
+
+
+def test_long_texts_train_with_dropout_by_blocks_and_see_no_future() -> None:
+    model = build_gpt(tiny_gpt_config(seq_len=512, dropout=0.1), seed=0).train()
+    tokens = torch.randint(61, (1, 512), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[0, 300] = (tokens[0, 300] + 1) % 61
+    outputs = []
+    for batch in (tokens, changed):
+        torch.manual_seed(1)
+        outputs.append(model(batch).detach())
+    same = (outputs[0] == outputs[1]).all(-1)[0]
+    assert same[:300].all() and not same[300:].any()
 
 
 def test_weights_do_not_depend_on_the_global_generator() -> None:

@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
 from torch.nn import functional as F
 
-from oelm.errors import ConfigError, OelmError
+from oelm.errors import ConfigError
 from oelm.method.apply import freeze
 from oelm.method.audit import assert_unmoved, audit
-from oelm.models.export import export_gpt2
 from oelm.models.generate import Sampling, empty_cache, generate
 from oelm.models.gpt import GPT, ShortConvolution, build_gpt
 from oelm.models.heads import summarize_heads
@@ -112,13 +109,6 @@ def test_the_heads_are_measured_behind_it() -> None:
     with torch.no_grad():
         conv.get_parameter("short_conv.weight").zero_()
     assert summarize_heads(conv, TOKENS) == summarize_heads(plain, TOKENS)
-
-
-def test_an_export_says_that_gpt2_has_no_place_for_it(tmp_path: Path) -> None:
-    tokenizer = Tokenizer(BPE())
-    with pytest.raises(OelmError, match=r"GPT-2 has no short convolution \(model.short_conv\)"):
-        export_gpt2(lively_gpt(short_conv=1), tokenizer, tmp_path / "out", end_of_text=0, card="")
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("reach", [-1, 65, 1.5, "3"])

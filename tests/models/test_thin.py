@@ -13,11 +13,10 @@ from tokenizers.models import BPE
 from torch import Tensor
 
 from oelm.method.apply import freeze
-from oelm.method.audit import audit, check_frozen
-from oelm.method.frozen import digest
+from oelm.method.audit import audit, check_frozen, digest
 from oelm.method.method import PRESETS
 from oelm.method.sites import attention_sites
-from oelm.models.export import export_gpt2
+from oelm.models.export import export_gpt
 from oelm.models.generate import Sampling, generate
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.heads import summarize_heads
@@ -109,7 +108,7 @@ def test_heads_are_summarised_with_the_rank_they_can_have() -> None:
 
 def as_gpt2(model: GPT, folder: Path) -> torch.nn.Module:
     transformers = pytest.importorskip("transformers", reason="needs the extra 'hf'")
-    export_gpt2(model, Tokenizer(BPE({"<|endoftext|>": 0}, [])), folder, end_of_text=0, card="card")
+    export_gpt(model, Tokenizer(BPE({"<|endoftext|>": 0}, [])), folder, end_of_text=0, card="card")
     loaded: torch.nn.Module = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
     return loaded
 

@@ -14,6 +14,7 @@ from oelm.experiments.plan import make_config
 from oelm.files import read_json
 from oelm.report.arms import collect
 from oelm.report.pairs import Findings, Pair, find, label, method_of
+from oelm.report.sections.verdicts import judge_all
 from tests.experiments.planned import PAIR, catalog_of
 from tests.experiments.recorded import record
 from tests.report.synthetic import package_catalog, write_arm, write_plain, write_sweep, write_tuned
@@ -301,3 +302,20 @@ def test_settings_of_the_test_can_be_set() -> None:
     for key, (value, _) in SETTINGS.items():
         config = make_config(package_catalog().get("GPT-02"), "laptop", seed=0, changes={key: value})
         assert with_overrides(config.as_dict(), {key: value}) == config.as_dict()
+
+
+def test_runs_of_oelm_train_are_paired_by_their_config_and_judged_like_the_studys(tmp_path: Path) -> None:
+    base, arm = (30.0, 30.2, 29.9, 30.1, 30.05), (30.63, 30.77, 30.56, 30.64, 30.65)
+    write_arm(tmp_path, "train", base, variant="baseline-00000001", five_gram=60.0)
+    write_arm(tmp_path, "train", arm, variant="oelm-freeze-00000002", method="oelm_freeze", five_gram=60.0)
+    write_arm(tmp_path, "train", arm, variant="oelm-freeze-00000003", method="oelm_freeze", settings={"steps": 40})
+    findings = found(tmp_path)
+    (pair,) = findings.pairs
+    assert (pair.arm.variant, pair.baseline.variant) == ("oelm-freeze-00000002", "baseline-00000001")
+    assert method_of(pair.arm, findings.catalog) == "oelm_freeze" and pair.confounded == ()
+    assert pair.experiment is not None and pair.experiment.criterion is not None
+    assert pair.experiment.criterion.ppl_ratio_at_most == 1.05
+    ((lonely, place),) = findings.without_baseline()
+    assert lonely.variant == "oelm-freeze-00000003" and place == ("train", "laptop", "baseline")
+    (judged,) = judge_all(findings)
+    assert judged.judgement.verdict == "PASS"

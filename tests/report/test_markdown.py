@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 
 import pytest
 from markdown_it import MarkdownIt
@@ -132,14 +131,6 @@ def test_notes_and_warnings_are_githubs_alerts() -> None:
 def test_notes_that_follow_each_other_are_a_list_in_one_alert() -> None:
     markdown, _ = render_markdown(only(Text("a", "note"), Text("- b", "note"), Text("c")), "charts")
     assert "> [!NOTE]\n> - a\n> - \\- b\n\nc\n" in markdown and texts(markdown).count("- b") == 1
-
-
-def test_the_contents_link_to_the_anchors_that_github_makes() -> None:
-    titles = ["What it costs: 5% (or less)", "\u51bb\u7ed3\uff0c\u952e", "Runs", "Runs", "a_b - c"]
-    sections = tuple(Section("s", title, ()) for title in titles)
-    markdown, _ = render_markdown(replace(only(), sections=sections), "charts")
-    anchors = re.findall(r"^- \[.*\]\((.*)\)$", markdown, re.MULTILINE)
-    assert anchors == ["#what-it-costs-5-or-less", "#\u51bb\u7ed3\u952e", "#runs", "#runs-1", "#a_b---c"]
 
 
 def test_every_chart_is_a_file_that_the_text_shows() -> None:

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from oelm.config import parse_any
+from oelm.config import flatten, parse_any
 from oelm.errors import ConfigError
 from oelm.experiments.plan import make_config
 from oelm.files import read_json
 from oelm.report.arms import collect, recipe_differences
 from oelm.report.compare import compare_runs
 from oelm.report.pairs import find
-from oelm.schema import flatten
 from tests.report.synthetic import package_catalog, write_arm, write_plain
 
 LATER = ("method.layer_lr_decay", "method.correction", "optim.betas", "compile", "model.qk_dim", "extended_at")

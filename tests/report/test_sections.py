@@ -13,12 +13,10 @@ import pytest
 from oelm.bench.speed import TimedShape, TimingRecord, write_timing
 from oelm.experiments.importer import write_imported
 from oelm.report.document import Chart
-from tests.experiments.recorded import record
 from tests.report.by_hand import BASE, LADDER, T, catalog_with, ratio_by_hand, write_by_seed
 from tests.report.reading import chart, english, names, rows, section, texts, values
 from tests.report.recorded_study import reported
 from tests.report.synthetic import (
-    TOKENS_PER_STEP,
     Fate,
     audit_of,
     write_arm,
@@ -169,42 +167,25 @@ def test_timings_in_turns_stand_beside_the_bound(tmp_path: Path) -> None:
     assert (row["bound"], row["peak memory"], row["rounds"]) == (f"{1.0235:.3f}x", "3,000 / 2,900 MiB", "12")
 
 
-def test_attention_charts_show_means_over_heads_and_spread_over_seeds(tmp_path: Path) -> None:
+def test_what_heads_do_is_shown_as_means_over_heads_and_seeds(tmp_path: Path) -> None:
     write_arm(tmp_path, "GPT-01", [30.0, 30.5], seeds=[0, 1])
     for seed, entropies in enumerate((((1.0, 2.0), (0.5, 1.0)), ((2.0, 3.0), (0.25, 0.75)))):
         write_run(tmp_path, "GPT-02", seed, Fate(ppl=31.0 + seed, method="oelm_freeze", entropies=entropies))
-    document = english(tmp_path)
-    shown = {row["group"]: row for row in values(document, "why-0-entropy") if row["arm"] == "GPT-02"}
+    found = {row["what the heads do"]: row for row in rows(english(tmp_path), "heads") if row["arm"] == "GPT-02"}
     # Layer 0: seeds at (1 + 2) / 2 and (2 + 3) / 2. Layer 1: 0.75 and 0.5.
-    assert {layer: (row["mean"], row["low"], row["high"]) for layer, row in shown.items()} == {
-        "0": (2.0, 1.5, 2.5),
-        "1": (0.625, 0.5, 0.75),
+    scales = {
+        "entropy of attention (nats)": 1.0,
+        "standard deviation of the logits": 1 / 4,
+        "mean distance looked back (tokens)": 2.0,
+        "effective rank of Q K^T": 10.0,
+        "induction score": 1 / 16,
     }
-    scales = {"logit_std": 1 / 4, "mean_distance": 2.0, "effective_rank": 10.0, "induction": 1 / 16}
     for measure, scale in scales.items():
-        means = {row["group"]: row["mean"] for row in values(document, f"why-0-{measure}") if row["arm"] == "GPT-02"}
-        assert means == {"0": 2.0 * scale, "1": 0.625 * scale}
-    told = {row["what the heads do"]: row for row in rows(document, "heads") if row["arm"] == "GPT-02"}
-    assert [told["entropy of attention (nats)"][f"layer {layer}"] for layer in (0, 1)] == ["2.00", f"{0.625:.2f}"]
-    assert [told["mean distance looked back (tokens)"][f"layer {layer}"] for layer in (0, 1)] == ["4.00", "1.25"]
+        assert [found[measure][f"layer {layer}"] for layer in (0, 1)] == [f"{2.0 * scale:.2f}", f"{0.625 * scale:.2f}"]
+        assert found[measure]["seeds"] == "2"
 
 
-def test_of_many_families_four_are_drawn_head_by_head(tmp_path: Path) -> None:
-    for number in range(7):
-        for experiment in ("GPT-01", "GPT-02"):
-            # Families that were not looked at take nobody's place.
-            entropies = None if number < 2 else ((1.0,), (2.0,))
-            write_arm(tmp_path, experiment, [30.0], seeds=[0], variant=f"dropout-{number}", entropies=entropies)
-    document = english(tmp_path)
-    charts = [block for block in section(document, "why").blocks if isinstance(block, Chart)]
-    assert len(charts) == 4 * 5 and "dropout-2" in charts[0].alt
-    (note,) = texts(document, "why", "note")
-    assert note.startswith("1 more families are not drawn")
-    # Numbers take less room than pictures.
-    assert len({row["arm"] for row in rows(document, "heads")}) == 2 * 5
-
-
-def test_arms_that_were_not_looked_at_have_no_attention_chart(tmp_path: Path) -> None:
+def test_arms_whose_heads_were_not_measured_have_no_such_table(tmp_path: Path) -> None:
     for experiment in ("GPT-01", "GPT-02"):
         write_arm(tmp_path, experiment, [30.0, 30.5], seeds=[0, 1], entropies=None)
     assert "why" not in names(english(tmp_path))
@@ -313,28 +294,9 @@ def test_a_users_own_reported_figures_of_another_kind_are_shown_as_they_are(tmp_
     assert [(row["reported"], row["reported gap"]) for row in found] == [("final_loss 0.5, hours 3", ""), ("4", "")]
 
 
-def test_totals_computed_by_hand(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        write_run(tmp_path, "GPT-01", seed, Fate(ppl=30.0, steps=40, step_s=30.0, overhead_s=600.0))
-        write_run(tmp_path, "GPT-02", seed, Fate(ppl=30.0, revision="f" * 40 + "+changes", method="oelm_freeze"))
-    record(tmp_path, "failed", experiment="GPT-02", budget="laptop", seed=2)
-    (tmp_path / "GPT-02" / "laptop" / "default" / "seed-2" / "weights").write_bytes(b"x" * 3_000_000)
-    (tmp_path / "GPT-02" / "laptop" / "default" / "seed-2" / "link").symlink_to(tmp_path)
-    found = {row["what"]: row["value"] for row in rows(english(tmp_path), "totals")}
-    assert (found["runs"], found["finished runs"], found["arms"]) == ("5", "4", "2")
-    # Two runs of 40 x 30 + 600 seconds, two of 20 x 0.05.
-    assert found["compute hours of finished runs"] == f"{(2 * 1800 + 2 * 1.0) / 3600:,.2f}"
-    assert found["tokens trained on"] == f"{(2 * 40 + 2 * 20) * TOKENS_PER_STEP / 1e6:,.1f}M"
-    size = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink())
-    assert found["bytes on disk"] == f"{size / 2**20:,.1f} MiB"
-    assert found["computed on"] == "cpu, float32, x86_64, AVX2, threads: 1, torch 2.13.0+cpu"
-    assert found["source revisions"] == "0123456789ab; ffffffffffff+changes"
-
-
 def test_charts_tell_in_words_what_they_show(ladder: Path) -> None:
     document = english(ladder)
-    for name in ("learning-0", "why-0-entropy"):
-        assert all(experiment in chart(document, name).alt for experiment in LADDER if experiment != "GPT-01")
+    assert all(experiment in chart(document, "learning-0").alt for experiment in LADDER)
     assert section(document, "verdicts").blocks
 
 
@@ -346,3 +308,25 @@ def test_language_models_have_an_interval_over_documents_where_all_kept_the_same
     lines = (written[-1] / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
     (written[-1] / "predictions.jsonl").unlink()
     assert len(lines) > 1 and "documents" not in rows(english(tmp_path), "verdicts")[0]["sensitivity [95%]"]
+
+
+def test_the_same_method_across_data_sets(tmp_path: Path) -> None:
+    first, second = LADDER["GPT-02"], {0: 52.0, 1: 53.0, 2: 51.0}
+    write_by_seed(tmp_path, "GPT-01", BASE)
+    write_by_seed(tmp_path, "GPT-02", first)
+    write_by_seed(tmp_path, "GPT-04", {0: 50.0, 1: 50.5, 2: 49.5}, data="openwebtext")
+    write_by_seed(tmp_path, "GPT-05", second, data="openwebtext")
+    (row,) = rows(english(tmp_path), "classes")
+    assert row["method"] == "oelm_freeze"
+    assert row["tinystories"] == ratio_by_hand(first, BASE)
+    assert row["openwebtext"] == ratio_by_hand(second, {0: 50.0, 1: 50.5, 2: 49.5})
+
+
+def test_a_control_has_one_row_across_data_sets(tmp_path: Path) -> None:
+    thin = {0: 31.5, 1: 31.9, 2: 31.4}
+    for baseline, data in (("GPT-01", "tinystories"), ("GPT-04", "openwebtext")):
+        write_by_seed(tmp_path, baseline, BASE, data=data)
+        write_by_seed(tmp_path, f"{baseline}-thin", thin, data=data, settings={"model.qk_dim": 4})
+    gap = ratio_by_hand(thin, BASE)
+    (row,) = rows(english(tmp_path), "classes")
+    assert (row["method"], row["openwebtext"], row["tinystories"]) == ("thin", gap, gap)

@@ -20,9 +20,8 @@ from oelm.report.foreign import _COMMAND, SCALES, TAKES
 from oelm.report.judge import ReasonCode, Verdict
 from oelm.report.pairs import CLASSES
 from oelm.report.sections.reported import source_text
-from oelm.report.sections.spread import RUNGS
 from oelm.report.words import LANGUAGES, Words, templates
-from oelm.runs.find import State
+from oelm.runs.status import State
 from tests.report.recorded_study import MESSAGE, OWN_SOURCE, arm, own_catalog, record_study, second_root
 
 SRC = Path(__file__).parents[2] / "src" / "oelm"
@@ -39,10 +38,10 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "f'reason.{reason.code}'": tuple({*get_args(ReasonCode)} - {"many_comparisons"}),
     "f'mixture.{mixture.code}'": get_args(MixtureCode),
     "f'mixed.{name}'": MIXED,
+    "f'figures.{name}'": ("arm", "budget", "best", "majority", "seeds", "test", "test_majority", "test_seeds"),
     "f'state.{state}'": get_args(State),
     "f'live.state.{state}'": get_args(State),
     "f'live.state.{view.state}'": get_args(State),
-    "f'rung.{ingredient}'": tuple({ingredient for has in RUNGS.values() for ingredient in has}),
     "f'classes.{kind}'": CLASSES,
     "f'classes.{CLASSES[line.place]}'": CLASSES,
     "f'classes.{later}'": ("thawed", "frozen"),
@@ -259,7 +258,7 @@ def report(root: Path) -> Report:
 
 def test_a_chinese_report_holds_no_english_beside_names_units_and_ids(report: Report) -> None:
     document = report.document("zh")
-    assert len(document.sections) == 12, "the study lacks something that a section is about"
+    assert len(document.sections) == 9, "the study lacks something that a section is about"
     for text in texts_of(document):
         # What a record said is quoted, in its own language.
         ours = re.sub("\u8bb0\u5f55\u539f\u6587\uff1a\u201c.*\u201d", "", text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.errors import DataError
-from oelm.files import read_json
+from oelm.files import read_as, read_json
 from oelm.runs.finished import agrees, answers_weight, recomputed, tested_problems
 from oelm.runs.layout import ATTENTION, AUDIT, CONFIG, MANIFEST, METRICS, PREDICTIONS, STATUS, TIMING
 from oelm.runs.metrics import read_metrics
@@ -21,7 +21,6 @@ from oelm.runs.records import (
     Predictions,
     StepRow,
     StepTimes,
-    read_as,
     read_predictions,
     read_rows,
 )

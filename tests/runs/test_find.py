@@ -18,9 +18,9 @@ import pytest
 from filelock import FileLock
 
 from oelm.errors import ConfigError, RunDirError
-from oelm.runs.find import State, choose, decide, look, look_at, parse_locks, read_locks, scan, silent_s
+from oelm.runs.find import choose, look, look_at, scan
 from oelm.runs.layout import LOCK
-from oelm.runs.status import Status
+from oelm.runs.status import State, Status, decide, parse_locks, read_locks, silent_s
 from tests.experiments.recorded import record, status_of
 
 HERE = socket.gethostname()

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from oelm.runs import layout
-from oelm.runs.layout import CHECKPOINT_FILES, PREDICTIONS, RECORDS, checkpoint_folders, checkpoint_name, checkpoint_step
+from oelm.runs.layout import CHECKPOINT_FILES, PREDICTIONS, RECORDS, checkpoint_name
+from oelm.runs.records import checkpoint_folders, checkpoint_step
 
 SRC = Path(layout.__file__).parents[1]
 NAMES = {

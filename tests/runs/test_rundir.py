@@ -18,14 +18,7 @@ from oelm.models.gpt import build_gpt
 from oelm.runs.records import DataRecord, Manifest
 from oelm.runs.rundir import RunDir
 from oelm.runs.status import HEARTBEAT_S, Progress, read_status
-from oelm.train.preflight import (
-    Estimate,
-    check_fits,
-    estimate,
-    is_out_of_memory,
-    parameter_counts,
-    what_to_lower,
-)
+from oelm.train.device import Estimate, check_fits, estimate, is_out_of_memory, parameter_counts, what_to_lower
 from tests.conftest import tiny_config
 
 

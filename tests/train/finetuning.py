@@ -10,13 +10,14 @@ from typing import Any
 from oelm.config import FinetuneConfig, parse_as, with_overrides
 from oelm.data.tokens import no_progress
 from oelm.files import sha256_file
+from oelm.process import StopFlag
 from oelm.runs.metrics import read_metrics
 from oelm.runs.rundir import RunDir
 from oelm.train.classify import ClassifierTask, prepare_task_examples
 from oelm.train.device import Compute
 from oelm.train.run import Result, train
 from oelm.train.session import Session, build_session
-from oelm.train.watch import Silence, StopFlag, Watch
+from oelm.train.watch import Silence, Watch
 from tests.models.test_hub import BAD, GOOD, NEUTRAL
 
 NUM_TRAIN, NUM_DEV, BATCH, MICRO = 95, 70, 6, 2

@@ -25,9 +25,7 @@ from oelm.config import TrainConfig
 ROOT = Path(__file__).parents[2]
 SERVER = mp.get_context("forkserver")
 # Loading torch takes longer than a tiny run; the list is that of all who use the one server of a test session.
-SERVER.set_forkserver_preload(
-    ["oelm.train.run", "oelm.experiments.budget", "tests.train.rank_faults", "tests.train.finetuning"]
-)
+SERVER.set_forkserver_preload(["oelm.train.run", "oelm.budget", "tests.train.rank_faults", "tests.train.finetuning"])
 _LIMIT_S = 120.0
 
 
@@ -128,9 +126,9 @@ def work(given: Given, rank: int, *, attempt: int) -> None:
 
     from oelm.config import parse_any
     from oelm.errors import OelmError
+    from oelm.process import StopFlag
     from oelm.train.dist import TIMEOUT_SETTING, joined
     from oelm.train.run import train
-    from oelm.train.watch import StopFlag
     from tests.train.rank_faults import FAULTS, Recorder
 
     torch.set_num_threads(1)

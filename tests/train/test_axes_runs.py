@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from oelm.config import RunConfig
 from oelm.errors import FrozenMovedError, OelmError
 from oelm.files import sha256_file
-from oelm.method.axes import selections
-from oelm.method.frozen import record_of
-from oelm.models.export import export_gpt2
+from oelm.method.audit import record_of
+from oelm.method.layers import selections
+from oelm.models.export import export_gpt
 from oelm.models.generate import Sampling, generate
 from oelm.models.heads import summarize_heads
 from oelm.train.checkpoint import _manifest_text, load_tensors, open_checkpoint
@@ -111,10 +111,10 @@ def test_generation_inspection_and_export_read_what_is_picked(whole: Whole, tmp_
         assert picked and all(each.effective_rank > 1 for each in summaries)
     if selections(loaded.model):
         with pytest.raises(OelmError, match="fold"):
-            export_gpt2(loaded.model, loaded.tokenizer(), tmp_path / "none", end_of_text=0, card="")
+            export_gpt(loaded.model, loaded.tokenizer(), tmp_path / "none", end_of_text=0, card="")
     kept = loaded.folded(keep_slices=True)
     assert selections(kept).keys() == selections(loaded.model).keys()
-    export_gpt2(loaded.folded(), loaded.tokenizer(), tmp_path / "gpt2", end_of_text=0, card="")
+    export_gpt(loaded.folded(), loaded.tokenizer(), tmp_path / "gpt2", end_of_text=0, card="")
     theirs = GPT2LMHeadModel.from_pretrained(tmp_path / "gpt2").eval()
     with torch.no_grad():
         # Two implementations of the same arithmetic: logits of order one, a few units in the sixth digit.

@@ -17,9 +17,10 @@ from torch import nn
 from oelm.config import RunConfig
 from oelm.errors import CheckpointError
 from oelm.files import STAGING_PREFIX, sweep_staging
+from oelm.process import StopFlag
 from oelm.train.checkpoint import Checkpoints, SavedState, TrainState
 from oelm.train.run import Options, train
-from oelm.train.watch import Silence, StepReport, StopFlag
+from oelm.train.watch import Silence, StepReport
 from tests.conftest import run_here, tiny_config
 
 MAPS = Path("/proc/self/maps")

@@ -16,13 +16,12 @@ from torch.nn import functional as F
 
 from oelm.config import FinetuneConfig, parse_as
 from oelm.errors import CheckpointError, ConfigError, DataError, OelmError, RunDirError
-from oelm.method.audit import assert_unmoved
-from oelm.method.frozen import record_of
+from oelm.method.audit import assert_unmoved, record_of
 from oelm.method.method import PRESETS
 from oelm.models.hub import export_classifier
+from oelm.process import StopFlag
 from oelm.runs.metrics import read_metrics
 from oelm.train.load import LoadedClassifier, load_any
-from oelm.train.watch import StopFlag
 from tests.conftest import one_of_each_kind
 from tests.models.test_hub import BERT, VOCAB, write_model, write_t5_tokenizer, write_tokenizer
 from tests.train.finetuning import (

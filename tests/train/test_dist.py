@@ -14,11 +14,11 @@ import pytest
 
 from oelm.config import FinetuneConfig, RunConfig, TrainConfig
 from oelm.errors import ConfigError
+from oelm.process import StopFlag
 from oelm.runs.metrics import read_metrics
 from oelm.runs.status import read_status
 from oelm.train.dist import ALONE, World
 from oelm.train.run import train
-from oelm.train.watch import StopFlag
 from tests.conftest import run_here, tiny_config
 from tests.train.finetuning import tiny_finetune
 from tests.train.rank_worker import forked, run_forked, told, wait_for

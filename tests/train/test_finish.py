@@ -16,6 +16,7 @@ from oelm.data.ngram import perplexities
 from oelm.data.prepare import prepare
 from oelm.errors import CheckpointError
 from oelm.files import sha256_file
+from oelm.process import StopFlag
 from oelm.report.arms import read_run
 from oelm.runs.find import look_at
 from oelm.runs.records import DocumentRow, ExampleRow, majority_share
@@ -24,7 +25,7 @@ from oelm.train.device import Compute
 from oelm.train.evaluate import evaluate_tokens
 from oelm.train.load import load_run
 from oelm.train.run import train
-from oelm.train.watch import Silence, StopFlag
+from oelm.train.watch import Silence
 from tests.conftest import made_text, run_here, tiny_config, tiny_settings
 from tests.faults.harness import evidence, finish, start
 from tests.runs.recomputed import figure_problems, read_record

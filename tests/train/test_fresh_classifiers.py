@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, processors
 
+from oelm.budget import classifier_settings
 from oelm.config import ClassifierConfig, FinetuneConfig, parse_as, with_overrides
 from oelm.data.example_sets import ExampleSet, prepare_examples
 from oelm.data.examples import Example, ExampleSource
 from oelm.errors import ConfigError, DataError
-from oelm.experiments.budget import classifier_settings
 from oelm.method.audit import assert_unmoved
 from oelm.models.hub import export_classifier
 from oelm.train.classify import ClassifierTask, closing_mark

@@ -10,9 +10,10 @@ import pytest
 
 from oelm.config import ExamplesConfig
 from oelm.errors import CheckpointError, ConfigError, DataError
+from oelm.process import StopFlag
 from oelm.train.classify import ClassifierEvaluation, judge_run
 from oelm.train.load import LoadedClassifier, load_any
-from oelm.train.watch import Silence, StopFlag
+from oelm.train.watch import Silence
 from tests.models.test_hub import VOCAB, write_model, write_tokenizer
 from tests.train.finetuning import (
     evaluations,

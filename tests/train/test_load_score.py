@@ -13,11 +13,12 @@ import torch
 import oelm
 from oelm.data.prepare import prepare
 from oelm.errors import CheckpointError, DataError, FrozenMovedError
-from oelm.method.frozen import digest
+from oelm.method.audit import digest
+from oelm.process import StopFlag
 from oelm.runs.metrics import read_metrics
 from oelm.train.load import _followed, find_checkpoint, load_run
 from oelm.train.score import probe_windows, score_run
-from oelm.train.watch import Silence, StopFlag
+from oelm.train.watch import Silence
 from tests.conftest import made_text, run_here, tiny_config
 
 

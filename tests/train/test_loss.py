@@ -14,18 +14,19 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from oelm.train import loss as loss_module
-from oelm.train.loss import chunk_rows, mean_cross_entropy, token_losses
+from oelm.models import shape as shape_module
+from oelm.models.shape import chunk_rows
+from oelm.train.loss import mean_cross_entropy, token_losses
 
 quickly = settings(deadline=None, derandomize=True, max_examples=30)
-SHIPPED_ROWS = loss_module._MOST_ROWS
+SHIPPED_ROWS = shape_module._MOST_ROWS
 ROWS = 16  # the fewest rows a chunk may have; asked for in every test here, so that small batches make many chunks
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_module, "_MOST_ROWS", ROWS)
+        patch.setattr(shape_module, "_MOST_ROWS", ROWS)
         yield
 
 
@@ -269,7 +270,7 @@ def test_the_probe_for_the_full_logits_sees_them_in_the_plain_loss() -> None:
 @given(st.integers(1, 2**31))
 def test_a_chunk_is_as_large_as_rows_and_elements_allow(vocab_size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_module, "_MOST_ROWS", SHIPPED_ROWS)
+        patch.setattr(shape_module, "_MOST_ROWS", SHIPPED_ROWS)
         rows = chunk_rows(vocab_size)
     assert ROWS <= rows <= SHIPPED_ROWS
     assert rows == ROWS or rows * vocab_size <= 2**24

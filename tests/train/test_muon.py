@@ -17,9 +17,8 @@ from torch.optim._muon import _adjust_lr
 
 from oelm.config import OptimConfig, RunConfig
 from oelm.errors import CheckpointError
-from oelm.method.apply import freeze, hold
-from oelm.method.frozen import digest
-from oelm.method.timetable import Plan
+from oelm.method.apply import Plan, freeze, hold
+from oelm.method.audit import digest
 from oelm.models.gpt import GPT, build_gpt
 from oelm.train.optim import (
     MOMENTUM,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from oelm.budget import budget_settings
 from oelm.config import RunConfig, parse_config, parse_overrides, with_overrides
 from oelm.errors import ConfigError, MethodError
-from oelm.experiments.budget import budget_settings
 from oelm.method.apply import freeze
 from oelm.method.method import Thaw
 from oelm.models.gpt import GPT

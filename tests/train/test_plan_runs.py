@@ -14,10 +14,10 @@ from oelm.config import RunConfig
 from oelm.data.prepare import prepare
 from oelm.errors import FrozenMovedError
 from oelm.files import sha256_file
-from oelm.method.apply import adopt_record, freeze
-from oelm.method.frozen import digest, record_of
-from oelm.method.timetable import Plan, plan_of
+from oelm.method.apply import Plan, adopt_record, freeze, plan_of
+from oelm.method.audit import digest, record_of
 from oelm.models.gpt import build_gpt
+from oelm.process import StopFlag
 from oelm.runs.metrics import read_metrics
 from oelm.runs.records import read_config
 from oelm.runs.rundir import RunDir
@@ -27,9 +27,9 @@ from oelm.train.load import LoadedClassifier, load_any, load_run
 from oelm.train.loop import run_loop
 from oelm.train.optim import learning_rate, optimizer_tensors
 from oelm.train.run import train
-from oelm.train.session import Session, build_session, follow_plan, resolve, resume
-from oelm.train.task import LanguageModelTask
-from oelm.train.watch import Silence, StepReport, StopFlag
+from oelm.train.session import Session, build_session, follow_plan, resume
+from oelm.train.task import LanguageModelTask, resolve
+from oelm.train.watch import Silence, StepReport
 from tests.conftest import run_here, tiny_config
 from tests.train.finetuning import evidence as classifier_evidence
 from tests.train.finetuning import finetune_here, tiny_finetune
@@ -238,7 +238,7 @@ def session(config: RunConfig, out: Path, *, stop_at: int | None = None) -> Iter
         config = folder.claim(resolve(config, tokens))
         watch = StopsAt(stop, stop_at) if stop_at else Silence()
         made = build_session(config, folder, LanguageModelTask(tokens, config, compute), compute, stop=stop, watch=watch)
-        with contextlib.closing(made.metrics):
+        with contextlib.closing(made.folder.metrics):
             resume(made, strict=False, exact_step=None)
             run_loop(made)
             yield made
@@ -294,7 +294,7 @@ def test_what_was_thawed_warms_up_from_there_and_the_rest_follows_the_schedule(
     with RunDir(tmp_path / "run") as folder:
         task = LanguageModelTask(tokens, config, compute)
         run = watch.session = build_session(config, folder, task, compute, stop=StopFlag(), watch=watch)
-        with contextlib.closing(run.metrics):
+        with contextlib.closing(run.folder.metrics):
             run_loop(run)
     # A warm-up is half of the run at most, at its start and here.
     length = min(warmup, STEPS // 2)

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from oelm.errors import ConfigError
+from oelm.process import StopFlag
 from oelm.runs.metrics import read_metrics
 from oelm.train.checkpoint import load_tensors
-from oelm.train.watch import Silence, StepReport, StopFlag
+from oelm.train.watch import Silence, StepReport
 from tests.conftest import run_here, tiny_config
 
 

@@ -19,7 +19,7 @@ from oelm.method.method import PRESETS
 from oelm.models.gpt import build_gpt
 from oelm.models.hub import ClassifierShape, fresh_classifier
 from oelm.models.shape import Architecture
-from oelm.train.preflight import classifier_estimate, parameter_counts
+from oelm.train.device import classifier_estimate, parameter_counts
 from tests.conftest import tiny_config
 from tests.models.test_hub import write_tokenizer
 from tests.train.finetuning import tiny_finetune

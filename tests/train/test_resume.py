@@ -13,14 +13,15 @@ import torch
 from oelm.data.prepare import prepare
 from oelm.errors import CheckpointError, DataError, NonFiniteError, RunDirError
 from oelm.files import sha256_file
+from oelm.process import StopFlag
 from oelm.runs.metrics import read_metrics
 from oelm.runs.rundir import RunDir
 from oelm.train.device import Compute
 from oelm.train.loop import evaluate, run_loop
 from oelm.train.run import Options, resolve_start, train
-from oelm.train.session import Session, build_session, resolve, resume
-from oelm.train.task import LanguageModelTask
-from oelm.train.watch import Silence, StepReport, StopFlag
+from oelm.train.session import Session, build_session, resume
+from oelm.train.task import LanguageModelTask, resolve
+from oelm.train.watch import Silence, StepReport
 from tests.conftest import made_text, run_here, tiny_config
 
 
@@ -124,7 +125,7 @@ def half_precision(text: Path, out: Path, *, stop_at: int | None = None) -> Sess
         config = folder.claim(resolve(config, tokens))
         compute = Compute("cpu", "fp16", "test")
         session = build_session(config, folder, LanguageModelTask(tokens, config, compute), compute, stop=stop, watch=watch)
-        with contextlib.closing(session.metrics):
+        with contextlib.closing(session.folder.metrics):
             resume(session, strict=False, exact_step=None)
             run_loop(session)
     return session

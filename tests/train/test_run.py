@@ -16,6 +16,7 @@ from oelm.errors import CheckpointError, FrozenMovedError, OutOfMemoryError, Run
 from oelm.files import sha256_file
 from oelm.method.method import PRESETS
 from oelm.models.gpt import build_gpt
+from oelm.process import StopFlag
 from oelm.runs.metrics import read_metrics
 from oelm.runs.rundir import RunDir
 from oelm.train.checkpoint import load_tensors
@@ -23,10 +24,10 @@ from oelm.train.device import Compute
 from oelm.train.load import load_run
 from oelm.train.loop import run_loop
 from oelm.train.run import resolve_start
-from oelm.train.session import build_session, resolve
-from oelm.train.task import LanguageModelTask
+from oelm.train.session import build_session
+from oelm.train.task import LanguageModelTask, resolve
 from oelm.train.timing import step_statistics
-from oelm.train.watch import Silence, StepReport, StopFlag
+from oelm.train.watch import Silence, StepReport
 from tests.conftest import one_of_each_kind, run_here, tiny_config
 
 
@@ -238,7 +239,7 @@ def test_weights_that_moved_never_reach_a_checkpoint(text_file: Path, tmp_path: 
             config, folder, LanguageModelTask(tokens, config, compute), compute, stop=StopFlag(), watch=Vandal()
         )
         with (
-            contextlib.closing(session.metrics),
+            contextlib.closing(session.folder.metrics),
             pytest.raises(FrozenMovedError, match=r"blocks.0.attention.q.weight has moved"),
         ):
             run_loop(session)

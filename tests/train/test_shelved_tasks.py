@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from oelm.config import ExamplesConfig, FinetuneConfig
-from oelm.data.resolve import Request
+from oelm.data.request import Request
 from oelm.errors import DataError
 from oelm.files import dump_json
+from oelm.process import StopFlag
 from oelm.train.classify import judge_run
 from oelm.train.load import LoadedClassifier, load_any
-from oelm.train.watch import Silence, StopFlag
+from oelm.train.watch import Silence
 from tests.data.test_examples import write_jsonl, write_lines
 from tests.models.test_hub import VOCAB, write_model, write_tokenizer
 from tests.train.finetuning import evidence, finetune_here, made_rows, read, tiny_finetune

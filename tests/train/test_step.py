@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from oelm.config import OptimConfig
 from oelm.errors import NonFiniteError
 from oelm.method.apply import freeze
-from oelm.method.frozen import digest
+from oelm.method.audit import digest
 from oelm.models.gpt import GPT, build_gpt
 from oelm.seeds import stream_seed
 from oelm.train.optim import build_optimizer
@@ -54,6 +54,7 @@ def step_once(
     num_micro_batches: int = 1,
     clip_norm: float = 1.0,
     step: int = 0,
+    forward: nn.Module | None = None,
 ) -> Outcome:
     return train_step(
         compute_loss,
@@ -65,6 +66,7 @@ def step_once(
         noise_seed=NOISE_SEED,
         batch_ids=BATCH_IDS,
         step=step,
+        forward=forward,
     )
 
 
@@ -108,6 +110,15 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(parts: int) -> None:
     # terms below 10, after some 10^3 roundings of 1.1e-16 each. 1e-12.
     for name, parameter in models[0].named_parameters():
         assert float((parameter - models[1].get_parameter(name)).detach().abs().max()) <= 1e-12, name
+
+
+def test_a_compiled_model_takes_the_same_step() -> None:
+    """A compiled module has no truth value: PyTorch asks the model for its length."""
+    plain, other = gpt(), gpt()
+    compiled: nn.Module = torch.compile(other, backend="eager")  # type: ignore[assignment]
+    step_once(lambda _: loss_of(plain, WINDOWS), plain, adamw(plain), forward=plain)
+    step_once(lambda _: loss_of(other, WINDOWS), other, adamw(other), forward=compiled)
+    assert digests(plain) == digests(other)
 
 
 def test_the_outcome_is_the_loss_before_and_the_norm_before_clipping() -> None:

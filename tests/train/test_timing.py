@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from oelm.process import StopFlag
 from oelm.runs.records import Figures
 from oelm.train.run import train
 from oelm.train.timing import PHASES, Clock, Meter, NvmlCounter, RaplCounter, energy_counters, step_statistics
-from oelm.train.watch import Silence, StepReport, StopFlag
+from oelm.train.watch import Silence, StepReport
 from tests.conftest import run_here, tiny_config
 
 

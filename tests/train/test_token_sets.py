@@ -16,7 +16,7 @@ from oelm.experiments.plan import make_config, recipe_changes
 from oelm.runs.records import read_config
 from oelm.train.load import load_run
 from oelm.train.score import probe_windows
-from oelm.train.session import resolve
+from oelm.train.task import resolve
 from oelm.train.watch import Silence
 from tests.conftest import run_here, tiny_config
 from tests.experiments.planned import PAIR, catalog_of

@@ -17,12 +17,13 @@ from typer.testing import CliRunner
 
 from oelm.cli.app import app
 from oelm.errors import ConfigError, DataError, MissingExtraError, OelmError
+from oelm.process import StopFlag
 from oelm.runs.manage import _survey
 from oelm.runs.metrics import Metrics, read_metrics
 from oelm.train.evaluate import Evaluation, TokenEvaluation
 from oelm.train.run import Result, train
 from oelm.train.track import TRACKERS, TrackerName, TrackWatch, read_trackio, read_wandb, tracked, tracker_named
-from oelm.train.watch import Silence, StepReport, StopFlag, Watch
+from oelm.train.watch import Silence, StepReport, Watch
 from tests.conftest import run_here, tiny_config
 from tests.train.test_resume import StopsAt
 
@@ -69,7 +70,7 @@ class BreaksAt(Silence):
 def shown(run: Path, to: str = "tensorboard") -> Curves:
     """Return the curves that a tracker shows of a run, by step."""
     if to == "wandb":
-        (found,) = read_wandb(run / "wandb")
+        (found,) = read_wandb(sorted((run / "wandb").rglob("*.wandb")))
         return {tag: sorted(points) for tag, points in found.curves.items()}
     if to == "trackio":
         (found,) = read_trackio(run.parent / "trackio" / "oelm.db")
@@ -313,7 +314,7 @@ def test_a_wrong_tracker_ends_the_command_before_a_run_begins(text_file: Path, t
 def test_a_wandb_run_has_the_seed_and_the_group_of_its_arm(text_file: Path, tmp_path: Path) -> None:
     run = tmp_path / "GPT-02" / "smoke" / "default" / "seed-3"
     sit(run, text_file, to="wandb", steps=2, seed=3)
-    (found,) = read_wandb(run)
+    (found,) = read_wandb(sorted(run.rglob("*.wandb")))
     assert (found.name, found.arm, found.seed) == ("GPT-02/smoke/default/seed-3", "GPT-02/smoke/default", 3)
 
 
@@ -331,7 +332,7 @@ def test_the_torn_end_of_a_wandb_file_is_left_out(cut: int, text_file: Path, tmp
     sit(tmp_path, text_file, to="wandb", steps=4)
     (path,) = tmp_path.rglob("*.wandb")
     path.write_bytes(path.read_bytes()[: -cut or None])
-    (found,) = read_wandb(path)
+    (found,) = read_wandb([path])
     assert found.curves["train/loss"] == recorded(tmp_path, to="wandb")["train/loss"][: len(found.curves["train/loss"])]
 
 
@@ -343,10 +344,10 @@ def test_a_damaged_wandb_file_is_refused(text_file: Path, tmp_path: Path) -> Non
     content[100] ^= 1
     path.write_bytes(content)
     with pytest.raises(DataError, match="is damaged at byte"):
-        read_wandb(path)
+        read_wandb([path])
     path.write_text("no such thing")
     with pytest.raises(DataError, match=r"does not begin as W&B's files do"):
-        read_wandb(path)
+        read_wandb([path])
 
 
 @needs("trackio")

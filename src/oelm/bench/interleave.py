@@ -59,11 +59,6 @@ def against(reference: str, seconds: Mapping[str, Sequence[float]]) -> dict[str,
     return {name: Timed(statistics.median(values), mean_ratio(seconds[reference], values)) for name, values in seconds.items()}
 
 
-def inverse(ratio: Ratio) -> Ratio:
-    """Return the ratio the other way round: exact, because it is a mean of logarithms."""
-    return Ratio(1 / ratio.value, 1 / ratio.high, 1 / ratio.low, ratio.count)
-
-
 BenchConfig = RunConfig | FinetuneConfig
 # A smaller expected difference is not worth measuring.
 _ALIKE = 0.005
@@ -296,7 +291,6 @@ _SHAPES = {
 # The shape of bert-base with fresh weights: the earlier study's classifier, at its batch and length.
 CLASSIFIER = "bert"
 _BERT = {"vocab_size": 30522, "model_dim": 768, "num_layers": 12, "num_heads": 12, "ff_dim": 3072, "num_labels": 3}
-PUBLISHED = ("laptop", "512", "medium")
 # The arm with an eighth of the rows in Q and K, which learn: in speed, the rival of freezing them.
 THIN = "thin"
 _THIN_SHARE = 8

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.options import Out, Overrides
-from oelm.cli.shell import out, print_table, reported, say
-from oelm.errors import ConfigError
+from oelm.cli.shell import err, out, print_table, reported, say
+from oelm.errors import ConfigError, OelmError
 
 if TYPE_CHECKING:
     from oelm.bench.interleave import Comparison
@@ -65,9 +65,9 @@ def bench(
 
 def _config(name: str, budget: str, shape: str | None, overrides: list[str]) -> RunConfig | FinetuneConfig:
     from oelm.bench.interleave import shape_settings, with_arm
+    from oelm.budget import budget_settings
     from oelm.config import parse_any, parse_overrides, with_overrides
     from oelm.data.tokenizer import vocab_size_of
-    from oelm.experiments.budget import budget_settings
     from oelm.runs.records import read_config
 
     if Path(name).is_file():
@@ -122,19 +122,16 @@ def _record(comparison: Comparison, shape: TimedShape, optimizer: str, root: Pat
 
 
 def _print(comparisons: list[Comparison], shape: TimedShape) -> None:
-    from rich.table import Table
-
     from oelm.bench.interleave import verdict
     from oelm.report.sections.costs import shape_text
     from oelm.report.words import Words
 
-    table = Table("", title=shape_text(shape, Words("en")), title_justify="left")
     sides = [comparisons[0].first, *(comparison.second for comparison in comparisons)]
-    for side in sides:
-        table.add_column(side.title, justify="right")
-    table.add_row("speed against A", "", *(f"{comparison.ratio.value:.3f}x" for comparison in comparisons))
-    table.add_row("95% interval", "", *(f"{each.ratio.low:.3f} to {each.ratio.high:.3f}" for each in comparisons))
-    table.add_row("arithmetic bound", "", *(f"{comparison.bound:.3f}x" for comparison in comparisons))
+    rows = [
+        ("speed against A", "", *(f"{comparison.ratio.value:.3f}x" for comparison in comparisons)),
+        ("95% interval", "", *(f"{each.ratio.low:.3f} to {each.ratio.high:.3f}" for each in comparisons)),
+        ("arithmetic bound", "", *(f"{comparison.bound:.3f}x" for comparison in comparisons)),
+    ]
     for label, attribute, unit, scale in (
         ("median step", "median_s", " ms", 1e3),
         ("parameters stored", "stored", "", 1),
@@ -146,8 +143,9 @@ def _print(comparisons: list[Comparison], shape: TimedShape) -> None:
     ):
         values = [getattr(side, attribute) for side in sides]
         if None not in values:
-            table.add_row(label, *(f"{value * scale:,.1f}{unit}" if unit else f"{value:,}" for value in values))
-    out.print(table)
+            rows.append((label, *(f"{value * scale:,.1f}{unit}" if unit else f"{value:,}" for value in values)))
+    title = shape_text(shape, Words("en"))
+    print_table(("", *(side.title for side in sides)), rows, left=("",), title=title, boxed=True)
     for comparison in comparisons:
         ratio, title = comparison.ratio, comparison.second.title
         out.print(f"speed of {title} against {comparison.first.title}: {ratio}, 95% interval over {ratio.count} rounds")
@@ -155,7 +153,7 @@ def _print(comparisons: list[Comparison], shape: TimedShape) -> None:
 
 
 def _generate(sides: list[tuple[str, RunConfig]], *, rounds: int, tokens: int) -> None:
-    from oelm.bench.profile import can_export, compare_generation
+    from oelm.bench.greedy import can_export, compare_generation
 
     has_transformers = can_export(sides[0][1])
     writers = compare_generation(sides, rounds=rounds, num_tokens=tokens, has_transformers=has_transformers)
@@ -169,12 +167,18 @@ def _generate(sides: list[tuple[str, RunConfig]], *, rounds: int, tokens: int) -
 @reported
 def doctor(
     seconds: Annotated[float, typer.Option(min=0.0, help="How long the matrix test may take in all; 0 skips it.")] = 10.0,
+    selftest: Annotated[
+        bool, typer.Option("--selftest", help="Train, kill, resume and compare small runs; prints a table for an issue.")
+    ] = False,
 ) -> None:
     """Print device, precision and why, threads, memory, disk, versions, extras, and a matrix test in each precision."""
     from rich.table import Table
 
     from oelm.bench.machine import examine, matmul_speeds
 
+    if selftest:
+        _selftest(examine())
+        return
     table = Table(show_header=False)
     for name, value in examine().items():
         table.add_row(name, value)
@@ -182,3 +186,17 @@ def doctor(
     if seconds > 0:
         headings = ("precision", "matrix product")
         print_table(headings, matmul_speeds(seconds).items(), left=headings, title="1024 x 1024 by 1024 x 1024", boxed=True)
+
+
+def _selftest(machine: dict[str, str]) -> None:
+    """Print a Markdown table of the machine and of what held on it; raise OelmError where something did not."""
+    from oelm.bench.machine import selftest
+
+    checks = selftest(lambda name: err.print(f"{name} ...", style="dim"))
+    # Where the cache is, is nobody's business.
+    rows = [(name, "", value) for name, value in machine.items() if name != "cache"]
+    rows += [(check.name, "holds" if check.holds else "FAILS", check.found) for check in checks]
+    cells = [tuple(" ".join(cell.replace("|", "/").split()) for cell in row) for row in rows]
+    say("\n".join(["| check | result | found |", "| --- | --- | --- |", *(f"| {' | '.join(row)} |" for row in cells)]))
+    if failed := sum(not check.holds for check in checks):
+        raise OelmError(f"{failed} of {len(checks)} checks failed: please report the table")

@@ -94,10 +94,9 @@ def show(
 
 
 def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, root: Path, *, cost: bool) -> None:
-    from oelm.config import parse_overrides
+    from oelm.config import flatten, parse_overrides
     from oelm.experiments.catalog import load_catalog
     from oelm.experiments.plan import check_changes, plan_runs, variant_name
-    from oelm.schema import flatten
 
     found = load_catalog(catalog)
     experiment = found.get(name)
@@ -125,12 +124,12 @@ def _show(name: str, budget: str, overrides: list[str], catalog: Path | None, ro
 
 def _print_projection(name: str, gpus: str, budget: str, price: float, overrides: list[str], catalog: Path | None) -> None:
     """Print what an experiment, or a group, takes on GPUs according to their data sheets."""
+    from oelm.budget import budget_settings
     from oelm.config import parse_config, parse_overrides
-    from oelm.experiments.budget import budget_settings
     from oelm.experiments.catalog import load_catalog
     from oelm.experiments.forecast import Assumptions, Projection, parse_gpus, project, queue_s, reported_efficiency
     from oelm.experiments.study import Study
-    from oelm.train.preflight import gibibytes
+    from oelm.train.device import gibibytes
 
     gpu, count = parse_gpus(gpus)
     share = reported_efficiency(parse_config(budget_settings("paper"), where="paper"))
@@ -167,7 +166,7 @@ def _costs(run: PlannedRun, root: Path) -> dict[str, str]:
     from oelm.data.tokenizer import num_cores
     from oelm.experiments.forecast import Forecaster, count_parameters
     from oelm.method.method import learning_later
-    from oelm.train.preflight import gibibytes
+    from oelm.train.device import gibibytes
 
     threads = max(1, num_cores() // min(num_cores(), 8)) if run.budget != "paper" else num_cores()
     forecast = Forecaster(root, threads=threads).forecast(run)
@@ -211,12 +210,14 @@ def _calculated(config: RunConfig | FinetuneConfig) -> str:
 
 
 def _print_facts(run: PlannedRun, baseline: list[PlannedRun], root: Path, *, costs: dict[str, str]) -> None:
-
+    from oelm.config import RunConfig
     from oelm.experiments.plan import config_confounds
 
     experiment = run.experiment
+    data = run.config.data.source if isinstance(run.config, RunConfig) else run.config.examples.task
     facts = {
         "what": f"{experiment.title} ({experiment.kind.replace('_', ' ')})",
+        "data": data if data == experiment.data else f"{data}: a smoke test does not read {experiment.data}",
         "budget": run.budget,
         "baseline": experiment.baseline or "none: it is one",
         "success": str(experiment.criterion) if experiment.criterion else "no criterion",

@@ -34,7 +34,7 @@ data_app = typer.Typer(name="data", cls=Group, help="Data sets: list, prepare, l
 def list_sets() -> None:
     """Show the data sets that have a name, and what is prepared on this machine."""
     from oelm.data.prepared import prepared_sets
-    from oelm.data.sets import BUILT_IN, CORPORA, TASKS, CorpusEntry, TaskEntry
+    from oelm.data.public_sets import BUILT_IN, CORPORA, TASKS, CorpusEntry, TaskEntry
 
     for name, about in BUILT_IN.items():
         out.print(f"{name:<15}language model: {about}")
@@ -60,10 +60,8 @@ def prepare(
     folder: Annotated[
         Path | None, typer.Option("--from", help="Take local copies of the named set from this folder, not from the hub.")
     ] = None,
-    text: Annotated[Path | None, path_option("Your own text: a UTF-8 file, or a folder of them.")] = None,
-    jsonl: Annotated[Path | None, typer.Option(help="Your own documents: one JSON object a line.")] = None,
-    parquet: Annotated[Path | None, typer.Option(help="Your own documents: one a row.")] = None,
-    column: Annotated[str, typer.Option(help="The column of --jsonl or --parquet that holds the text.")] = "text",
+    text: Annotated[Path | None, path_option("Your own text: a UTF-8 file, a .jsonl or .parquet, or a folder of them.")] = None,
+    column: Annotated[str, typer.Option(help="The column of a .jsonl or .parquet that holds the text.")] = "text",
     examples: Annotated[Path | None, typer.Option(help="Your own labelled examples: .tsv, .csv, .jsonl or .parquet.")] = None,
     dev: Annotated[
         Path | None, typer.Option(help="Dev examples to go with --examples; default: one in twenty is held out.")
@@ -82,18 +80,15 @@ def prepare(
     ] = None,
     max_documents: Annotated[int | None, typer.Option(min=1, help="An extract: so many documents of each split.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="An extract: begin no document after so many tokens.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads that tokenize; by default one a core.")] = None,
     out_dir: Annotated[Path | None, typer.Option("--out", help="Put the token set here instead of the cache.")] = None,
 ) -> None:
     """Prepare a data set. Rerun the command to resume an interrupted preparation."""
-    from oelm.data.resolve import Request
+    from oelm.data.request import Request
 
     request = Request(
         name=name,
         folder=folder,
         text=text,
-        jsonl=jsonl,
-        parquet=parquet,
         column=column,
         examples=examples,
         dev=dev,
@@ -104,7 +99,6 @@ def prepare(
         max_length=max_length,
         max_documents=max_documents,
         max_tokens=max_tokens,
-        workers=workers,
         out=out_dir,
     )
     began = time.monotonic()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ import typer
 from oelm.cli.options import Budget, Out, Queueing
 from oelm.cli.remote import How
 from oelm.cli.run import leave_by, load, run_all
-from oelm.cli.shell import print_table, reported, say, shown_warnings, stoppable
+from oelm.cli.shell import print_next, print_table, reported, say, shown_warnings, stoppable
 from oelm.text import fixed
 
 if TYPE_CHECKING:
@@ -41,8 +40,8 @@ def demo(
         runs = study.plan(load(None))
         for run in runs[: len({run.experiment.id for run in runs})]:
             say(f"{run.experiment.method}: {run.experiment.title}")
-        ended = run_all(study, runs, Queueing().slots(budget), How(stop), notify=None, catalog=None)
-    leave_by(ended)
+        ended = run_all(study, runs, Queueing().slots(budget), How(stop, retry=True), notify=None, catalog=None)
+    leave_by(ended, again="repeat the command")
     _print_results(runs, budget)
     _print_next(root, budget)
 
@@ -75,22 +74,22 @@ def _print_results(runs: Sequence[PlannedRun], budget: str) -> None:
 
 
 def _audit(runs: Sequence[PlannedRun], row: SummaryRow) -> AuditRecord:
+    from oelm.files import read_as
     from oelm.runs.layout import AUDIT
-    from oelm.runs.records import AuditRecord, read_as
+    from oelm.runs.records import AuditRecord
 
     return read_as(AuditRecord, next(run.path for run in runs if run.experiment.id == row.experiment.id) / AUDIT)
 
 
 def _print_next(root: Path, budget: str) -> None:
-    """Print commands to paste, with the path by which this one was started."""
-    oelm = shlex.quote(sys.argv[0]) if Path(sys.argv[0]).name == "oelm" else "oelm"
+    """Print where the runs are, and commands to paste."""
     place = "" if root == Path("outputs") else f" --out {shlex.quote(str(root))}"
     size = "" if budget == "laptop" else f" --budget {budget}"
     commands = {
-        f"{oelm} report demo --html demo.html{place}": "a page with learning curves",
-        f"{oelm} demo --seeds 3{size}{place}": "intervals instead of one seed",
-        f"{oelm} train --method oelm_axes_q --text PATH": "the method on your own text",
-        f"{oelm} list": "every experiment of the study",
+        f"oelm report demo --html demo.html{place}": "a page with learning curves",
+        f"oelm demo --seeds 3{size}{place}": "intervals instead of one seed",
+        "oelm train --method baseline,oelm_axes_q --seeds 3": "a larger model; your own text: --text PATH",
+        "oelm list": "every experiment of the study",
     }
     width = max(map(len, commands))
-    say("\n".join(["\nNext:", *(f"  {command:{width}}  # {what}" for command, what in commands.items())]))
+    print_next(root, [f"{command:{width}}  # {what}" for command, what in commands.items()])

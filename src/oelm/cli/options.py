@@ -177,6 +177,9 @@ class Training:
 
     budget: Annotated[str | None, typer.Option(help="Size: paper, workstation, laptop (default) or smoke.")] = None
     seed: Annotated[int | None, typer.Option(help="Decides weights, frames, data order and dropout.")] = None
+    seeds: Annotated[
+        str | None, typer.Option(help="Several runs: how many (3: 0 to 2), a range (5-9) or a list; gives intervals.")
+    ] = None
     config: Annotated[Path | None, typer.Option(help="Start from a run's config.json instead of a budget.")] = None
     overrides: Overrides = None
     notify: Notify = None

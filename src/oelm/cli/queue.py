@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,10 @@ class QueueView:
             return
         self._shown = now
         lines = [_progress(job) for job in jobs if job.state in _UNDER_WAY]
-        counts = f"{self._ended} of {self._total} runs done, {len(lines)} running, ETA {duration(self.eta_s(jobs))}"
+        states = Counter(job.state for job in jobs)
+        rest = [f"{states[state]} {state}" for state in ("failed", "killed", "stopped") if states[state]]
+        done = f"{states['done'] + states['found done']} of {self._total} runs done"
+        counts = ", ".join([done, *rest, f"{len(lines)} running", f"ETA {duration(self.eta_s(jobs))}"])
         if self._live is not None:
             self._live.update(Text("\n".join([*lines, counts]), no_wrap=True, overflow="ellipsis"), refresh=True)
         else:

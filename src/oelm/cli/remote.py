@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import TerminalWatch, counted, err, out, print_problem, print_result, printable, say
+from oelm.cli.shell import TerminalWatch, counted, err, out, print_next, print_problem, print_result, printable, say
 from oelm.errors import DONE, REFUSED, STOPPED, ClusterError, ConfigError, OelmError, RankLostError
-from oelm.ranks import is_one_of_many, own_rank
+from oelm.process import is_one_of_many, own_rank
 
 if TYPE_CHECKING:
     from oelm.cli.options import Training
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from oelm.experiments.slurm import ClusterConfig, Jobs
     from oelm.experiments.study import Study
     from oelm.experiments.torchrun import Ranks
+    from oelm.process import StopFlag
     from oelm.train.dist import World
     from oelm.train.track import TrackerName
-    from oelm.train.watch import StopFlag, Watch
+    from oelm.train.watch import Watch
 
 
 _OF_TORCHRUN = ("nproc", "nnodes", "rdzv_endpoint", "rdzv_id", "max_restarts")
@@ -82,10 +83,9 @@ def world_of(config: TrainConfig) -> Iterator[World]:
     leave(code, is_lost=is_lost)
 
 
-def default_place(command: str, budget: str, config: RunConfig | FinetuneConfig, shared: Training) -> Path:
+def run_path(root: Path, command: str, size: str, config: RunConfig | FinetuneConfig) -> Path:
     """Return the folder of a run that was given none: by what its config is made of."""
-    size = budget if shared.config is None else "custom"
-    return Path("outputs", command, size, config.variant, f"seed-{config.seed}")
+    return Path(root, command, size, config.variant, f"seed-{config.seed}")
 
 
 def train_one(
@@ -96,19 +96,19 @@ def train_one(
     *,
     stop: StopFlag,
     exact_step: int | None = None,
+    next_steps: Sequence[str] = (),
 ) -> None:
-    """Train one run, on all processes that torchrun started, and print how it ended."""
-    from oelm.experiments.notify import notifying_of
+    """Train one run, on all processes that torchrun started, and print how it ended and commands for what comes next."""
     from oelm.train.run import Options, train
-    from oelm.train.track import tracked, tracker_named
 
-    tracker = tracker_named(shared.track)
+    check_tracker(shared.track)
     options = Options(strict=shared.strict, exact_step=exact_step, preflight=not shared.no_preflight)
     say(f"run directory: {path}")
-    with notifying_of(path, shared.notify if own_rank() == 0 else None), world_of(config) as world:
-        with TerminalWatch() as terminal, tracked(terminal, path, tracker if world.is_writer else None) as watch:
+    with _notified(path, shared.notify), world_of(config) as world:
+        with TerminalWatch() as terminal, _tracked(terminal, path, shared.track if world.is_writer else None) as watch:
             result = train(config, path, stop=stop, watch=watch, options=options, world=world)
         print_result(result, headline)
+        print_next(path, next_steps)
 
 
 def check_tracker(name: str | None) -> None:

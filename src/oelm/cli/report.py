@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,21 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.options import CatalogFile, grouped
-from oelm.cli.shell import ReaderLeftError, counted, echo, err, out, printable, reported
-from oelm.errors import ConfigError, suggest
+from oelm.cli.shell import ReaderLeftError, counted, echo, err, out, print_table, printable, reported, say
+from oelm.errors import ConfigError, one_of, suggest
 
 if TYPE_CHECKING:
     from oelm.experiments.importer import ImportedRun
     from oelm.report.build import Report
     from oelm.report.document import Document, Table
     from oelm.report.foreign import Question
-    from oelm.train.track import FormatName
 
 
-# In a terminal narrower than this, the matrix has no intervals and the verdicts no column that the notes repeat.
+# In a terminal narrower than this, the matrix has no intervals: the verdicts below it have them.
 _WIDE = 120
-_NARROW_VERDICTS = (8, 11, 4, 5)
-_LONGEST_NAME = 16
 
 Roots = Annotated[list[Path] | None, typer.Option("--out", help="Where runs are; may be repeated. Default: outputs.")]
 
@@ -62,7 +59,7 @@ class Asked:
 @grouped
 def report(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID...]", help="Experiments or groups; default: all runs.")
+        list[str] | None, typer.Argument(metavar="[ID...]", help="Experiments, groups, train or finetune; default: all runs.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write Markdown, with its pictures in the same folder.")] = None,
@@ -80,6 +77,7 @@ def report(
     """Report on recorded runs: verdicts with intervals, what freezing costs and saves, and what was claimed before."""
     from oelm.experiments.catalog import load_catalog
     from oelm.report.build import build_report
+    from oelm.runs.find import OWN
 
     _check_language(lang)
     question = asked.question()
@@ -91,7 +89,10 @@ def report(
     _check_files(files)
     places = _places(roots)
     found = load_catalog(catalog)
-    only = [experiment.id for experiment in found.select(ids)] if ids else []
+    # Runs of these commands are in no catalog.
+    own = [name for name in ids or () if name in OWN]
+    named = [name for name in ids or () if name not in OWN]
+    only = own + ([experiment.id for experiment in found.select(named)] if named else [])
     made = build_report(places, found, only=only, budgets=budget or (), question=question)
     document = made.document(lang)
     one = _one(document, table=table, picture=picture) if table is not None or picture is not None else None
@@ -105,15 +106,16 @@ def report(
     with contextlib.suppress(ReaderLeftError):
         _print_answer(document)
     _write(document, html=html, markdown=markdown, csv=csv, latex=latex)
-    if not any((html, markdown, csv, latex)):
-        out.print("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex", soft_wrap=True)
+    if not made.findings.arms and not made.imported:
+        say(f"No runs under {', '.join(map(str, places))} yet; start with `oelm demo`")
+    elif not any((html, markdown, csv, latex)):
+        say("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex")
 
 
 def _check_language(lang: str) -> None:
     from oelm.report.words import LANGUAGES
 
-    if lang not in LANGUAGES:
-        raise ConfigError(f"--lang {lang!r}: choose one of {', '.join(LANGUAGES)}")
+    one_of("--lang", lang, LANGUAGES)
 
 
 def _print_damages(made: Report) -> None:
@@ -158,6 +160,8 @@ def _one(document: Document, *, table: str | None, picture: str | None) -> str:
 
 def _places(roots: list[Path] | None) -> list[Path]:
     """Return the folders of runs, each once, however it is spelled."""
+    if roots is None and not Path("outputs").is_dir():
+        raise ConfigError("no runs here yet: this folder has no outputs/. Start with `oelm demo`, or give --out FOLDER")
     return list({path.resolve(): path for path in roots or [Path("outputs")]}.values())
 
 
@@ -169,53 +173,31 @@ def _print_answer(document: Document) -> None:
         for block in section.blocks if section.name in ("answer", "verdicts", "imported") else ():
             if isinstance(block, Text):
                 style = {"warning": "yellow", "note": "dim"}.get(block.kind)
-                out.print(printable(block.text), style=style, soft_wrap=True)
-            elif isinstance(block, Table) and block.name == "classes":
-                _print_matrix(block)
-            elif isinstance(block, Table) and block.name == "verdicts":
-                _print_table(block, block.shown if out.width >= _WIDE else _NARROW_VERDICTS)
+                # A terminal would break lines anywhere.
+                out.print(printable(block.text), style=style, soft_wrap=not out.is_terminal)
             elif isinstance(block, Table) and section.name == "imported":
-                out.print(printable(block.caption), soft_wrap=True)
+                out.print(printable(block.caption), soft_wrap=not out.is_terminal)
                 _print_table(block)
+            elif isinstance(block, Table) and block.name in ("classes", "verdicts"):
+                _print_table(_without_intervals(block) if block.name == "classes" and out.width < _WIDE else block)
 
 
-def _print_matrix(table: Table) -> None:
-    """Print methods by data sets; in a narrow terminal each gap alone, with the sign of its verdict."""
+def _without_intervals(table: Table) -> Table:
+    """Return methods by data sets with each gap alone and the sign of its verdict."""
     from oelm.report.markdown import SIGNS
 
-    if out.width >= _WIDE:
-        _print_table(table)
-        return
     gaps = range(4, len(table.columns))
     rows = [
         tuple(replace(cell, text=SIGNS.get(cell.mark, "") + cell.text.split(" ")[0]) if n in gaps else cell for n, cell in row)
         for row in map(enumerate, table.rows)
     ]
-    _print_table(replace(table, rows=tuple(rows)), (1, *gaps))
+    return replace(table, rows=tuple(rows))
 
 
-def _print_table(table: Table, columns: Sequence[int] | None = None) -> None:
-    from rich.cells import cell_len
-    from rich.table import Table as Grid
-
-    shown = table.shown if columns is None else columns
-    grid = Grid(box=None, pad_edge=False)
-    rows = [[printable(row[number].text) for number in shown] for row in table.rows]
-    for place, number in enumerate(shown):
-        name, cells = table.columns[number], [row[place] for row in rows]
-        # Names and intervals stay whole; what is longer than a name, such as a path, may break anywhere.
-        words = [cell_len(word) for text in (name, *cells) for word in text.split()]
-        is_figure = number in table.numeric and max(map(cell_len, cells), default=0) >= cell_len(name)
-        grid.add_column(
-            name,
-            justify="right" if number in table.numeric else "left",
-            overflow="fold",
-            no_wrap=is_figure,
-            min_width=min(_LONGEST_NAME, max(words, default=0)),
-        )
-    for row in rows:
-        grid.add_row(*row)
-    out.print(grid)
+def _print_table(table: Table) -> None:
+    names = [table.columns[number] for number in table.shown]
+    left = [table.columns[number] for number in table.shown if number not in table.numeric]
+    print_table(names, [[row[number].text for number in table.shown] for row in table.rows], left=left)
 
 
 def _write(document: Document, *, html: Path | None, markdown: Path | None, csv: Path | None, latex: Path | None) -> None:
@@ -252,10 +234,12 @@ def _write(document: Document, *, html: Path | None, markdown: Path | None, csv:
 @reported
 @grouped
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run folders; the first is the reference.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; the first is the reference.")],
     asked: Asked,
 ) -> None:
     """Set runs side by side: figures, what their configs differ in, and the gap to the first, with an interval over seeds.
+
+    One run, or one folder of seeds, is compared with its baseline.
 
     Imported runs: give outputs/imported/NAME, or arms in it, with --metric, and --at-most for a verdict.
     """
@@ -269,7 +253,7 @@ def compare(
             raise ConfigError(
                 "--metric and --at-most are for imported runs; our own are judged by `oelm report`, by the catalog"
             )
-        table, remarks = compare_runs(runs)
+        table, remarks = compare_runs(runs if len(runs) > 1 else [_baseline_of(runs[0]), *runs])
     else:
         study, arms = named
         if (metric := asked.metric) not in study.metrics:
@@ -282,7 +266,19 @@ def compare(
         record_imported_looks([judged])
     _print_table(table)
     for remark in remarks:
-        out.print(printable(remark), style="yellow", soft_wrap=True)
+        out.print(printable(remark), style="yellow", soft_wrap=not out.is_terminal)
+
+
+def _baseline_of(run: Path) -> Path:
+    """Return the folder of a run's baseline; ConfigError where it has none, or none is found."""
+    from oelm.experiments.catalog import load_catalog
+    from oelm.runs.find import baseline_folder
+
+    found = baseline_folder(run, load_catalog().baselines())
+    if found is None or not found.is_dir():
+        where = "is a baseline, or has none of its config next to it" if found is None else f"its baseline is not at {found}"
+        raise ConfigError(f"{run}: {where}; train one (--method baseline), or give two runs: oelm compare RUN RUN")
+    return found
 
 
 @reported
@@ -313,9 +309,7 @@ def import_runs(
     """
     from oelm.experiments.importer import FORMATS, Columns, Placing, imported_runs, read_sources, write_imported
 
-    chosen: FormatName | None = next((known for known in FORMATS if known == format), None)
-    if format is not None and chosen is None:
-        raise ConfigError(f"--format {format!r}: choose one of {', '.join(FORMATS)}")
+    chosen = None if format is None else one_of("--format", format, FORMATS)
     found = read_sources(sources, format=chosen, columns=Columns.parse(columns))
     read = imported_runs(found, study=name, placing=Placing(runs, arm, seed), metrics=metric or ())
     written, already = write_imported(read, root, replace=replace)

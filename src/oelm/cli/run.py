@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from oelm.cli.shell import (
     TerminalWatch,
     counted,
     out,
+    print_next,
     print_table,
     printable,
     reported,
@@ -27,7 +29,7 @@ from oelm.cli.shell import (
     warn,
 )
 from oelm.errors import STOPPED, ConfigError
-from oelm.ranks import is_one_of_many
+from oelm.process import is_one_of_many
 
 if TYPE_CHECKING:
     from oelm.experiments.catalog import Catalog
@@ -42,7 +44,7 @@ def print_plan(runs: Sequence[PlannedRun], slots: Slots, root: Path) -> None:
     from oelm.experiments.forecast import START_S, Forecaster
     from oelm.experiments.slots import queue_seconds
     from oelm.experiments.study import unfinished
-    from oelm.train.preflight import gibibytes
+    from oelm.train.device import gibibytes
 
     forecaster = Forecaster(root, threads=int(getattr(slots, "threads", 1)))
     left = unfinished(runs)
@@ -127,8 +129,17 @@ def run(
             ended = run_by_ranks(context, study, runs, ranks, how, notify=queueing.notify)
         else:
             ended = run_all(study, runs, queueing.slots(what.budget), how, notify=queueing.notify, catalog=what.catalog)
-    _print_summary(runs, what.budget)
+    print_summary(runs, what.budget)
     leave_by(ended)
+    print_next(what.root, [_report_command(what)])
+
+
+def _report_command(what: What) -> str:
+    """Return the command that reports on the experiments just run."""
+    options = ["--budget", what.budget, "--html", "report.html"]
+    options += [] if what.root == Path("outputs") else ["--out", str(what.root)]
+    options += [] if what.catalog is None else ["--catalog", str(what.catalog)]
+    return shlex.join(["oelm", "report", *(what.ids or ()), *options])
 
 
 def _prepare(study: Study, runs: Sequence[PlannedRun], how: How) -> None:
@@ -186,7 +197,7 @@ def _decisions(study: Study, runs: Sequence[PlannedRun], catalog: Path | None) -
     """Return a function that returns the verdicts decided since it was last called; none of them is recorded as a look."""
     from oelm.report.live import LiveRuns
 
-    live = LiveRuns(study.root, load(catalog), only={run.experiment.id for run in runs}, budget=study.budget)
+    live = LiveRuns(study.root, load(catalog), only={run.path.parents[2].name for run in runs}, budget=study.budget)
     known = set(live.look().decided())
 
     def decided() -> list[tuple[str, str]]:
@@ -197,7 +208,8 @@ def _decisions(study: Study, runs: Sequence[PlannedRun], catalog: Path | None) -
     return decided
 
 
-def _print_summary(runs: Sequence[PlannedRun], budget: str) -> None:
+def print_summary(runs: Sequence[PlannedRun], budget: str, *, what: str = "experiment") -> None:
+    """Print the figures of finished runs next to their baselines; `what` is the heading of their names."""
     from oelm.experiments.summary import figure_text, gap_text, split_note, summarize
 
     rows = summarize(runs)
@@ -207,24 +219,26 @@ def _print_summary(runs: Sequence[PlannedRun], budget: str) -> None:
     counts = {row.gap.count for row in rows if row.gap is not None}
     notes += ["95% intervals, paired by seed"] if max(counts, default=0) > 1 else []
     notes += ["a gap without an interval has one seed: no verdict"] if 1 in counts else []
+    shares = dict.fromkeys(row.majority for row in rows if row.majority is not None)
+    notes += [f"always naming the largest class: {' or '.join(f'{100 * share:.2f}%' for share in shares)}"] if shares else []
     say(f"\nbudget {budget}: {'; '.join(notes)}", style="bold yellow")
     cells = []
     for row in rows:
         remark = f"CONFOUNDED: {'; '.join(row.confounded)}" if row.confounded else ""
         against = f"{gap_text(row.gap)} {row.experiment.baseline}" if row.gap is not None else ""
         cells.append((row.experiment.id, str(len(row.best)), figure_text(row.metric, row.mean), against, remark))
-    print_table(("experiment", "seeds", "best", "against its baseline", ""), cells, left=("experiment", ""))
+    print_table((what, "seeds", "best", "against its baseline", ""), cells, left=(what, ""))
 
 
-def leave_by(jobs: Sequence[Job]) -> None:
-    """Leave with the exit code that tells how the queue ended."""
+def leave_by(jobs: Sequence[Job], *, again: str = "repeat with --retry") -> None:
+    """Leave with the exit code that tells how the queue ended; `again` says how failed runs are tried again."""
     failed = [job for job in jobs if job.state == "failed"]
     open_ = [job for job in jobs if job.state in ("stopped", "killed", "left")]
     if open_:
         warn(f"{len(open_)} of {len(jobs)} runs are not finished; repeat the same command to continue")
     if failed:
         warn(
-            f"{len(failed)} of {len(jobs)} runs failed; `oelm status` shows why. Fix the cause and repeat with --retry",
+            f"{len(failed)} of {len(jobs)} runs failed; `oelm status` shows why. Fix the cause and {again}",
             style="bold red",
         )
     if code := code_of(jobs):
@@ -275,6 +289,8 @@ def sweep(
             _print_sweep(record)
         _print_standing(standing(records, what.root))
     leave_by(ended)
+    place = [] if what.root == Path("outputs") else ["--out", str(what.root)]
+    print_next(what.root, [shlex.join(["oelm", "run", *(what.ids or ()), "--budget", what.budget, "--tuned", *place])])
 
 
 def _refuse_beside_like(like: str, given: dict[str, Any]) -> None:

@@ -7,6 +7,8 @@ import functools
 import io
 import logging
 import os
+import shlex
+import shutil
 import sys
 import time
 import unicodedata
@@ -19,14 +21,15 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from oelm.errors import STOPPED, OelmError
-from oelm.text import duration
+from oelm.text import column_bands, duration, shortened
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from oelm.process import StopFlag
     from oelm.train.evaluate import Evaluation
     from oelm.train.run import Result
-    from oelm.train.watch import StepReport, StopFlag
+    from oelm.train.watch import StepReport
 
 
 Broken = Callable[[str], None]
@@ -197,23 +200,34 @@ def warn(text: str, *, style: str = "bold yellow") -> None:
 
 def print_problem(problem: OelmError) -> None:
     """Print why a command ends, as one paragraph."""
-    is_stop = problem.exit_code == STOPPED
-    warn(f"{'stopped' if is_stop else 'error'}: {problem}", style="bold yellow" if is_stop else "bold red")
+    is_stop, text = problem.exit_code == STOPPED, str(problem)
+    word = "" if is_stop and text.startswith("stopped") else "stopped: " if is_stop else "error: "
+    warn(f"{word}{text}", style="bold yellow" if is_stop else "bold red")
 
 
 def print_table(
     headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: Collection[str] = (), title: str = "", boxed: bool = False
 ) -> None:
-    """Print a table whose columns are aligned to the right, but for those named in `left`."""
+    """Print a table whose columns are aligned to the right, but for those named in `left`.
+
+    Where it is wider than the terminal, cells break at spaces, long paths are shortened, and what still does not fit follows
+    below, next to the first columns again: no word is broken and no column left out.
+    """
     from rich.table import Table
 
+    columns = [[name, *cells] for name, *cells in zip(headings, *([*map(printable, row)] for row in rows), strict=True)]
+    is_left = [name in left for name in headings]
+    keys = max(is_left.index(False) if False in is_left else 1, 1)
     looks: dict[str, Any] = {} if boxed else {"box": None, "pad_edge": False}
-    table = Table(title=title or None, title_justify="left", title_style="bold yellow", **looks)
-    for name in headings:
-        table.add_column(name, justify="left" if name in left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*map(printable, row))
-    out.print(table)
+    room, gap = (out.width - 4, 3) if boxed else (out.width, 2)
+    whole = [number for number, is_text in enumerate(is_left) if not is_text]
+    for number, widths in enumerate(column_bands(columns, room, gap=gap, keys=keys, whole=whole)):
+        table = Table(title=title if title and not number else None, title_justify="left", title_style="bold yellow", **looks)
+        for column, width in widths.items():
+            table.add_column(headings[column], justify="left" if is_left[column] else "right", width=width, overflow="fold")
+        for cells in zip(*(columns[column][1:] for column in widths), strict=True):
+            table.add_row(*map(shortened, cells, widths.values()))
+        out.print(*[""] * bool(number), table, sep="\n")
 
 
 def echo(text: str = "") -> None:
@@ -245,7 +259,7 @@ def stoppable() -> Iterator[StopFlag]:
 
     A run whose output nobody reads any more saves and leaves with the exit code of a stop, as after a signal.
     """
-    from oelm.train.watch import StopFlag
+    from oelm.process import StopFlag
 
     with StopFlag() as stop:
 
@@ -296,6 +310,23 @@ def print_result(result: Result, headline: Callable[[dict[str, Any]], str]) -> N
     pace = f"{(result.figures['step_s'].get('median') or 0.0) * 1000:.0f} ms a step"
     total = duration(result.figures["wall_s"]["total"])
     say(f"{word}: {headline(result.figures)}, {pace}, {total} in all")
+
+
+def print_next(folder: Path, commands: Sequence[str]) -> None:
+    """Print where something was written, and commands to paste, with the path by which this one was started."""
+    say(f"folder: {folder}")
+    if commands:
+        say("\n".join(["next:", *(f"  {program()}{command.removeprefix('oelm')}" for command in commands)]))
+
+
+def program() -> str:
+    """Return what to type for `oelm`: a path where the shell would not find this one by its name."""
+    started = Path(sys.argv[0])
+    if started.parts[-2:] == ("oelm", "__main__.py"):
+        return f"{shlex.quote(sys.executable)} -m oelm"
+    found = shutil.which("oelm")
+    is_by_path = started.name == "oelm" and started.exists() and (found is None or not started.samefile(found))
+    return shlex.quote(str(started)) if is_by_path else "oelm"
 
 
 class TerminalWatch:

@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import shlex
 import sys
 import time
@@ -22,7 +23,7 @@ from oelm.cli.options import OnlyBudget, Out, SomeIds
 from oelm.cli.shell import echo, out, printable, reported, warn
 from oelm.errors import ClusterError, ConfigError, OelmError
 from oelm.runs.layout import SUBMISSIONS
-from oelm.text import duration, fixed
+from oelm.text import column_bands, duration, fixed
 
 if TYPE_CHECKING:
     from oelm.experiments.slurm import JobState
@@ -32,7 +33,7 @@ _HEADINGS = ("experiment", "budget", "variant", "seed", "state", "step", "best",
 _RIGHT = {"seed", "step", "loss", "best", "gap", "ETA", "s/step"}
 _STYLES = {"running": "green", "stale": "yellow", "dead": "red", "failed": "bold red", "damaged": "red", "done": "dim"}
 _MAX_LINES, _MAX_MESSAGES, _REFRESH_S, _ASK_SLURM_S = 200, 5, 2.0, 30.0
-_WIDEST_CELL, _LONGEST_S = 28, 1e8
+_LONGEST_S = 1e8
 _HINTS = {
     "stale": "stale: no sign of life for a while: suspended, hung, or its host is gone",
     "dead": "dead: killed; rerun the command that started them to resume from their last checkpoint",
@@ -170,7 +171,8 @@ def _page(
     lines: int | None,
 ) -> Text:
     """Return all that is shown; over `lines` runs, those under way and one line for each group of the others."""
-    from oelm.runs.find import ALIVE, gaps
+    from oelm.runs.find import gaps
+    from oelm.runs.status import ALIVE
 
     is_short = lines is not None and len(views) > lines
     shown = [view for view in views if view.state in ALIVE] if is_short else views
@@ -184,34 +186,49 @@ def _page(
 def _table(views: Sequence[RunView], distances: Sequence[Gap | None], jobs: Mapping[Path, JobState]) -> Text:
     rows = [_cells(view, gap) for view, gap in zip(views, distances, strict=True)]
     if not jobs:
-        return _aligned(_HEADINGS, rows, right=_RIGHT, styled="state")
+        return _aligned(_HEADINGS, rows, keys=4, right=_RIGHT, styled="state")
     told = [str(jobs.get(view.path, "")) for view in views]
     with_jobs = [[*row, one_line(text)] for row, text in zip(rows, told, strict=True)]
-    return _aligned((*_HEADINGS, "SLURM"), with_jobs, right=_RIGHT, styled="state")
+    return _aligned((*_HEADINGS, "SLURM"), with_jobs, keys=4, right=_RIGHT, styled="state")
 
 
-def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: set[str], styled: str = "") -> Text:
-    """Return columns as wide as they need to be; on a terminal no cell may push the others off the screen."""
-    table = [headings, *rows]
-    if out.is_terminal:
-        table = [[*map(_shortened, row[:-1]), row[-1]] for row in table]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    form = "  ".join(f"{{:{'>' if name in right else '<'}{width}}}" for name, width in zip(headings, widths, strict=True))
-    lines = [form.format(*row).rstrip() for row in table]
+def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], *, keys: int, right: set[str], styled: str = "") -> Text:
+    """Return columns as wide as they need to be; in a narrow terminal, what is the same in all rows is said once, below."""
+    columns = {name: [name, *cells] for name, cells in zip(headings, zip(*rows, strict=True), strict=True)}
+    # A pipe has no width unless it is given one.
+    room = out.width if out.is_terminal or "COLUMNS" in os.environ else sys.maxsize
+    told = {}
+    if sum(max(map(len, cells)) + 2 for cells in columns.values()) - 2 > room and len(rows) > 1:
+        told = {name: cells[1] for name, cells in columns.items() if len(set(cells[1:])) == 1 and name != styled}
+        columns = {name: cells for name, cells in columns.items() if name not in told}
+    names, keys = list(columns), sum(name not in told for name in headings[:keys])
+    widest = room // 3
+    # Next to what tells runs apart there is room for the longest of the others.
+    while widest > 8 and sum(min(widest, max(map(len, columns[name]))) + 2 for name in names[:keys]) > room - 20:
+        widest -= 1
+    cells = [[_shortened(cell, widest) for cell in column] for column in columns.values()]
+    bands = column_bands(cells, room, keys=keys, whole=range(len(names)))
+    text = Text("\n\n").join(_band({names[n]: cells[n] for n in band}, right=right, styled=styled) for band in bands)
+    said = ", ".join(f"{name} {value}" for name, value in told.items() if value)
+    return text.append(f"\nall of them: {said}") if said else text
+
+
+def _band(columns: Mapping[str, Sequence[str]], *, right: set[str], styled: str) -> Text:
+    widths = {name: max(map(len, cells)) for name, cells in columns.items()}
+    form = "  ".join(f"{{:{'>' if name in right else '<'}{width}}}" for name, width in widths.items())
+    lines = [form.format(*row).rstrip() for row in zip(*columns.values(), strict=True)]
     text = Text("\n".join(lines))
-    if not out.is_terminal:
-        return text
     text.stylize("bold", 0, len(lines[0]))
-    if styled:
-        column = headings.index(styled)
-        start = sum(widths[:column]) + 2 * column
-        for offset, row in zip(_offsets(lines), table, strict=True):
-            text.stylize(_STYLES.get(row[column], ""), offset + start, offset + start + len(row[column]))
+    if out.is_terminal and styled in columns:
+        before = list(columns)[: list(columns).index(styled)]
+        start = sum(widths[name] + 2 for name in before)
+        for offset, state in zip(_offsets(lines), columns[styled], strict=True):
+            text.stylize(_STYLES.get(state, ""), offset + start, offset + start + len(state))
     return text
 
 
-def _shortened(cell: str) -> str:
-    return cell if len(cell) <= _WIDEST_CELL else cell[: _WIDEST_CELL - 1] + "\u2026"
+def _shortened(cell: str, widest: int) -> str:
+    return cell if len(cell) <= widest else f"{cell[: widest // 2]}\u2026{cell[widest // 2 - widest + 1 :]}"
 
 
 def _offsets(lines: Sequence[str]) -> list[int]:
@@ -260,11 +277,11 @@ def _summary(views: Sequence[RunView]) -> Text:
     for view in views:
         groups.setdefault((view.experiment, view.budget, view.variant), []).append(view)
     rows = [[*name, str(len(those)), _counted(those)] for name, those in groups.items()]
-    return _aligned(("experiment", "budget", "variant", "runs", "of these"), rows, right={"runs"})
+    return _aligned(("experiment", "budget", "variant", "runs", "of these"), rows, keys=3, right={"runs"})
 
 
 def _counted(views: Sequence[RunView]) -> str:
-    from oelm.runs.find import STATES
+    from oelm.runs.status import STATES
 
     counts = Counter(view.state for view in views)
     return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
@@ -286,7 +303,7 @@ def _footer(views: Sequence[RunView]) -> Text:
 
 def _logs(views: Sequence[RunView]) -> list[str]:
     """Return where the logs of running runs are, and that of a run that is alone."""
-    from oelm.runs.find import ALIVE
+    from oelm.runs.status import ALIVE
 
     running = [view for view in views if view.state in ALIVE]
     if not running and len(views) == 1 and views[0].state != "failed":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
+import re
 import time
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +18,7 @@ from oelm.runs.layout import MANIFEST
 from oelm.text import fixed
 
 if TYPE_CHECKING:
+    from oelm.config import RunConfig
     from oelm.method.audit import Audit
     from oelm.models.heads import HeadSummary
     from oelm.train.classify import ClassifierEvaluation
@@ -100,10 +103,10 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(min=1, help="Windows at a time; changes speed only.")] = 16,
 ) -> None:
     """Print a language model's loss, perplexity and bits per byte, or a classifier's accuracy, over a whole split."""
+    from oelm.process import StopFlag
     from oelm.runs.records import write_records
     from oelm.train.load import LoadedRun, load_any
     from oelm.train.score import score_run
-    from oelm.train.watch import StopFlag
 
     if data is not None and text is not None:
         raise ConfigError("--data and --text both name what to score on; give one of them")
@@ -245,11 +248,10 @@ def export(
     folder: Annotated[Path, typer.Argument(help="A new folder to write to.")],
     checkpoint: Checkpoint = "best",
 ) -> None:
-    """Write a run as a plain folder that `transformers` loads with no code of ours: GPT-2, or a classifier's own kind."""
+    """Write a run as a folder that `transformers` loads: GPT-2, a classifier's own kind, or a class of `oelm.hf`."""
     from oelm.data.tokenizer import end_of_text_id
     from oelm.method.audit import audit
-    from oelm.models.export import export_gpt2
-    from oelm.report.card import model_card
+    from oelm.models.export import export_gpt, fits_gpt2
     from oelm.runs.records import read_manifest
     from oelm.train.load import LoadedRun, load_any
 
@@ -271,15 +273,80 @@ def export(
             "restore the file from a copy"
         )
     state = loaded.checkpoint.saved.state
-    card = model_card(
+    card = _model_card(
         loaded.config,
         audit(loaded.model),
         data=data,
         step=loaded.step,
         loss=state.best_value if state.is_best_here else None,
+        is_gpt2=(is_gpt2 := fits_gpt2(loaded.config.model)),
     )
-    export_gpt2(loaded.folded(), tokenizer, folder, end_of_text=end_of_text_id(tokenizer), card=card)
+    export_gpt(loaded.folded(), tokenizer, folder, end_of_text=end_of_text_id(tokenizer), card=card)
+    first = "" if is_gpt2 else "import oelm.hf; "
     say(
-        f"exported step {loaded.step} to {folder}\n"
-        f'  from transformers import pipeline; pipeline("text-generation", model="{folder}")'
+        f"exported step {loaded.step} to {folder}{'' if is_gpt2 else '; GPT-2 has no short convolution, so it needs oelm'}\n"
+        f'  {first}from transformers import pipeline; pipeline("text-generation", model="{folder}")'
     )
+
+
+_PLAIN = "weights of GPT-2."
+_OWN = """weights. GPT-2 has no place for the short convolution, so `transformers` needs `oelm` here: `import oelm.hf`
+registers the model's class. No code of this folder is run."""
+
+
+def _model_card(config: RunConfig, audit: Audit, *, data: dict[str, Any], step: int, loss: float | None, is_gpt2: bool) -> str:
+    """Return a Hugging Face model card in Markdown; a loss that was not measured is not mentioned."""
+    from oelm.method.method import method_name
+    from oelm.stats import exp_or_inf
+
+    model = config.model
+    frozen = f"{audit.frozen:,} of {audit.total:,} ({100 * audit.frozen / audit.total:.2f}%)"
+    measured = ""
+    if loss is not None:
+        measured = f"| validation loss and perplexity at that step | {loss:.4f}, {fixed(exp_or_inf(loss), 3)} |\n"
+    new_tokens = min(40, model.seq_len // 2)
+    conv = "" if is_gpt2 else f", short convolution of {model.short_conv}"
+    imports = "" if is_gpt2 else "import oelm.hf  # registers the class\n"
+    folded = "What learnt on top is folded into Q and K: these" if _on_top(audit) else "These"
+
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [{"gpt2, " if is_gpt2 else ""}frozen-attention, oelm]
+---
+# GPT trained with `oelm`, method `{method_name(config.method)}`
+
+A small GPT-2-shaped language model, trained from scratch by `oelm`, a laboratory for
+transformers whose attention does not learn. A research artefact: one seed, small data, no safety tuning.
+
+| | |
+|---|---|
+| shape | {model.num_layers} layers, {model.num_heads} heads, {model.model_dim} wide, context {model.seq_len}{conv} |
+| parameters while training | {audit.total:,} |
+| of them frozen (Q and K) | {frozen} |
+{_on_top(audit)}| data | {_plain(data.get("source", "not recorded"))} (fingerprint {str(data.get("fingerprint", ""))[:12]}) |
+| steps, of planned | {step:,} of {config.steps:,} |
+| batch, learning rate, seed | {config.batch_size} x {model.seq_len}, {config.optim.lr:g}, {config.seed} |
+{measured}
+{folded} are plain {_PLAIN if is_gpt2 else _OWN}
+
+```python
+{imports}from transformers import pipeline
+
+write = pipeline("text-generation", model="PATH_OF_THIS_FOLDER")
+print(write("Once", max_new_tokens={new_tokens})[0]["generated_text"])
+```
+"""
+
+
+def _on_top(audit: Audit) -> str:
+    """Return a row for what learnt on top of the frozen weights; nothing where nothing did."""
+    counts = {role: audit.by_role[role]["trainable"] for role in ("gain", "correction") if role in audit.by_role}
+    shown = ", ".join(f"{role} {count:,}" for role, count in counts.items())
+    return f"| learnt on top of them | {shown} |\n" if shown else ""
+
+
+def _plain(value: object) -> str:
+    """Return text that cannot end a table cell or become markup: a folder's name may hold anything."""
+    escaped = html.escape(str(value), quote=False)
+    return re.sub(r"([\\`*_{}\[\]()#+!|])", r"\\\1", " ".join(escaped.split()))

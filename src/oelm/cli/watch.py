@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from oelm.report.words import Words
 
 PAGE = Path("watch.html")
-# Looking takes at most this share of the machine, however many runs there are: they are slowed by less than 1%.
-_SHARE = 0.008
+# Updates take at most this share of one core, however many runs there are. Threads of a step wait for the slowest, so a run on
+# all cores may lose as much: less than 1%.
+SHARE = 0.008
 _POLL_S = 0.2
 
 
@@ -148,7 +149,7 @@ class _Page:
         self._show(self._moment)
         # The first update reads every finished run, and later ones do not.
         if before is not None:
-            self.every_s = max(self._least_s, round((time.process_time() - began) / (_SHARE * (os.cpu_count() or 1)), 1))
+            self.every_s = max(self._least_s, round((time.process_time() - began) / SHARE, 1))
 
     def try_update(self) -> None:
         """Update the page; what goes wrong is reported once, and tried again the next time."""

@@ -25,11 +25,9 @@ from oelm.data.tokens import (
     held_alone,
     missing_file,
     no_progress,
-    read_record,
 )
 from oelm.errors import ConfigError, DataError
-from oelm.files import cache_root, dump_json, publish_dir, sha256_file, sweep_staging, write_json, write_text
-from oelm.schema import Strict
+from oelm.files import Strict, cache_root, dump_json, publish_dir, read_as, sha256_file, sweep_staging, write_json, write_text
 
 FORMAT = "oelm-examples-1"
 
@@ -132,7 +130,7 @@ class ExampleSet:
 def open_examples(path: Path) -> ExampleSet:
     """Open an example set after checking size, digest and range of every file; raise DataError naming what differs."""
     with advised(path):
-        meta = read_record(path / "meta.json", ExampleMeta)
+        meta = read_as(ExampleMeta, path / "meta.json")
         check_tokenizer(path / "tokenizer.json", meta.tokenizer_sha256)
         return ExampleSet(path, meta, {split: _open_split(path, meta, split) for split in meta.splits})
 

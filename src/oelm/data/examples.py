@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -13,9 +14,9 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.normalizers import BertNormalizer
 
+from oelm.data.public_sets import USUAL_COLUMNS, TaskEntry
 from oelm.data.python_source import package_of, stdlib_corpus
 from oelm.data.readers import Row, column_names, fraction, parquet_label_names, rows
-from oelm.data.sets import USUAL_COLUMNS, TaskEntry
 from oelm.data.sources import (
     Corpus,
     find_splits,
@@ -247,8 +248,11 @@ def _found_labels(path: Path, column: str) -> tuple[str, ...]:
         raise DataError(
             f"{path}: {column!r} holds the integers {sorted(map(int, counts))[:10]}; classes count from 0 without a gap"
         )
-    if not 2 <= len(counts) <= 1000:
-        raise DataError(f"{path}: {column!r} holds {len(counts)} different labels; a classifier needs 2 to 1000")
+    if len(counts) < 2:
+        only = f"only the label {min(counts)!r}" if counts else "no label"
+        raise DataError(f"{path}: the column {column!r} holds {only}; a classifier needs at least two")
+    if len(counts) > 1000:
+        raise DataError(f"{path}: the column {column!r} holds {len(counts):,} different labels; choose one with at most 1,000")
     return tuple(map(str, sorted(map(int, counts)))) if as_numbers else tuple(sorted(counts))
 
 
@@ -290,14 +294,21 @@ def _snippets_of(corpus: Corpus, labels: tuple[str, ...], dev: bool) -> Iterator
             yield Example(" ".join(lines[start : start + _SNIPPET_LINES]), None, labels.index(package))
 
 
-def stdlib_tokenizer(vocab_size: int, progress: OnProgress = no_progress) -> Path:
-    """Return the path of a tokenizer.json trained on the task's own snippets; train it where it is missing."""
-    source = stdlib_examples()
-    path = cache_root() / "bert-bpe" / f"{source.name}-{vocab_size}.json"
+def own_tokenizer(source: ExampleSource, vocab_size: int, progress: OnProgress = no_progress) -> Path:
+    """Return the path of a tokenizer.json trained on a task's own training texts; train it where it is missing."""
+
+    def texts() -> Iterator[str]:
+        return (text for example in source.splits["train"]() for text in (example.text, example.pair) if text)
+
+    content = hashlib.sha256()
+    # The name of the standard library's task has the version of its text.
+    is_named = source.name.startswith("stdlib-packages")
+    for text in () if is_named else texts():
+        content.update(f"{len(text)}.{text}".encode())
+    path = cache_root() / "bert-bpe" / f"{source.name}-{vocab_size}{'' if is_named else f'-{content.hexdigest()[:12]}'}.json"
     if not path.is_file():
         progress("training the tokenizer", 0, 1, 0)
-        texts = (example.text for example in source.splits["train"]())
-        write_text(path, train_bert_bpe(texts, vocab_size=vocab_size).to_str())
+        write_text(path, train_bert_bpe(texts(), vocab_size=vocab_size).to_str())
     return path
 
 

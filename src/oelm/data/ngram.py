@@ -31,8 +31,7 @@ from oelm.data.sources import Corpus, Part
 from oelm.data.tokenizer import load_tokenizer
 from oelm.data.tokens import OnProgress, Split, TokenMeta, Tokens, TokenSet, no_progress
 from oelm.errors import DataError, OelmError
-from oelm.files import cache_root, dump_json, read_json, room_checked, write_json
-from oelm.schema import Strict
+from oelm.files import Strict, cache_root, dump_json, read_json, room_checked, write_json
 
 Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -18,10 +18,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tokenizers import Tokenizer
 
 from oelm.data.prepared import find_tokens
+from oelm.data.public_sets import CORPORA, unknown_set
 from oelm.data.python_source import site_packages_corpus, stdlib_corpus
-from oelm.data.sets import CORPORA, unknown_set
-from oelm.data.sources import Corpus, file_corpus, hub_corpus
-from oelm.data.survey import Item, Survey, batches, items, survey, train_texts
+from oelm.data.sources import Corpus, Item, Survey, batches, file_corpus, hub_corpus, items, survey, train_texts
 from oelm.data.tokenizer import (
     Encode,
     Ids,

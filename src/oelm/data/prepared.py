@@ -7,14 +7,14 @@ from pathlib import Path
 
 from oelm.data.example_sets import ExampleMeta, ExampleSet, open_examples
 from oelm.data.tokenizer import tokenizer_label, tokenizer_sha256
-from oelm.data.tokens import TokenMeta, TokenSet, open_tokens, read_meta, read_record
+from oelm.data.tokens import TokenMeta, TokenSet, open_tokens, read_meta
 from oelm.errors import DataError
-from oelm.files import cache_root, read_json
+from oelm.files import cache_root, read_as, read_json
 
 
 def read_any_meta(folder: Path) -> TokenMeta | ExampleMeta:
     """Read the record of a prepared set of either kind."""
-    return read_record(folder / "meta.json", ExampleMeta) if _holds_examples(folder) else read_meta(folder / "meta.json")
+    return read_as(ExampleMeta, folder / "meta.json") if _holds_examples(folder) else read_meta(folder / "meta.json")
 
 
 def verify_any(folder: Path) -> TokenSet | ExampleSet:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from oelm.data.readers import Piece, pieces
 from oelm.data.sources import VALIDATION_SHARE, Corpus, Part
 from oelm.data.tokens import LeftOut, Split
-from oelm.errors import DataError, MissingExtraError
+from oelm.errors import DataError, MissingExtraError, install_command
 from oelm.files import cache_root, read_json, write_json
 
 # Tests repeat themselves, encodings are near-duplicate tables; _sysconfigdata and config-* differ by machine.
@@ -246,7 +246,8 @@ def dependencies(search: list[str]) -> tuple[dict[str, Distribution], list[str]]
                 waiting.append((canonicalize_name(wanted.name), frozenset(wanted.extras)))
     if found.pop(ROOT, None) is None:
         raise DataError(
-            f"{ROOT} is not installed as a package here, so its dependencies are unknown: pip install '{ROOT}[{EXTRA}]'"
+            f"{ROOT} is not installed as a package here, so its dependencies are unknown: "
+            f"in its folder, pip install -e '.[{EXTRA}]'"
         )
     return found, sorted(missing)
 
@@ -392,7 +393,7 @@ def _shared(files: list[SourceFile], splits: dict[str, Split], tell: Tell) -> se
 
 def _check_enough(files: list[SourceFile], splits: dict[str, Split], missing: list[str], min_bytes: int) -> None:
     size, packages = sum(file.size_bytes for file in files), len(package_sizes(files))
-    ways_out = f"install all of it (pip install '{ROOT}[{EXTRA}]'), or choose another corpus of `oelm data list`"
+    ways_out = f"install all of it ({install_command(EXTRA)}), or choose another corpus of `oelm data list`"
     without = f" (not installed: {', '.join(missing)})" if missing else ""
     if size < min_bytes:
         raise DataError(

@@ -117,7 +117,7 @@ _MAGIC = {
     b"BZh": "compressed with bzip2: unpack it first (bunzip2 FILE)",
     b"\xfd7zXZ": "compressed with xz: unpack it first (unxz FILE)",
     b"(\xb5/\xfd": "compressed with zstandard: unpack it first (unzstd FILE)",
-    b"PAR1": "a Parquet file: give it with --parquet",
+    b"PAR1": "a Parquet file: let its name end in .parquet",
     b"version https://git-lfs": "a Git LFS pointer instead of the file: fetch it first (git lfs pull)",
 }
 Row = dict[str, Any]

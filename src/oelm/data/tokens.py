@@ -8,22 +8,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from oelm.errors import DataError, OelmError
-from oelm.files import cache_root, dump_json, lock_at, read_json, room_checked, sha256_file, take, write_json
-from oelm.schema import Strict
+from oelm.files import Strict, cache_root, dump_json, lock_at, read_as, read_json, room_checked, sha256_file, take, write_json
 
 FORMAT = "oelm-tokens-1"
 Tokens = NDArray[np.unsignedinteger[Any]]
 Split = Literal["train", "val", "test"]
 # Every token set has these two; a test split only where the source has one.
 SPLITS: tuple[Split, ...] = ("train", "val")
-Record = TypeVar("Record", bound=Strict)
 # Called with the current work, how many of how many bytes of text are done, and how many tokens they gave.
 OnProgress = Callable[[str, int, int, int], None]
 _WAIT_S = 1.0
@@ -187,20 +185,11 @@ def read_meta(path: Path) -> TokenMeta:
     """Read the record of a token set; raise DataError naming what is wrong with it."""
     if not path.is_file():
         raise DataError(f"{path.parent}: no meta.json, so this is no complete token set")
-    meta = read_record(path, TokenMeta)
+    meta = read_as(TokenMeta, path)
     for split in SPLITS:
         if split not in meta.splits:
             raise DataError(f"{path}: nothing recorded for the {split} split")
     return meta
-
-
-def read_record(path: Path, kind: type[Record]) -> Record:
-    """Read a JSON file of this type; raise DataError naming the file and the key."""
-    try:
-        return kind.model_validate_json(dump_json(read_json(path)))
-    except ValidationError as problem:
-        first = problem.errors()[0]
-        raise DataError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 def check_tokenizer(path: Path, sha256: str) -> None:

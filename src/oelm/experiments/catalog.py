@@ -14,14 +14,14 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from oelm.budget import BUDGETS
+from oelm.config import flatten
 from oelm.errors import ConfigError, suggest
-from oelm.experiments.budget import BUDGETS
-from oelm.files import dump_json
-from oelm.schema import Strict, flatten
+from oelm.files import Strict, dump_json
 from oelm.text import is_device, is_safe
 
 MAX_BYTES = 2**20
-# Seven times as fast, where the library was built with it; of what is wrong in a file the other tells more.
+# Seven times as fast, if libyaml is available; the other parser gives better errors.
 FAST_LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MAX_DEPTH = 20
 # YAML 1.1 reads 1e-3 as text, because it has no dot.
@@ -156,7 +156,7 @@ def _line(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1
 
 
-# Read without being asked for, if it is in the working folder.
+# Read by default if it is in the working folder.
 OWN_CATALOG = "experiments.yaml"
 ALL = "all"
 _TAKEN = {"train", "finetune", "demo", "imported", "bench"}
@@ -420,7 +420,7 @@ def _over(above: Any, own: Any) -> Any:
 def _with_whole_paths(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return an entry of the user's file with paths resolved from that file's folder."""
     # Imported here because it is slow and `oelm status` does not need it.
-    from oelm.data.sets import BUILT_IN, CORPORA, TASKS
+    from oelm.data.public_sets import BUILT_IN, CORPORA, TASKS
 
     whole = dict(entry)
     data = entry.get("data")

@@ -14,7 +14,7 @@ from torch import nn
 
 from oelm.config import FinetuneConfig, RunConfig
 from oelm.data.examples import NUM_LABELS
-from oelm.data.sets import TASKS
+from oelm.data.public_sets import TASKS
 from oelm.errors import ConfigError, DataError, OelmError
 from oelm.experiments.plan import PlannedRun, known_vocabulary
 from oelm.experiments.slots import queue_seconds
@@ -25,8 +25,8 @@ from oelm.models.gpt import GPT
 from oelm.models.hub import ClassifierShape, classifier_skeleton, fresh_classifier
 from oelm.models.shape import step_work
 from oelm.runs.layout import TIMING
+from oelm.train.device import Estimate, estimate
 from oelm.train.dist import World
-from oelm.train.preflight import Estimate, estimate
 
 # A training step on a CPU runs at about this share of the speed of a bare matrix product, because of norms, copies and the
 # optimizer. Measured on 2 cores: 0.3 for the small models of `laptop`, 0.6 for Medium-512.
@@ -219,7 +219,7 @@ GPUS = {
     )
 }
 FASTEST = max(GPUS.values(), key=lambda gpu: gpu.operations_per_s)
-# The earlier study's GPT-01 on its RTX A5000, as reported: the one real figure there is for this recipe on a GPU.
+# The earlier study's GPT-01 on its RTX A5000, as reported: the only measured figure for this recipe on a GPU.
 _REPORTED_STEP_S, _REPORTED_ON = 0.0837, "A5000"
 
 
@@ -239,7 +239,7 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Projection:
-    """One run on paper: seconds alone on a GPU and spread over all of them, memory of each, gradients summed a step."""
+    """An estimate for one run: seconds on one GPU and on all of them, memory per GPU, gradients summed per step."""
 
     run: PlannedRun
     alone_s: float
@@ -264,7 +264,7 @@ def parse_gpus(text: str) -> tuple[Gpu, int]:
 
 
 def project(run: PlannedRun, on: Assumptions) -> Projection | None:
-    """Return what a run takes on paper; None where its model is not known here."""
+    """Return the estimate for a run; None if its model is not known here."""
     counted = count_parameters(run.config)
     operations = step_operations(run.config, counted)
     if counted is None or operations is None:
@@ -300,7 +300,7 @@ def _memory(config: RunConfig | FinetuneConfig, total: int, trainable: int) -> i
 
 
 def interval_s(run: PlannedRun, *, efficiency: float) -> float | None:
-    """Return the seconds between two checkpoints of a run on the fastest GPU that is known here."""
+    """Return the seconds between two checkpoints of a run on the fastest known GPU."""
     projected = project(run, Assumptions(FASTEST, 1, efficiency, 0.0))
     if projected is None:
         return None
@@ -309,5 +309,5 @@ def interval_s(run: PlannedRun, *, efficiency: float) -> float | None:
 
 
 def queue_s(projections: Sequence[Projection], count: int) -> float:
-    """Return how long runs take when each has a GPU of its own and as many as there are go on at once."""
+    """Return how long the runs take, one per GPU, as many at once as there are GPUs."""
     return queue_seconds(sorted((projection.alone_s for projection in projections), reverse=True), count)

@@ -9,15 +9,15 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from oelm.errors import ConfigError, DataError, suggest
-from oelm.files import MAX_JSON_BYTES, dump_json, sha256_file, write_text
+from oelm.files import MAX_JSON_BYTES, Strict, dump_json, sha256_file, write_text
 from oelm.runs.layout import TIMING
-from oelm.schema import Strict
 from oelm.text import is_safe
 from oelm.train.track import FormatName, SourceRun, read_events, read_trackio, read_wandb
 
@@ -42,28 +42,23 @@ class ImportedRun(Strict):
     curves: dict[Text, Annotated[tuple[Point, ...], Field(min_length=1)]] = Field(min_length=1)
     source: dict[Text, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
 
-    def last(self, metric: str) -> float:
-        """Return the value of a metric at the last step that has one."""
-        return self.curves[metric][-1][1]
-
 
 @dataclass(frozen=True)
 class Placing:
-    """How a run's name tells its arm and its seed: by a pattern such as '{arm}-s{seed}', or given for a single run."""
+    """How arm and seed follow from a run's name: by a pattern such as '{arm}-s{seed}', or given for a single run."""
 
     pattern: str | None = None
     arm: str | None = None
     seed: int | None = None
 
     def place(self, run: SourceRun) -> tuple[str, int]:
-        """Return a run's arm and seed; DataError where nothing tells them."""
+        """Return a run's arm and seed; DataError if neither name nor options give them."""
         arm, seed = self._named(run)
         arm, seed = self.arm or arm, seed if self.seed is None else self.seed
         if seed is None or not arm:
-            missing = "seed" if seed is None else "arm"
             raise DataError(
-                f"{run.where}: no {missing} is known for the run {run.name!r}; give --runs with a pattern of its name, such as "
-                f"'{{arm}}-s{{seed}}', or --arm and --seed where this is one run"
+                f"{run.where}: no {'seed' if seed is None else 'arm'} is known for the run {run.name!r}; give --runs with a "
+                "pattern of its name, such as '{arm}-s{seed}', or --arm and --seed where this is one run"
             )
         return arm, seed
 
@@ -71,18 +66,13 @@ class Placing:
         if self.pattern is not None:
             found = _as_regex(self.pattern).fullmatch(run.name)
             if found is None:
-                raise DataError(
-                    f"{run.where}: the run {run.name!r} does not match --runs {self.pattern!r}; '*' matches anything"
-                )
-            parts = found.groupdict()
-            return parts.get("arm", run.arm), int(parts["seed"]) if "seed" in parts else run.seed
-        if run.arm and run.seed is not None:
-            return run.arm, run.seed
-        parts_of_name = ["", *run.name.split("/")]
-        for above, part in reversed(list(zip(parts_of_name, parts_of_name[1:], strict=False))):
+                raise DataError(f"{run.where}: run {run.name!r} does not match --runs {self.pattern!r}; '*' matches anything")
+            return found.groupdict().get("arm", run.arm), int(found["seed"])
+        parts = ["", *run.name.split("/")]
+        for above, part in reversed(list(pairwise(parts))):
             if found := _WITH_SEED.fullmatch(part):
                 return run.arm or found["arm"] or above, int(found["seed"]) if run.seed is None else run.seed
-        return run.arm or run.name.rpartition("/")[2], run.seed
+        return run.arm or parts[-1], run.seed
 
 
 def _as_regex(pattern: str) -> re.Pattern[str]:
@@ -104,6 +94,8 @@ def imported_runs(
     for source in found:
         arm, seed = placing.place(source)
         what = f"{source.where}: {arm}, seed {seed}"
+        if not source.curves:
+            raise DataError(f"{what}: holds no number at all")
         if (arm, seed) in runs:
             raise DataError(f"{what}: the run {runs[arm, seed].name!r} has this arm and seed, too; tell them apart with --runs")
         try:
@@ -113,7 +105,7 @@ def imported_runs(
                 seed=seed,
                 name=source.name,
                 format=source.format,
-                curves={metric: _checked(what, metric, source) for metric in _chosen(what, source, metrics)},
+                curves={metric: _checked(what, metric, source) for metric in metrics or sorted(source.curves)},
                 source={path.name: sha256_file(path) for path in source.files},
             )
         except ValidationError as problem:
@@ -123,17 +115,12 @@ def imported_runs(
     return list(runs.values())
 
 
-def _chosen(what: str, run: SourceRun, metrics: Collection[str]) -> Collection[str]:
-    if not run.curves:
-        raise DataError(f"{what}: holds no number at all")
-    for metric in metrics:
-        if metric not in run.curves:
-            raise DataError(f"{what}: has no metric {metric!r}; it has {', '.join(sorted(run.curves))}")
-    return metrics or sorted(run.curves)
-
-
 def _checked(what: str, metric: str, run: SourceRun) -> tuple[tuple[int, float], ...]:
     """Return a curve in the order of its steps; DataError where a value is not finite or a step has two."""
+    if metric not in run.curves:
+        raise DataError(
+            f"{what}: has no metric {metric!r}{suggest(metric, run.curves)}; it has {', '.join(sorted(run.curves))}"
+        )
     known: dict[int, float] = {}
     for step, value in run.curves[metric]:
         if not math.isfinite(value):
@@ -154,10 +141,8 @@ def _checked(what: str, metric: str, run: SourceRun) -> tuple[tuple[int, float],
 def _refuse_copies(runs: Sequence[ImportedRun]) -> None:
     known: dict[str, ImportedRun] = {}
     for run in runs:
-        if sum(map(len, run.curves.values())) < _COPIED:
-            continue
         first = known.setdefault(f"{run.arm} {sorted(run.curves.items())}", run)
-        if first is not run:
+        if first is not run and sum(map(len, run.curves.values())) >= _COPIED:
             raise DataError(
                 f"{run.arm}: the seeds {first.seed} and {run.seed} have the same values at every step, so one is a copy of the "
                 "other; leave it out"
@@ -165,13 +150,12 @@ def _refuse_copies(runs: Sequence[ImportedRun]) -> None:
 
 
 def run_path(root: Path, run: ImportedRun) -> Path:
-    """Return where a run is kept; an arm whose name is no folder's has its digest there."""
+    """Return where a run is stored; an arm whose name cannot name a folder is stored under a digest."""
     folder = run.arm
     if not is_safe(folder) or len(folder) > 60:
-        folder = (
-            f"{re.sub(r'[^A-Za-z0-9._-]+', '-', folder).strip('.-_')[:40]}-{hashlib.sha256(run.arm.encode()).hexdigest()[:8]}"
-        )
-    return root / IMPORTED / run.study / folder.lstrip("-") / f"seed-{run.seed}.json"
+        digest = hashlib.sha256(run.arm.encode()).hexdigest()[:8]
+        folder = f"{re.sub(r'[^A-Za-z0-9._-]+', '-', folder).strip('.-_')[:40]}-{digest}".lstrip("-")
+    return root / IMPORTED / run.study / folder / f"seed-{run.seed}.json"
 
 
 def write_imported(runs: Sequence[ImportedRun], root: Path, *, replace: bool = False) -> tuple[list[Path], list[Path]]:
@@ -186,15 +170,15 @@ def write_imported(runs: Sequence[ImportedRun], root: Path, *, replace: bool = F
         run_path(root, run): dump_json(run.model_dump(mode="json", exclude_defaults=True), indent=None) + "\n" for run in runs
     }
     same = [path for path, text in texts.items() if path.is_file() and path.read_bytes() == text.encode()]
-    if other := next((path for path in texts if path.exists() and path not in same), None):
-        if not replace:
-            raise DataError(f"{other}: holds another run of this arm and seed; give another --name, or --replace")
-    for path, text in texts.items():
-        if len(text) > MAX_JSON_BYTES:
-            raise DataError(f"{path}: would have {len(text):,} bytes; import fewer metrics with --metric")
-    for path in texts.keys() - set(same):
+    new = [path for path in texts if path not in same]
+    for path in new:
+        if path.exists() and not replace:
+            raise DataError(f"{path}: holds another run of this arm and seed; give another --name, or --replace")
+        if len(texts[path]) > MAX_JSON_BYTES:
+            raise DataError(f"{path}: would have {len(texts[path]):,} bytes; import fewer metrics with --metric")
+    for path in new:
         write_text(path, texts[path], durable=False)
-    return [path for path in texts if path not in same], same
+    return new, same
 
 
 def read_imported(path: Path) -> ImportedRun:
@@ -217,18 +201,7 @@ def load_imported(root: Path) -> list[ImportedRun]:
     return sorted(runs, key=lambda run: (run.study, run.arm, run.seed))
 
 
-def studies(runs: Sequence[ImportedRun]) -> Mapping[str, Mapping[str, Mapping[int, ImportedRun]]]:
-    """Return runs by study, arm and seed, in their order."""
-    found: dict[str, dict[str, dict[int, ImportedRun]]] = {}
-    for run in runs:
-        found.setdefault(run.study, {}).setdefault(run.arm, {})[run.seed] = run
-    return found
-
-
-FORMATS: tuple[FormatName, ...] = get_args(FormatName)
 _MAX_BYTES = 2**30
-_TABLES = (".csv", ".tsv", ".json", ".jsonl")
-_STATE = "trainer_state.json"
 _KEYS = ("arm", "run", "seed", "step", "metric", "value")
 # What tools call a column of ours, in the order they are looked for.
 _USUAL: dict[str, tuple[str, ...]] = {
@@ -302,48 +275,35 @@ def read_sources(
     for source in sources:
         if not source.exists():
             raise DataError(f"{source}: no such file or folder")
-        chosen = format or _recognised(source)
-        found = _tables(source, columns or Columns({})) if chosen == "table" else _READERS[chosen](source)
+        files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
+        chosen = format or _recognised(source, files)
+        pattern, read = _READERS[chosen]
+        own = [path for path in files if path == source or re.fullmatch(pattern, path.name)]
+        found = [run for path in own for run in _table(path, columns or Columns({}))] if read is None else read(own)
         if not found:
             raise DataError(f"{source}: holds no run of the format {chosen}; --format is one of {', '.join(FORMATS)}")
         runs += found
     return runs
 
 
-def _recognised(source: Path) -> FormatName:
-    tells: dict[FormatName, Callable[[Path], bool]] = {
-        "tensorboard": lambda path: path.name.startswith("events.out.tfevents."),
-        "wandb": lambda path: path.suffix == ".wandb",
-        "trackio": lambda path: path.suffix == ".db",
-        "trainer": lambda path: path.name == _STATE,
-        "study": lambda path: path.name == TIMING,
-    }
-    files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
-    found = [name for name, is_one in tells.items() if any(map(is_one, files))]
-    if not found and any(path.suffix.lower() in _TABLES for path in files):
-        return "table"
+def _recognised(source: Path, files: Sequence[Path]) -> FormatName:
+    found = [name for name in FORMATS if any(re.fullmatch(_READERS[name][0], path.name) for path in files)]
+    # Next to other tools' files, tables are something else.
+    found = [name for name in found if name != "table"] or found
     if len(found) != 1:
         what = f"holds files of several formats ({', '.join(found)})" if found else "holds no file of a known format"
         raise ConfigError(f"{source}: {what}; choose one with --format: {', '.join(FORMATS)}")
     return found[0]
 
 
-def _events(source: Path) -> list[SourceRun]:
-    return read_events(source.parent if source.is_file() else source)
+def _trackio(paths: Sequence[Path]) -> list[SourceRun]:
+    return [run for path in paths for run in read_trackio(path)]
 
 
-def _trackio(source: Path) -> list[SourceRun]:
-    return [run for path in _files(source, "*.db") for run in read_trackio(path)]
-
-
-def _files(source: Path, pattern: str) -> list[Path]:
-    return [source] if source.is_file() else sorted(source.rglob(pattern))
-
-
-def _trainer(source: Path) -> list[SourceRun]:
+def _trainer(paths: Sequence[Path]) -> list[SourceRun]:
     """Return the runs of `transformers.Trainer`: of a run's checkpoints the last, whose history holds the others'."""
     newest: dict[Path, tuple[int, SourceRun]] = {}
-    for path in _files(source, _STATE):
+    for path in paths:
         folder = path.parent.parent if path.parent.name.startswith("checkpoint-") else path.parent
         state = _json(path)
         if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
@@ -359,10 +319,10 @@ def _trainer(source: Path) -> list[SourceRun]:
     return [run for _, run in newest.values()]
 
 
-def _study(source: Path) -> list[SourceRun]:
+def _study(paths: Sequence[Path]) -> list[SourceRun]:
     """Return the earlier study's experiments, one seed each: the figures of timing_stats.json, and evaluations in the logs."""
     runs = []
-    for path in _files(source, TIMING):
+    for path in paths:
         folder = path.parent
         logs = sorted(log for log in folder.iterdir() if log.suffix in (".log", ".txt") and log.is_file())
         found = _EXPERIMENT.fullmatch(folder.resolve().name)
@@ -381,7 +341,7 @@ def _study(source: Path) -> list[SourceRun]:
 
 
 def _timing(path: Path) -> dict[str, float]:
-    """Return the figures of the earlier study's timing_stats.json under our names; null is a figure that is not there."""
+    """Return the figures of the earlier study's timing_stats.json under our names; null is a missing figure."""
     timing = _json(path)
     if not isinstance(timing, dict) or "total_wall_time" not in timing:
         raise DataError(f"{path}: has no total_wall_time; give a folder of the earlier study")
@@ -419,11 +379,6 @@ def _text(path: Path) -> str:
         return _bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise DataError(f"{path}: cannot be read as text ({problem})") from None
-
-
-def _tables(source: Path, columns: Columns) -> list[SourceRun]:
-    files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.suffix.lower() in _TABLES)
-    return [run for path in files for run in _table(path, columns)]
 
 
 def _table(path: Path, columns: Columns) -> list[SourceRun]:
@@ -475,7 +430,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _charts(path: Path, header: Sequence[str], rows: Sequence[tuple[int, Row]]) -> list[SourceRun]:
-    """Return the runs of a chart exported from W&B's page; none where the table is no such thing."""
+    """Return the runs of a chart exported from W&B's page; none if the table is not one."""
     parts = {name: found for name in header if (found := _CHART.fullmatch(name))}
     if "Step" not in header or not any(found["end"] for found in parts.values()):
         return []
@@ -534,10 +489,13 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip()) and _number(value) is None
 
 
-_READERS: dict[FormatName, Callable[[Path], list[SourceRun]]] = {
-    "tensorboard": _events,
-    "wandb": read_wandb,
-    "trackio": _trackio,
-    "trainer": _trainer,
-    "study": _study,
+# How the files of each format are called, and what reads them; tables need their columns besides.
+_READERS: dict[FormatName, tuple[str, Callable[[Sequence[Path]], list[SourceRun]] | None]] = {
+    "table": (r".+\.(?i:csv|tsv|json|jsonl)", None),
+    "tensorboard": (r"events\.out\.tfevents\..+", read_events),
+    "wandb": (r".+\.wandb", read_wandb),
+    "trackio": (r".+\.db", _trackio),
+    "trainer": (r"trainer_state\.json", _trainer),
+    "study": (re.escape(TIMING), _study),
 }
+FORMATS = tuple(_READERS)

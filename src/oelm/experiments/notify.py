@@ -1,4 +1,4 @@
-"""Notifications: a command of the user's or a webhook is told when a run fails, a queue ends or a verdict is decided."""
+"""Notifications: call the user's command or webhook when a run fails, a queue ends or a verdict is decided."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from oelm.errors import STOPPED, ConfigError
 from oelm.experiments.catalog import read_yaml
 from oelm.experiments.portable import this_machine
 from oelm.experiments.queue import Job, RunnerWatch
-from oelm.schema import Strict
+from oelm.files import Strict
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class Notifier:
-    """Sends notifications from a thread of its own: nobody waits for it, and its failures are warnings."""
+    """Sends notifications from a separate thread: nothing waits for it, and its failures are warnings."""
 
     def __init__(self, config: NotifyConfig) -> None:
         self._config = config
@@ -105,7 +105,7 @@ class Notifier:
         return self._config.events
 
     def send(self, event: Event, name: str, text: str) -> None:
-        """Have one event sent, if the user wants to know of such; returns at once."""
+        """Send one event, if the user asked for its kind; returns at once."""
         if event in self._config.events:
             told = " ".join(this_machine().stripped(f"oelm: {text}").split())[:_LONGEST_TEXT]
             with contextlib.suppress(queue.Full):
@@ -177,9 +177,7 @@ def _filled(value: Any, values: dict[str, str]) -> Any:
         return value
     if isinstance(value, dict):
         return {key: _filled(inner, values) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_filled(inner, values) for inner in value]
-    return value
+    return [_filled(inner, values) for inner in value] if isinstance(value, list | tuple) else value
 
 
 @contextlib.contextmanager

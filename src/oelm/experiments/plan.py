@@ -11,18 +11,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from oelm.config import FinetuneConfig, RunConfig, TrainConfig, nearest_key, parse_as, with_overrides
+from oelm.budget import EXTRACT_TOKENS, budget_settings, classifier_settings
+from oelm.config import FinetuneConfig, RunConfig, TrainConfig, flatten, nearest_key, parse_as, with_overrides
 from oelm.data.prepare import check_tokenizer_asked, is_token_set
-from oelm.data.sets import BUILT_IN, CORPORA, TASKS
+from oelm.data.public_sets import BUILT_IN, CORPORA, TASKS
 from oelm.data.tokenizer import vocab_size_of
 from oelm.errors import ConfigError, RunDirError
-from oelm.experiments.budget import EXTRACT_TOKENS, budget_settings, classifier_settings
 from oelm.experiments.catalog import Catalog, Experiment
 from oelm.files import dump_json
 from oelm.method.method import Method, resolve_method
 from oelm.runs.layout import CONFIG
 from oelm.runs.records import read_any_config
-from oelm.schema import flatten
 
 # Prefix of the variant of runs with the best settings of their sweep.
 TUNED = "tuned-"
@@ -321,7 +320,7 @@ def _is_larger(arm: RunConfig | FinetuneConfig, baseline: RunConfig | FinetuneCo
     """Whether an arm has more parameters than its baseline, or nobody here can count them."""
     if isinstance(arm, RunConfig) and isinstance(baseline, RunConfig):
         return known_vocabulary(arm).weight_counts().total > known_vocabulary(baseline).weight_counts().total
-    # Not above: it foretells what is planned here.
+    # Imported here because it estimates what this module plans.
     from oelm.experiments.forecast import count_parameters
 
     ours, theirs = count_parameters(arm), count_parameters(baseline)

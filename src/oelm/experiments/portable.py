@@ -17,9 +17,11 @@ from oelm.errors import ConfigError, DataError, RunDirError
 from oelm.experiments.sweep import SweepPoint, read_sweep
 from oelm.files import (
     MAX_JSON_BYTES,
+    Strict,
     dump_json,
     held,
     publish_dir,
+    read_as,
     read_json,
     room_checked,
     sha256_file,
@@ -46,9 +48,8 @@ from oelm.runs.layout import (
     TIMING,
 )
 from oelm.runs.metrics import read_metrics
-from oelm.runs.records import Figures, read_as
+from oelm.runs.records import Figures
 from oelm.runs.status import read_status
-from oelm.schema import Strict
 from oelm.text import NAME, is_device, is_safe
 
 INVENTORY = "inventory.json"
@@ -68,7 +69,7 @@ _ESCAPE = r"(?<=\\[nrt])"
 
 @dataclass(frozen=True)
 class Machine:
-    """What must not travel: paths with what stands in for them, and names of the host."""
+    """What a portable folder must not contain: paths, with their replacements, and host names."""
 
     paths: tuple[tuple[str, str], ...]
     hosts: tuple[str, ...]
@@ -90,7 +91,7 @@ class Machine:
         return pattern.sub(lambda found: stand_ins[(found.lastindex or 1) - 1], text)
 
     def stripped_json(self, value: Any, *, keep_words: bool) -> Any:
-        """Return JSON data with every string stripped; with `keep_words`, one that is the host's name alone stays."""
+        """Return JSON data with every string stripped; with `keep_words`, a string that is just the host's name stays."""
         if isinstance(value, str):
             is_word = keep_words and value.lower() in {host.lower() for host in self.hosts}
             return value if is_word else self.stripped(value)
@@ -120,7 +121,7 @@ def this_machine() -> Machine:
 
 
 def _path_pattern(path: str) -> str | None:
-    """Return a pattern for an absolute path as a whole prefix; None for the root of a disk, which says nothing."""
+    """Return a pattern for an absolute path as a whole prefix; None for the root of a disk."""
     parts = [part for part in re.split(r"[/\\]+", path) if part]
     if path.startswith("/"):
         body = "".join(f"/+{re.escape(part)}" for part in parts)
@@ -327,7 +328,7 @@ def _file_names(run: Path, *, weights: bool) -> list[str]:
 
 
 def _sweeps_to_keep(folder: Path, views: Sequence[RunView], machine: Machine, remarks: list[str]) -> dict[str, bytes]:
-    """Return the sweeps next to these runs that the folder shall hold, unless what it holds says more."""
+    """Return the sweeps next to these runs to store, unless the folder already has a larger one."""
     found: dict[str, bytes] = {}
     for experiment, budget in sorted({(view.experiment, view.budget) for view in views}):
         root, name = views[0].root, f"{experiment}/{budget}/{SWEEP}"
@@ -344,7 +345,7 @@ def _sweeps_to_keep(folder: Path, views: Sequence[RunView], machine: Machine, re
             continue
         new, kept = (read_sweep(experiment, budget, place, asked="archive") for place in (root, folder))
         lost = next((point for point in kept.points if not any(_holds(other, point) for other in new.points)), None)
-        # Nothing of a sweep that was taken over from another experiment was measured there.
+        # A sweep taken over from another experiment has no measurements.
         if lost is not None and kept.like is None and new.like is None:
             raise RunDirError(
                 f"{there}: holds the point {lost.variant}, which {root / name} lacks or scores otherwise; {_ELSEWHERE}"
@@ -358,7 +359,7 @@ def _sweeps_to_keep(folder: Path, views: Sequence[RunView], machine: Machine, re
 
 
 def _holds(new: SweepPoint, kept: SweepPoint) -> bool:
-    """Whether a point says all that a kept one says: it may have more seeds, or be done where the other was not."""
+    """Whether a point contains a stored one: it may have more seeds, or be done where the other was not."""
     if (new.variant, new.values) != (kept.variant, kept.values) or not set(kept.seeds) <= set(new.seeds):
         return False
     if kept.score is None:

@@ -18,9 +18,9 @@ from filelock import FileLock
 from oelm.errors import STOPPED, DiskFullError, OelmError
 from oelm.experiments.plan import PlannedRun
 from oelm.files import lock_at, room_checked, take, write_text
+from oelm.process import StopFlag
 from oelm.runs.layout import CONFIG, CONSOLE, LOCK, launch_lock_path
 from oelm.runs.status import Progress, StatusName, now_text, read_status, status_now, write_status
-from oelm.train.watch import StopFlag
 
 _SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "by hand, or by the system when memory ran out",
@@ -154,7 +154,8 @@ def _last_words(run: Path) -> str:
     """Return the last line of a run's console.log."""
     with contextlib.suppress(OSError):
         lines = (run / CONSOLE).read_text(encoding="utf-8", errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        # Who prints it says already how the run ended.
+        return next((line.strip() for line in reversed(lines) if line.strip()), "").removeprefix("stopped: ")
     return ""
 
 

@@ -25,10 +25,9 @@ from pydantic import AfterValidator, Field, ValidationError
 from oelm.errors import ClusterError, ConfigError, suggest
 from oelm.experiments.catalog import YamlFile, read_yaml
 from oelm.experiments.plan import PlannedRun
-from oelm.files import write_json, write_text
+from oelm.files import Strict, write_json, write_text
 from oelm.runs.layout import SUBMISSIONS
 from oelm.runs.status import now_text
-from oelm.schema import Strict
 
 FILE = "slurm.yaml"
 # Values go into a script: each must be one harmless word to the shell and to sbatch.

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from oelm.config import FinetuneConfig, RunConfig
-from oelm.data.resolve import Request
-from oelm.data.sets import CORPORA, TASKS
+from oelm.data.public_sets import CORPORA, TASKS
+from oelm.data.request import Request
 from oelm.errors import REFUSED, ConfigError, DiskFullError, OelmError
 from oelm.experiments.catalog import Catalog, Experiment
 from oelm.experiments.plan import (
@@ -25,11 +25,12 @@ from oelm.experiments.plan import (
 )
 from oelm.experiments.sweep import Grid, SweepPlan, plan_sweep, tuned_changes
 from oelm.models.hub import model_folder
+from oelm.process import StopFlag
 from oelm.runs.status import read_status
-from oelm.train.device import choose_compute
-from oelm.train.preflight import Estimate, gibibytes
-from oelm.train.session import open_task, seen_progress
-from oelm.train.watch import StopFlag, Watch
+from oelm.train.device import Estimate, choose_compute, gibibytes
+from oelm.train.session import open_task
+from oelm.train.task import seen_progress
+from oelm.train.watch import Watch
 
 
 @dataclass
@@ -81,7 +82,7 @@ def _open(run: PlannedRun, *, folder: Path | None, stop: StopFlag, watch: Watch)
     if folder is not None:
         _shelve(run.config, folder, stop=stop, watch=watch)
     compute = choose_compute(run.config.device, run.config.precision)
-    _, task = open_task(run.config, compute, run=run.path, stop=stop, watch=watch)
+    _, task = open_task(run.config, compute, run=run.path, progress=seen_progress(stop, watch))
     watch.on_remark(task.data.summary)
     return task.estimate(compute.device)
 

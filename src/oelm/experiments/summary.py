@@ -20,7 +20,8 @@ from oelm.text import fixed
 class SummaryRow:
     """One experiment over its finished seeds; the gap is a ratio of PPLs or a difference of accuracies.
 
-    `best` is each seed's figure on `split`, with the model that was best on validation.
+    `best` is each seed's figure on `split`, with the model that was best on validation. `majority` is what always naming the
+    largest class comes to there; None for a language model.
     """
 
     experiment: Experiment
@@ -29,6 +30,7 @@ class SummaryRow:
     gap: Ratio | Difference | None
     confounded: tuple[str, ...]
     split: Split
+    majority: float | None = None
 
     @property
     def mean(self) -> float:
@@ -51,7 +53,7 @@ def summarize(runs: Sequence[PlannedRun]) -> list[SummaryRow]:
         if status is not None and status.status == "done" and status.best is not None:
             best.setdefault(run.experiment.id, {})[run.seed] = status.best
             metrics[run.experiment.id] = status.metric
-            if (figure := _test_figure(run, status.metric)) is not None:
+            if (figure := _figure(run, f"test_{status.metric}")) is not None:
                 tested.setdefault(run.experiment.id, {})[run.seed] = figure
     splits = {name: _split(name, first, best, tested) for name in best}
     best = {name: tested[name] if splits[name] == "test" else values for name, values in best.items()}
@@ -61,17 +63,19 @@ def summarize(runs: Sequence[PlannedRun]) -> list[SummaryRow]:
         other = run.experiment.baseline or ""
         apart = tuple(config_confounds(run.config, first[other].config, tuned=run.tuned)) if other in first else ()
         gap = _gap(metrics[name], values, best.get(other, {}))
-        rows.append(SummaryRow(run.experiment, metrics[name], dict(sorted(values.items())), gap, apart, splits[name]))
+        finished = next(other for other in runs if other.experiment.id == name and other.seed in values)
+        share = _figure(finished, "test_majority_accuracy" if splits[name] == "test" else "majority_accuracy")
+        rows.append(SummaryRow(run.experiment, metrics[name], dict(sorted(values.items())), gap, apart, splits[name], share))
     return rows
 
 
-def _test_figure(run: PlannedRun, metric: str) -> float | None:
-    """Return a finished run's PPL or accuracy on the test split, if it has one."""
+def _figure(run: PlannedRun, name: str) -> float | None:
+    """Return one of a finished run's figures, if it has it."""
     try:
         figures = read_json(run.path / TIMING)
     except DataError:
         return None
-    value = figures.get(f"test_{metric}") if isinstance(figures, dict) else None
+    value = figures.get(name) if isinstance(figures, dict) else None
     return float(value) if isinstance(value, int | float) else None
 
 

@@ -18,11 +18,10 @@ from oelm.config import RunConfig, parse_override
 from oelm.errors import ConfigError, DataError, NonFiniteError
 from oelm.experiments.catalog import Experiment
 from oelm.experiments.plan import CLOSE, PACE, TUNED, PlannedRun, check_method_key, plan_runs, variant_name
-from oelm.files import read_json, write_json
+from oelm.files import Strict, read_json, write_json
 from oelm.runs.layout import METRICS, SWEEP, TIMING
 from oelm.runs.metrics import read_metrics
 from oelm.runs.status import now_text, read_status
-from oelm.schema import Strict
 
 # Seeds of no comparison: settings chosen on a seed must not be judged on it.
 FIRST_SEED = 100
@@ -347,7 +346,7 @@ def read_sweep(experiment: str, budget: str, root: Path, *, asked: str = "--tune
 
 
 class Tuned(NamedTuple):
-    """Each arm's changes with the best of its sweep, the variant they share, and whose sweep was taken over."""
+    """Each arm's changes with the best of its sweep, the variant they share, and the arm whose sweep was taken over."""
 
     changes: dict[str, dict[str, Any]]
     variant: str

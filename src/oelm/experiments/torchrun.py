@@ -16,10 +16,11 @@ from oelm.data.tokenizer import num_cores
 from oelm.errors import STOPPED, ConfigError, OelmError, RankLostError
 from oelm.experiments.plan import PlannedRun
 from oelm.experiments.queue import Job, RunnerWatch, State, enqueue, is_busy, is_done, launch_lock, send_stop, taken
+from oelm.process import StopFlag
 from oelm.runs.status import read_status
 from oelm.train.dist import World, agreed
 from oelm.train.run import Options, Result, train
-from oelm.train.watch import StopFlag, Watch
+from oelm.train.watch import Watch
 
 _POLL_S = 0.05
 # After a stop a run finishes a step and saves; torchrun's default of half a minute is too short for that.

@@ -1,29 +1,19 @@
-"""`freeze`, `hold`, `thaw` and `restore`: the only code that changes a model."""
+"""`freeze`, `hold`, `thaw` and `restore`: the only code that changes a model; and `Plan`: what is frozen at which step."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from oelm.errors import FrozenMovedError, MethodError
-from oelm.method.adjusted import (
-    Adjusted,
-    add_correction,
-    add_gain,
-    can_learn_on,
-    correction_rank,
-    fold_learnt,
-    learning_modules,
-)
-from oelm.method.architectures import OUR_ATTENTION, class_path
-from oelm.method.audit import assert_unmoved, check_frozen
-from oelm.method.axes import Selection, axis_rows, sample_axes, selections
-from oelm.method.frames import balancing, flattened, frame_generator, on_cpu, start_of, whole
-from oelm.method.frozen import (
+from oelm.method.audit import (
     FrozenRecord,
     Originals,
+    assert_unmoved,
+    check_frozen,
     digest,
     freezable,
     originals_of,
@@ -32,7 +22,20 @@ from oelm.method.frozen import (
     set_originals,
     set_record,
 )
+from oelm.method.frames import axis_rows, balancing, flattened, frame_generator, on_cpu, sample_axes, start_of, whole
 from oelm.method.fused import SplitProjection, merge_modules, split_module
+from oelm.method.layers import (
+    Adjusted,
+    Selection,
+    add_correction,
+    add_gain,
+    can_learn_on,
+    class_path,
+    correction_rank,
+    fold_learnt,
+    learning_modules,
+    selections,
+)
 from oelm.method.method import ALL_BUT, Method, method_name, resolve_method
 from oelm.method.mha import merge_attentions, split_attention
 from oelm.method.refuse import (
@@ -45,7 +48,7 @@ from oelm.method.refuse import (
     refuse_tied,
 )
 from oelm.method.save import save_folded
-from oelm.method.sites import HeadProjection, Site, attention_sites, num_layers_by_stack
+from oelm.method.sites import OUR_ATTENTION, HeadProjection, Site, attention_sites, num_layers_by_stack
 from oelm.seeds import whole_seed
 
 # A weight, and a bias where it changes together with the weight.
@@ -482,3 +485,69 @@ def adopt_record(model: nn.Module, digests: dict[str, str]) -> None:
     except FrozenMovedError:
         set_record(model, record)
         raise
+
+
+@dataclass(frozen=True)
+class Plan:
+    """For each parameter that is ever frozen: the first step that leaves it unchanged, and the first that moves it again."""
+
+    spans: dict[str, tuple[int, int]]
+    steps: int
+
+    def frozen_at(self, step: int) -> frozenset[str]:
+        """Return the names that the update from `step` to `step + 1` must not move; past the end, as at the last step."""
+        step = min(step, self.steps - 1)
+        return frozenset(name for name, (first, end) in self.spans.items() if first <= step < end)
+
+    @property
+    def moments(self) -> frozenset[int]:
+        """The steps before which something is frozen or thawed."""
+        return frozenset(step for span in self.spans.values() for step in span if 0 < step < self.steps)
+
+    def joined_at(self, name: str) -> int:
+        """Return the step at which a thawed parameter joined those that learn; 0 for all others."""
+        end = self.spans.get(name, (0, 0))[1]
+        return end if end < self.steps else 0
+
+
+# Whatever is frozen stays frozen from the first step to the last.
+ALWAYS = Plan({}, 0)
+
+
+def plan_of(model: nn.Module, method: Method | str, *, steps: int) -> Plan:
+    """Return the plan of a model to which the method, or the preset of that name, was applied, for this many steps."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise MethodError(f"steps is {steps!r}; give the number of training steps, a whole number of at least 1")
+    method = resolve_method(method)
+    spans: dict[str, tuple[int, int]] = {}
+    sites = attention_sites(model)
+    depths = num_layers_by_stack(sites)
+    chosen = [site for site in sites if method.selects(site.layer, depths[site.stack])]
+    for site in chosen:
+        span = _span(site, chosen, method, steps)
+        for part, projection in site.projections():
+            if part in method.freeze:
+                spans |= dict.fromkeys(projection.names(), span)
+    return Plan(spans, steps)
+
+
+def _span(site: Site, chosen: list[Site], method: Method, steps: int) -> tuple[int, int]:
+    if method.thaw is None:
+        return (_moment(method.freeze_at, steps) if method.freeze_at else 0), steps
+    layers = sorted({other.layer for other in chosen if other.stack == site.stack})
+    turn = layers.index(site.layer) if method.thaw.order == "first_first" else len(layers) - 1 - layers.index(site.layer)
+    share = turn / (len(layers) - 1) if len(layers) > 1 else 0.0
+    return 0, _moment(method.thaw.start + share * (method.thaw.end - method.thaw.start), steps)
+
+
+def _moment(fraction: float, steps: int) -> int:
+    """Return the step at a fraction of training, after the first update and before the last one where there are two."""
+    return max(1, min(steps - 1, round(fraction * steps)))
+
+
+def freeze_as_of(model: nn.Module, method: Method, *, seed: int, steps: int, step: int) -> Plan:
+    """Freeze what the method freezes after `step` of `steps` updates; return the plan of what is frozen when."""
+    freeze(model, method, seed=seed)
+    plan = plan_of(model, method, steps=steps)
+    hold(model, plan.frozen_at(max(0, step - 1)))
+    return plan

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -147,6 +148,71 @@ def flattened(rows_HKD: Tensor) -> Tensor:
     # A row's norm is the root of a singular value.
     level_H = norms_HK.pow(4).mean(-1).pow(0.25)
     return rows_HKD * (level_H.unsqueeze(-1) / norms_HK).unsqueeze(-1)
+
+
+def sample_axes(
+    num_heads: int, num_key_heads: int, head_dim: int, dims: tuple[int, int], *, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Return the coordinates of every query head and of every key head, (H, K) each; `dims` are the widths of the two inputs.
+
+    A query head has its own slice. A key head has the slice of another head, by a drawn shift, and shares no coordinate
+    with the query heads it serves. Where two heads have the same two slices, the coordinates are paired differently.
+    """
+    if head_dim > min(dims):
+        raise MethodError(
+            f"init 'axes': a head has {head_dim} rows, and only {min(dims)} coordinates to choose from; "
+            "lower head_dim, or use init 'gaussian_matched'"
+        )
+    group, num_slices = num_heads // num_key_heads, dims[0] // head_dim
+    queries, keys = list(range(num_heads)), list(range(num_key_heads))
+    if dims[0] != dims[1]:
+        # Two inputs share no coordinate, whatever is chosen.
+        shift = _draw(0, dims[1] // head_dim, generator)
+        queries, keys = [n % num_slices for n in queries], [(n + shift) % (dims[1] // head_dim) for n in keys]
+    elif num_slices == 1:
+        return _rolled(num_heads, num_key_heads, head_dim, dims[0], generator)
+    elif group < num_slices:
+        shift = _draw(group, num_slices, generator)
+        queries, keys = [n % num_slices for n in queries], [(n * group + shift) % num_slices for n in keys]
+    else:
+        # A group's queries leave one slice to their key, and repeat the others.
+        rest = num_slices - 1
+        queries, keys = [(n // group + n % group % rest) % num_slices for n in queries], [(n + rest) % num_slices for n in keys]
+    return _coordinates(queries, keys, head_dim)
+
+
+def _coordinates(queries: list[int], keys: list[int], head_dim: int) -> tuple[Tensor, Tensor]:
+    """Return the coordinates of these slices; where two heads have the same two, the second's queries are rolled by one."""
+    inside_K, group = torch.arange(head_dim), len(queries) // len(keys)
+    earlier: Counter[tuple[int, int]] = Counter()
+    rows: list[Tensor] = []
+    for head, number in enumerate(queries):
+        pair = (number, keys[head // group])
+        rows.append(number * head_dim + (inside_K + earlier[pair]) % head_dim)
+        earlier[pair] += 1
+    return torch.stack(rows), torch.stack([number * head_dim + inside_K for number in keys])
+
+
+def _rolled(num_heads: int, num_key_heads: int, head_dim: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return the first coordinates for every query head, and for keys the same rolled: no coordinate is paired with itself."""
+    if num_key_heads < num_heads or dim == 1:
+        raise MethodError(
+            f"init 'axes': {num_heads} query heads of {head_dim} rows share {num_key_heads} key heads in {dim} dimensions, "
+            "which leaves no separate coordinates to the keys; use init 'orthogonal'"
+        )
+    shift = _draw(0, dim - 1, generator)
+    inside_K = torch.arange(head_dim)
+    keys = [(inside_K + 1 + (shift + head) % (dim - 1)) % dim for head in range(num_key_heads)]
+    return inside_K.expand(num_heads, head_dim), torch.stack(keys)
+
+
+def _draw(first: int, end: int, generator: torch.Generator) -> int:
+    return int(torch.randint(first, end, (), generator=generator))
+
+
+def axis_rows(index_HK: Tensor, dim: int, *, scale: float = 1.0) -> Tensor:
+    """Return the frame that chooses these coordinates, as a dense weight: (H, K, D)."""
+    return F.one_hot(index_HK, dim).float() * scale
 
 
 def orthonormality_error(weight_HKD: Tensor) -> float:

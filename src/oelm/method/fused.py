@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from oelm.method.axes import keep_shell
 from oelm.method.frames import whole
+from oelm.method.layers import keep_shell
 
 Order = Literal["rows", "columns", "per_head_rows"]
 

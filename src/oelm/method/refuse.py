@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from oelm.errors import MethodError
-from oelm.method.architectures import class_path, own_parameter
+from oelm.method.audit import is_frozen_from_outside
 from oelm.method.frames import is_fully_sharded
-from oelm.method.frozen import is_frozen_from_outside, require_model
+from oelm.method.layers import class_path
 from oelm.method.method import Method
-from oelm.method.sites import HeadProjection, Site
+from oelm.method.sites import HeadProjection, Site, own_parameter, require_model
 
 
 def check_changeable(model: nn.Module, verb: str) -> None:

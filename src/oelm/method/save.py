@@ -13,10 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from oelm.errors import MethodError
-from oelm.method.adjusted import Adjusted, learning_modules
-from oelm.method.axes import FROZEN, LEARNT, Selection
 from oelm.method.frames import whole
 from oelm.method.fused import SplitProjection
+from oelm.method.layers import FROZEN, LEARNT, Adjusted, Selection, learning_modules
 
 # The library's own rule for a folder that a Trainer can resume from.
 _CHECKPOINT = re.compile(r"checkpoint-\d+")

@@ -1,4 +1,4 @@
-"""Export our GPT as a Hugging Face GPT-2 directory, which `transformers` reads without our code."""
+"""Export our GPT as a folder that `transformers` reads: GPT-2 where that can hold it, else the class of `oelm.hf`."""
 
 from __future__ import annotations
 
@@ -14,37 +14,53 @@ from torch.nn import functional as F
 from oelm.errors import OelmError
 from oelm.files import publish_dir, write_json, write_text
 from oelm.models.gpt import GPT, Attention, Block
+from oelm.models.shape import GPTConfig
+
+# Of a model that GPT-2 cannot hold: its type in config.json, and what its weights' names begin with.
+MODEL_TYPE, WEIGHTS_PREFIX = "oelm_gpt", "gpt"
 
 
-def export_gpt2(model: GPT, tokenizer: Tokenizer, folder: Path, *, end_of_text: int, card: str) -> None:
+def fits_gpt2(shape: GPTConfig) -> bool:
+    """Whether GPT-2 can hold a model of this shape; a short convolution has no place in it."""
+    return not shape.short_conv
+
+
+def export_gpt(model: GPT, tokenizer: Tokenizer, folder: Path, *, end_of_text: int, card: str) -> None:
     """Write config, weights, tokenizer and model card to a new or empty folder, completely or not at all.
 
-    Raises OelmError when the folder is not empty, or when GPT-2 cannot hold the model: axes, learnt gains or corrections
-    that were not folded in, or a short convolution.
+    Raises OelmError when the folder is not empty, or when axes, learnt gains or corrections were not folded in.
     """
-    if model.config.short_conv:
-        raise OelmError(
-            "GPT-2 has no short convolution (model.short_conv), so this model cannot be exported; "
-            "oelm generate and oelm eval can read it"
-        )
     with torch.device("meta"):
         own = dict(GPT(model.config).named_parameters())
     if own.keys() != {name for name, _ in model.named_parameters()}:
-        raise OelmError("Q and K of this model are not plain weights, as GPT-2 has them: call oelm.fold(model) first")
+        raise OelmError("Q and K of this model are not plain weights: call oelm.fold(model) first")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OelmError(f"{folder}: exists and is not an empty folder; nothing is overwritten, choose a new one")
+    is_gpt2 = fits_gpt2(model.config)
+    tensors = _gpt2_tensors(model) if is_gpt2 else {f"{WEIGHTS_PREFIX}.{name}": each for name, each in model.named_parameters()}
+    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
+    config = _gpt2_config(model) if is_gpt2 else _own_config(model)
     with publish_dir(folder) as staging:
-        save_file(gpt2_tensors(model), staging / "model.safetensors", metadata={"format": "pt"})
-        write_json(staging / "config.json", gpt2_config(model, end_of_text))
-        generation = {"_from_model_config": True, "bos_token_id": end_of_text, "eos_token_id": end_of_text}
+        plain = {name: tensor.detach().cpu().float().clone().contiguous() for name, tensor in tensors.items()}
+        save_file(plain, staging / "model.safetensors", metadata={"format": "pt"})
+        write_json(staging / "config.json", {**config, **ends, "dtype": "float32"})
+        generation = {"_from_model_config": True, **ends, **({} if is_gpt2 else {"use_cache": False})}
         write_json(staging / "generation_config.json", generation)
         write_text(staging / "tokenizer.json", tokenizer.to_str(pretty=True))
         write_json(staging / "tokenizer_config.json", _tokenizer_config(model, tokenizer.id_to_token(end_of_text)))
         write_text(staging / "README.md", card)
 
 
-def gpt2_config(model: GPT, end_of_text: int) -> dict[str, Any]:
-    """Return the config.json of the equivalent GPT-2."""
+def _own_config(model: GPT) -> dict[str, Any]:
+    return {
+        "architectures": ["OelmGPTForCausalLM"],
+        "model_type": MODEL_TYPE,
+        "use_cache": False,
+        **model.config.model_dump(),
+    }
+
+
+def _gpt2_config(model: GPT) -> dict[str, Any]:
     shape = model.config
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -61,13 +77,10 @@ def gpt2_config(model: GPT, end_of_text: int) -> dict[str, Any]:
         "embd_pdrop": shape.dropout,
         "resid_pdrop": shape.dropout,
         "tie_word_embeddings": True,
-        "bos_token_id": end_of_text,
-        "eos_token_id": end_of_text,
-        "dtype": "float32",
     }
 
 
-def gpt2_tensors(model: GPT) -> dict[str, Tensor]:
+def _gpt2_tensors(model: GPT) -> dict[str, Tensor]:
     """Return the weights under GPT-2's names: Q, K and V fused and transposed, attention's missing biases as zeros."""
     tensors = {
         "transformer.wte.weight": model.token_embedding.weight,
@@ -78,7 +91,7 @@ def gpt2_tensors(model: GPT) -> dict[str, Tensor]:
     for layer, block in enumerate(model.blocks):
         assert isinstance(block, Block)
         tensors |= {f"transformer.h.{layer}.{name}": tensor for name, tensor in _block_tensors(block).items()}
-    return {name: tensor.detach().cpu().float().clone().contiguous() for name, tensor in tensors.items()}
+    return tensors
 
 
 def _block_tensors(block: Block) -> dict[str, Tensor]:

@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from oelm.errors import ConfigError
+from oelm.files import Strict
 from oelm.models.gpt import GPT, Cache
-from oelm.schema import Strict
 from oelm.seeds import stream_seed
 
 _COLDEST = 1e-3

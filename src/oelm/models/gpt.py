@@ -1,6 +1,6 @@
 """A GPT on one page: pre-norm, learned positions, tied embeddings, exact GELU, no attention biases.
 
-B batch  T tokens  D model_dim  H heads  K head_dim  V vocab
+B batch  T tokens  D model_dim  H heads  K head_dim  V vocab  S queries of a block  E tokens up to its end
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from oelm.models.shape import GPTConfig
 from oelm.seeds import stream_seed, whole_seed
 
 INIT_STD = 0.02
+_ROWS = 128  # of a block of queries
 
 
 class LayerCache:
@@ -66,6 +67,23 @@ class ShortConvolution(nn.Module):
         return x_BTD
 
 
+def attend_by_blocks(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, *, dropout: float) -> Tensor:
+    """Attend causally with dropout, a block of queries at a time, to the keys before the block's end.
+
+    With dropout PyTorch has no fused attention on a CPU: it computes the scores of all future tokens, too. Blocks leave most
+    of them out, which pays from 512 tokens on (benchmarks/engine_ideas.py).
+    """
+    mixed = []
+    for start in range(0, q_BHTK.shape[2], _ROWS):
+        q_BHSK = q_BHTK[:, :, start : start + _ROWS] * q_BHTK.shape[3] ** -0.5
+        end = start + q_BHSK.shape[2]
+        scores_BHSE = q_BHSK @ k_BHTK[:, :, :end].transpose(-1, -2)
+        is_future_SE = torch.ones(end - start, end, dtype=torch.bool, device=q_BHTK.device).triu(start + 1)
+        weights_BHSE = F.dropout(scores_BHSE.masked_fill(is_future_SE, -torch.inf).softmax(-1), dropout)
+        mixed.append(weights_BHSE @ v_BHTK[:, :, :end])
+    return torch.cat(mixed, dim=2)
+
+
 class Attention(nn.Module):
     """Causal self-attention. Q, K and V are separate weights, so that freezing one costs the others nothing."""
 
@@ -88,7 +106,10 @@ class Attention(nn.Module):
         if cache is not None:
             k_BHTK, v_BHTK = cache.extend(k_BHTK, v_BHTK)
         dropout = self.dropout if self.training else 0.0
-        mixed_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=is_causal)
+        if dropout and is_causal and x_BTD.device.type == "cpu" and x_BTD.shape[1] >= 4 * _ROWS:
+            mixed_BHTK = attend_by_blocks(q_BHTK, k_BHTK, v_BHTK, dropout=dropout)
+        else:
+            mixed_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=is_causal)
         out: Tensor = self.out(mixed_BHTK.transpose(1, 2).flatten(-2))
         return out
 

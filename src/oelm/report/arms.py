@@ -14,19 +14,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from oelm.config import with_defaults
+from oelm.budget import BUDGETS
+from oelm.config import flatten, with_defaults
 from oelm.errors import ConfigError, DataError, suggest
-from oelm.experiments.budget import BUDGETS
-from oelm.experiments.importer import IMPORTED, ImportedRun, load_imported, run_path, studies
+from oelm.experiments.importer import IMPORTED, ImportedRun, load_imported, run_path
 from oelm.experiments.plan import is_tuned_alone
 from oelm.runs.find import RunView, scan, scan_flat
 from oelm.runs.finished import read_finished, read_settings
 from oelm.runs.layout import CONFIG, PREDICTIONS, Split
 from oelm.runs.metrics import read_jsonl
 from oelm.runs.records import AuditRecord, DocumentRow, ExampleRow, Figures, Manifest, majority_share, read_rows
-from oelm.schema import flatten
 
-# What a config mostly leaves to the machine ("auto"), so that it does not tell runs apart.
+# Mostly "auto" in a config, so the config does not show whether runs differ in them.
 COMPUTED_WITH = ("device", "precision")
 # What may change a run's figures in their last digits, so that seeds of one arm should share it.
 MIXED = ("source_revision", "torch", "threads")
@@ -37,7 +36,7 @@ def computed_with(config: Mapping[str, Any], manifest: Manifest) -> dict[str, st
     sessions = [manifest.environment, *(session.get("environment") for session in manifest.earlier)]
     found = {}
     for name in COMPUTED_WITH:
-        # A manifest that is silent leaves what was asked for, where that was not left to the machine.
+        # Without a value in the manifest, the config's value counts, unless it is "auto".
         told = _texts(name, sessions) or _texts(name, [config])
         if told:
             found[name] = "+".join(sorted({_device_kind(text) for text in told} if name == "device" else told))
@@ -63,11 +62,11 @@ def _device_kind(name: str) -> str:
 
 
 def known_differences(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Return in what runs were computed differently; what is not known of one of them is no difference."""
+    """Return how the computing environments of runs differ; an unknown value is no difference."""
     return {name: (first[name], second[name]) for name in first if name in second and first[name] != second[name]}
 
 
-# Where something lies, as opposed to what it is: the weights' digest and the data's fingerprint tell that.
+# Settings that are paths: digest and fingerprint identify weights and data.
 _PLACES = (("model", "source"), ("examples", "folder"))
 # How the name of a variant ends: of its changes.
 _DIGEST = re.compile(r"-[0-9a-f]{8}$")
@@ -204,7 +203,7 @@ class Arm:
 
     @property
     def computed_with(self) -> dict[str, str]:
-        """What its runs, which agree as far as they are known, were computed with."""
+        """Device and precision of its runs, which agree as far as known."""
         return {name: value for run in self.runs for name, value in run.computed_with.items()}
 
     @property
@@ -219,7 +218,7 @@ class Arm:
 
     @property
     def refused_seeds(self) -> tuple[int, ...]:
-        """The seeds that are done and whose records cannot be used."""
+        """Finished seeds whose records cannot be used."""
         return tuple(sorted(run.seed for run in self.unfinished if run.problem))
 
     @property
@@ -251,7 +250,7 @@ def mean_figure(values: Iterable[float], metric: Metric) -> float:
 
 
 def common_split(*arms: Arm) -> Split:
-    """Return what arms are compared on: test where every run of all of them has its figure there, else validation."""
+    """Return the split that arms are compared on: test if every run has test figures, else validation."""
     return "test" if all(len(arm.on("test")) == len(arm.runs) for arm in arms) else "val"
 
 
@@ -323,7 +322,7 @@ def _arm(key: ArmKey, runs: list[Run]) -> Arm:
 
 
 def _mixture(runs: Sequence[FinishedRun]) -> Mixture | None:
-    """Tell what forbids taking the runs for one arm: a seed twice, or runs that differ in more than the seed."""
+    """Return why the runs are not one arm: a seed twice, or runs that differ in more than the seed."""
     for first, second in zip(runs, runs[1:], strict=False):
         if first.seed == second.seed:
             return Mixture("seed_twice", {"seed": first.seed, "first": first.path, "second": second.path})
@@ -342,7 +341,7 @@ def _mixture(runs: Sequence[FinishedRun]) -> Mixture | None:
 
 
 def _computed_apart(runs: Sequence[FinishedRun]) -> Mixture | None:
-    """Tell which runs were computed with another device or precision; each against the first of which that is known."""
+    """Return the runs with another device or precision than the first run where that is known."""
     known: dict[str, FinishedRun] = {}
     for run in runs:
         seen = {name: first.computed_with[name] for name, first in known.items()}
@@ -417,8 +416,11 @@ class ImportedStudy:
 
 def collect_imported(roots: Sequence[Path]) -> list[ImportedStudy]:
     """Return every imported study under the roots, in the order of their names; DataError where a record is damaged."""
-    found = [(root, name, arms) for root in roots for name, arms in studies(load_imported(root)).items()]
-    return [ImportedStudy(*study) for study in sorted(found, key=lambda study: study[1])]
+    found: dict[tuple[str, Path], dict[str, dict[int, ImportedRun]]] = {}
+    for root in roots:
+        for run in load_imported(root):
+            found.setdefault((run.study, root), {}).setdefault(run.arm, {})[run.seed] = run
+    return [ImportedStudy(root, name, arms) for (name, root), arms in sorted(found.items(), key=lambda study: study[0][0])]
 
 
 def load_runs(path: str | Path = "outputs") -> list[dict[str, Any]]:
@@ -447,7 +449,7 @@ def _alone(run: Run) -> Run:
 def _imported_row(run: ImportedRun, root: Path) -> dict[str, Any]:
     """Return a run of another tool as a row: its study and arm where ours have experiment and variant, and its last values."""
     place = {"experiment": run.study, "budget": IMPORTED, "variant": run.arm, "seed": run.seed, "state": IMPORTED}
-    values = {f"{IMPORTED}.{metric}": run.last(metric) for metric in run.curves}
+    values = {f"{IMPORTED}.{metric}": points[-1][1] for metric, points in run.curves.items()}
     return {**place, "path": str(run_path(root, run)), "problem": None, **values}
 
 

@@ -13,12 +13,10 @@ from oelm.report.foreign import JudgedStudy, Question, imported_section, judge_s
 from oelm.report.pairs import Findings, find
 from oelm.report.sections.baselines import baselines_section
 from oelm.report.sections.classes import answer_section, classes_section, kept_section
-from oelm.report.sections.costs import costs_section, totals_section
-from oelm.report.sections.heads import tuning_section, why_section
+from oelm.report.sections.costs import costs_section
+from oelm.report.sections.heads import heads_section, tuning_section
 from oelm.report.sections.learning import learning_section
-from oelm.report.sections.repeat import repeat_section
 from oelm.report.sections.reported import reported_section
-from oelm.report.sections.spread import ladder_section, sizes_section
 from oelm.report.sections.verdicts import JudgedPair, judge_all, verdict_section
 from oelm.report.words import Words
 from oelm.runs.status import now_text
@@ -34,28 +32,24 @@ class Report:
     judged_imported: list[JudgedStudy] = field(default_factory=list)
 
     def document(self, lang: str) -> Document:
-        """Return the whole report in one language; sections without anything to say are left out."""
+        """Return the whole report in one language; empty sections are left out."""
         words, findings = Words(lang), self.findings
         budgets = words.listed(sorted({arm.budget for arm in findings.arms})) or "-"
         verdicts = verdict_section(findings, self.judged, words)
         others = imported_section(self.imported, self.judged_imported, words)
         sections = (
             answer_section(findings, self.judged, words),
-            # Where only others' runs are there, that none of ours is would be the first thing to read.
+            # With imported runs only, the report would start with the message that we have none.
             verdicts if findings.arms or others is None else None,
             others,
             kept_section(findings, self.judged, words),
             classes_section(findings, self.judged, words),
             baselines_section(findings, words),
             learning_section(findings, words),
-            ladder_section(findings, words),
-            sizes_section(findings, words),
             costs_section(findings, words),
             tuning_section(findings, words),
-            why_section(findings, words),
+            heads_section(findings, words),
             reported_section(findings, words),
-            repeat_section(findings, words),
-            totals_section(findings, words),
         )
         return Document(
             lang=lang,
@@ -94,12 +88,12 @@ def build_report(
     wanted = _with_baselines(only, catalog)
     together = wanted | {name for name, baseline in catalog.baselines().items() if baseline in wanted}
     report = report_on(collect(roots, only=together, budgets=budgets), roots, catalog, only=only)
-    # Who names experiments asks for those.
+    # Named experiments are all that the user asked for.
     return with_imported(report, roots, question) if question is not None or not (only or budgets) else report
 
 
 def with_imported(report: Report, roots: Sequence[Path], question: Question | None) -> Report:
-    """Return a report that has others' runs as well, judged where a question is asked."""
+    """Return a report with imported runs, judged if a question is given."""
     imported = collect_imported(roots)
     return replace(report, imported=imported, judged_imported=judge_studies(imported, question))
 

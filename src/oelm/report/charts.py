@@ -17,7 +17,7 @@ from oelm.text import plain_values
 
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 Rows = Sequence[dict[str, Any]]
-# Circles for the first data set and so on: colours alone do not tell them apart for everyone.
+# Circles for the first data set and so on: colour alone does not distinguish them for everyone.
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", "triangle-right")
 # A picture that opens a report shows whole in a window of 700 pixels, axis and legend included.
 _MOST_HEIGHT = 520
@@ -142,26 +142,6 @@ def _name(place: float, name: str, *, is_left: bool, height: int) -> dict[str, A
     return {"mark": mark, "data": {"values": [{"place": place, "name": name}]}, "encoding": encoding}
 
 
-def grouped(rows: Rows, arms: Sequence[str], *, x: str, y: str) -> dict[str, Any]:
-    """Return a value for each arm in each group, with its spread. Rows have group, arm, mean, low and high."""
-    shared: dict[str, Any] = {
-        "x": {"field": "group", "type": "ordinal", "title": x, "axis": {"labelAngle": 0}},
-        "xOffset": {"field": "arm", "sort": list(arms)},
-        "color": _colour(arms),
-    }
-    spread = {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": {**shared, "y": _axis("low", y), "y2": {"field": "high"}}}
-    tooltip = [
-        {"field": "arm", "type": "nominal", "title": " "},
-        {"field": "group", "type": "nominal", "title": x},
-        {"field": "mean", "type": "quantitative", "title": y, "format": ".3f"},
-    ]
-    point = {
-        "mark": {"type": "point", "filled": True, "size": 60},
-        "encoding": {**shared, "y": _axis("mean", y), "tooltip": tooltip},
-    }
-    return _chart(rows, {"layer": [spread, point]}, height=240)
-
-
 def _chart(rows: Rows, body: dict[str, Any], *, height: Any) -> dict[str, Any]:
     return {"$schema": _SCHEMA, "data": {"values": list(rows)}, "width": "container", "height": height, **body}
 
@@ -191,7 +171,7 @@ _SERIES = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B97D00", "#2
 _COMPOSED = ("hconcat", "vconcat", "concat", "facet", "repeat")
 _SVG = "{http://www.w3.org/2000/svg}"
 _ELEMENTS = {"svg", "g", "path", "rect", "text", "tspan", "line", "circle", "defs", "clipPath", "linearGradient", "stop"}
-# The page says these once, for the picture as a whole, or they are what SVG assumes.
+# These are set once for the whole picture, or are SVG's defaults.
 _NEEDLESS = {"class", "role", "aria-hidden", "aria-label", "aria-roledescription", "pointer-events", "font-family", "version"}
 _ASSUMED = {"opacity": "1", "stroke-width": "1", "transform": "translate(0,0)", "text-anchor": "start", "x2": "0", "y2": "0"}
 _LONG_NUMBER = re.compile(r"-?\d*\.\d{2,}")
@@ -238,7 +218,7 @@ def unthemed(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_single_view(spec: dict[str, Any]) -> bool:
-    """Tell whether a chart is one view, whose width can follow its surroundings."""
+    """Whether a chart is one view, whose width can follow the page."""
     return not any(key in spec for key in _COMPOSED) and not {"row", "column", "facet"} & set(spec.get("encoding", {}))
 
 
@@ -254,7 +234,7 @@ def chart_svg(spec: dict[str, Any], *, config: dict[str, Any], prefix: str) -> s
         still |= {"width": width, "autosize": {"type": "fit-x", "contains": "padding"}}
     # No base is allowed: a chart carries its data and never fetches any.
     root = ET.fromstring(vl_convert.vegalite_to_svg(still, config=config, allowed_base_urls=[]))
-    # Vega numbers its ids through the life of the process; ours depend on the chart alone.
+    # Vega counts ids over the whole process; ours depend on the chart only.
     ids = [element.attrib["id"] for element in root.iter() if "id" in element.attrib]
     _shrink(root, {name: f"{prefix}-{number}" for number, name in enumerate(ids)})
     root.set("xmlns", _SVG[1:-1])

@@ -7,27 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oelm.errors import ConfigError
-from oelm.report.arms import (
-    Arm,
-    FinishedRun,
-    common_split,
-    read_run,
-    run_differences,
-)
+from oelm.report.arms import Arm, FinishedRun, common_split, read_run, run_differences
 from oelm.report.document import Cell, Table
 from oelm.report.pairs import over_examples
 from oelm.report.sections.costs import median_step
+from oelm.report.sections.verdicts import power_text
+from oelm.report.words import Words
 from oelm.runs.find import look_at
 from oelm.runs.layout import CONFIG, Split
-from oelm.stats import (
-    POWER,
-    Interval,
-    common_seeds,
-    detectable_text,
-    gap_text,
-    interval_text,
-    paired_interval,
-)
+from oelm.stats import Interval, common_seeds, gap_text, interval_text, paired_interval
 from oelm.text import fixed
 
 
@@ -52,7 +40,10 @@ def compare_runs(paths: Sequence[Path]) -> tuple[Table, list[str]]:
         raise ConfigError("language models and classifiers cannot be compared: perplexity and accuracy are different things")
     first, others = folders[0], folders[1:]
     metric, split = first.arm.metric, common_split(*(folder.arm for folder in folders))
-    rows = tuple(_row(folder, None if folder is first else first, split) for folder in folders)
+    names = _told_apart(paths)
+    rows = tuple(
+        _row(name, folder, None if folder is first else first, split) for name, folder in zip(names, folders, strict=True)
+    )
     unit = "PPL" if metric == "ppl" else "accuracy"
     figure = f"{unit} on test" if split == "test" else f"best {unit} on validation"
     columns: tuple[str, ...] = ("run", "seeds", figure, "against the first", "trainable", "step")
@@ -64,11 +55,13 @@ def compare_runs(paths: Sequence[Path]) -> tuple[Table, list[str]]:
     remarks += [] if share is None else [f"always naming the largest class gives {100 * share:.2f}%"]
     remarks += [remark for folder in others for remark in (*_seeds_apart(folder, first), *_differences(folder, first))]
     remarks += [remark for folder in others for remark in _power(folder, first, split)]
+    if any(len(folder.arm.best) == 1 and folder.arm.best.keys() == first.arm.best.keys() for folder in others):
+        remarks.append("one seed: no interval, so chance may explain the gap; train more seeds")
     return Table("compare", "", columns, rows, frozenset(range(1, len(columns)))), remarks
 
 
 def _some_tested(folders: Sequence[RunFolder]) -> list[str]:
-    """Say why the folders are compared on validation though some have figures on test."""
+    """Return why the folders are compared on validation although some have test figures."""
     without = [str(folder.path) for folder in folders if common_split(folder.arm) == "val"]
     if not without or not any(folder.arm.on("test") for folder in folders):
         return []
@@ -103,11 +96,20 @@ def _read_folder(path: Path) -> RunFolder:
     return RunFolder(path, arm, tuple(left_out))
 
 
-def _row(folder: RunFolder, first: RunFolder | None, split: Split) -> tuple[Cell, ...]:
+def _told_apart(paths: Sequence[Path]) -> list[str]:
+    """Return paths without the parts that all of them begin or end with."""
+    parts = [path.parts for path in paths]
+    most = min(map(len, parts)) - 1
+    start = next((n for n in range(most) if len({each[n] for each in parts}) > 1), most)
+    end = next((n for n in range(most - start) if len({each[-1 - n] for each in parts}) > 1), most - start)
+    return ["/".join(each[start : len(each) - end]) for each in parts]
+
+
+def _row(name: str, folder: RunFolder, first: RunFolder | None, split: Split) -> tuple[Cell, ...]:
     arm, mean, step = folder.arm, folder.arm.mean(split), median_step(folder.arm.runs)
     examples = None if first is None else _over_examples(arm, first.arm, split)
     return (
-        Cell(str(folder.path)),
+        Cell(name),
         Cell(str(len(arm.runs))),
         Cell(fixed(mean, 2) if arm.metric == "ppl" else f"{100 * mean:.2f}%"),
         Cell(_gap(arm, first.arm, split) if first is not None else ""),
@@ -121,7 +123,7 @@ def _gap(arm: Arm, first: Arm, split: Split) -> str:
     interval = paired_interval(arm.on(split), first.on(split), arm.metric)
     if interval is not None:
         return interval_text(interval, arm.metric)
-    # Single runs are compared whatever their seeds; a reader sees from the number of seeds that there is no interval.
+    # Single runs are compared whatever their seeds.
     return gap_text(arm.mean(split), first.mean(split), arm.metric) + ("" if arm.metric == "ppl" else " points")
 
 
@@ -137,17 +139,13 @@ def _over_examples(arm: Arm, first: Arm, split: Split) -> Interval | None:
 
 
 def _power(folder: RunFolder, first: RunFolder, split: Split) -> list[str]:
-    """Say what difference of accuracies a comparison could have seen."""
+    """Return the smallest difference of accuracies that the comparison would detect."""
     arm, other = folder.arm, first.arm
     if arm.metric != "accuracy":
         return []
-    over_seeds = detectable_text(paired_interval(arm.on(split), other.on(split), arm.metric))
-    found = {"seeds": over_seeds, "examples": detectable_text(_over_examples(arm, other, split))}
-    shown = [f"{points} points over {name}" for name, points in found.items() if points is not None]
-    if not shown:
-        return []
-    power = f"the smallest difference that this comparison would detect with {100 * POWER:g}% probability"
-    return [f"{folder.path} and {first.path}: {power}: {', '.join(shown)}"]
+    over_seeds = paired_interval(arm.on(split), other.on(split), arm.metric)
+    told = power_text(over_seeds, _over_examples(arm, other, split), Words("en"))
+    return [f"{folder.path} and {first.path}: {text}" for text in told]
 
 
 def _seeds_apart(folder: RunFolder, first: RunFolder) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
-from oelm.errors import ConfigError, DataError, suggest
+from oelm.errors import ConfigError, DataError, one_of, suggest
 from oelm.experiments.catalog import Criterion
 from oelm.experiments.importer import IMPORTED, ImportedRun, run_path
 from oelm.report.arms import ImportedStudy, collect_imported, mean_figure
@@ -33,7 +33,7 @@ SCALES: tuple[Scale, ...] = get_args(Scale)
 Take = Literal["best", "last"]
 TAKES: tuple[Take, ...] = get_args(Take)
 _BOUND = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(x|pt|pts|points?)\s*", re.IGNORECASE)
-# What a metric's name says of its scale: the last word of it that does.
+# The scale of a metric, by the last word of its name that determines one.
 _SCALE_OF: tuple[tuple[str, Scale], ...] = (
     (r"loss|nll|cross_?entropy|xent", "loss"),
     (r"ppl|perplexity", "perplexity"),
@@ -49,7 +49,7 @@ Figures = Mapping[str, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of others' runs: which metric on which scale, against which arm and bound, at how many seeds."""
+    """How imported runs are judged: metric, scale, baseline, bound and number of seeds."""
 
     metric: str
     scale: Scale
@@ -90,18 +90,12 @@ def parse_question(
     take: str = "best",
     planned: int = 5,
 ) -> Question:
-    """Return the question that a command line asks; ConfigError says what does not fit together."""
+    """Return the question given by a command line's options; ConfigError if they contradict each other."""
     criterion = None if at_most is None else parse_bound(at_most)
-    chosen = next((name for name in SCALES if name == scale), None)
-    if scale is not None and chosen is None:
-        raise ConfigError(f"--as {scale!r}: choose one of {', '.join(SCALES)}")
-    named = chosen or _scale_of(metric)
+    named = _scale_of(metric) if scale is None else one_of("--as", scale, SCALES)
     if named is None:
         raise ConfigError(f"--metric {metric!r}: its name does not say how to compare it; add --as {', '.join(SCALES)}")
-    taken = next((name for name in TAKES if name == take), None)
-    if taken is None:
-        raise ConfigError(f"--take {take!r}: choose one of {', '.join(TAKES)}")
-    question = Question(metric, named, taken, baseline, criterion, planned)
+    question = Question(metric, named, one_of("--take", take, TAKES), baseline, criterion, planned)
     if criterion is not None and question.is_ratio != (criterion.ppl_ratio_at_most is not None):
         wanted = "a ratio of perplexities, such as 1.05x" if question.is_ratio else "points, such as 2pt"
         raise ConfigError(f"--at-most {at_most!r}: {metric} is compared as {named}, which takes {wanted}")
@@ -140,15 +134,12 @@ def figures_of(study: ImportedStudy, question: Question) -> dict[str, dict[int, 
 
 
 def _figure(run: ImportedRun, question: Question) -> float:
+    where = f"{run.study}: {run.arm}, seed {run.seed}"
     if question.metric not in run.curves:
-        raise DataError(
-            f"{run.study}: {run.arm}, seed {run.seed}, has no metric {question.metric!r}"
-            f"{suggest(question.metric, run.curves)}; it has {', '.join(run.curves) or 'none'}"
-        )
+        raise DataError(f"{where}, has no metric {question.metric!r}; it has {', '.join(run.curves)}")
     values = [value for _, value in run.curves[question.metric]]
     best = min(values) if question.is_ratio else max(values)
-    where = f"{run.study}: {run.arm}, seed {run.seed}: {question.metric}"
-    return _on_scale(best if question.take == "best" else values[-1], question.scale, where)
+    return _on_scale(best if question.take == "best" else values[-1], question.scale, f"{where}: {question.metric}")
 
 
 def _on_scale(value: float, scale: Scale, where: str) -> float:
@@ -207,22 +198,24 @@ def judge_arms(
 
 
 def _known(baseline: str | None, figures: Figures) -> str:
+    if baseline in figures:
+        return baseline
+    arms = ", ".join(figures)
     if baseline is None:
-        raise ConfigError(f"name the arm that the others are compared with: --baseline, one of {', '.join(figures)}")
-    if baseline not in figures:
-        raise ConfigError(f"no arm is called {baseline!r}{suggest(baseline, figures)}; the arms are: {', '.join(figures)}")
-    return baseline
+        raise ConfigError(f"name the arm that the others are compared with: --baseline, one of {arms}")
+    raise ConfigError(f"no arm is called {baseline!r}{suggest(baseline, figures)}; the arms are: {arms}")
 
 
 @dataclass(frozen=True)
 class JudgedStudy:
-    """One study's arms against its baseline; `keys` names each comparison where looks are counted."""
+    """One study's arms against its baseline; `keys` names each comparison where looks are counted, `seeds` has its seeds."""
 
     study: ImportedStudy
     question: Question
     figures: Figures
     judgements: Mapping[str, Judgement]
     keys: Mapping[str, str]
+    seeds: Mapping[str, list[int]]
 
 
 def judge_study(study: ImportedStudy, question: Question) -> JudgedStudy:
@@ -232,17 +225,13 @@ def judge_study(study: ImportedStudy, question: Question) -> JudgedStudy:
     asked = f"{question.metric} {question.take} {baseline} {question.criterion}"
     keys = {arm: comparison_key(IMPORTED, study.name, f"{arm} {asked}") for arm in figures if arm != baseline}
     looks = Looks.read(study.root)
-    questions = _questions(keys)
+    # What each comparison asks: whether its arm is good enough, by whatever metric and bound.
+    questions = {key: arm for arm, key in keys.items()}
     seeds = {arm: sorted(figures[arm].keys() & figures[baseline].keys()) for arm in keys}
     seen = {arm: (looks.look_number(key, seeds[arm], questions), looks.dropped(key, seeds[arm])) for arm, key in keys.items()}
     confounded = {arm: _lengths_apart(study, arm, baseline, question.metric) for arm in keys}
     judgements = judge_arms(figures, question, looks=seen, confounded=confounded)
-    return JudgedStudy(study, question, figures, judgements, keys)
-
-
-def _questions(keys: Mapping[str, str]) -> dict[str, str]:
-    """Return what each comparison asks: whether its arm is good enough, by whatever metric and bound."""
-    return {key: arm for arm, key in keys.items()}
+    return JudgedStudy(study, question, figures, judgements, keys, seeds)
 
 
 def _lengths_apart(study: ImportedStudy, arm: str, baseline: str, metric: str) -> tuple[str, ...]:
@@ -257,14 +246,10 @@ def record_imported_looks(judged: Sequence[JudgedStudy]) -> None:
     """Count the verdicts that were given, next to the runs that were looked at."""
     today = datetime.datetime.now(datetime.UTC).date()
     for row in judged:
-        theirs = row.figures[row.question.baseline or ""]
-        seen = {
-            row.keys[arm]: sorted(row.figures[arm].keys() & theirs.keys())
-            for arm, judgement in row.judgements.items()
-            if judgement.is_look
-        }
+        seen = {row.keys[arm]: row.seeds[arm] for arm, judgement in row.judgements.items() if judgement.is_look}
         if seen:
-            Looks.read(row.study.root).record(seen, date=today, questions=_questions(row.keys))
+            questions = {key: arm for arm, key in row.keys.items()}
+            Looks.read(row.study.root).record(seen, date=today, questions=questions)
 
 
 def judge_studies(studies: Sequence[ImportedStudy], question: Question | None) -> list[JudgedStudy]:
@@ -298,7 +283,8 @@ def imported_section(
         blocks.append(Text(words("live.preliminary"), "warning"))
     for row in judged:
         is_long = is_live and len(row.judgements) > _MOST_EXPLAINED
-        blocks += shortened(_verdicts(row, words, is_live=is_live), words) if is_live else [_verdicts(row, words)]
+        table = _verdicts(row, words, is_live=is_live)
+        blocks += shortened(table, words) if is_live else [table]
         blocks += [] if is_long else _forest(row, words)
         blocks += [Text(text, "note") for text in reasons_of(row, words)[-1 if is_long else 0 :]]
     asked = {row.study.name: row.question for row in judged}
@@ -356,8 +342,8 @@ def _forest(row: JudgedStudy, words: Words) -> list[Block]:
     for arm, judgement in row.judgements.items():
         if (gap := judgement.interval) is not None:
             shown = {"text": levelled(gap, kind, words), "verdict": words(f"verdict.{judgement.verdict}")}
-            place = {"name": arm, "arm": row.study.name}
-            points.append({**place, "value": gap.value, "low": gap.low, "high": gap.high, **shown})
+            ends = {"value": gap.value, "low": gap.low, "high": gap.high}
+            points.append({"name": arm, "arm": row.study.name, **ends, **shown})
     if bound is None or not points:
         return []
     spec = forest_by_set(points, [row.study.name], target=target_of(kind, bound, words), title=words(f"forest.{kind}"))
@@ -371,33 +357,25 @@ def _verdicts(row: JudgedStudy, words: Words, *, is_live: bool = False) -> Table
     assert question.baseline is not None
     columns = [words(f"imported.{name}") for name in ("arm", "seeds", "mean", "gap", "level")]
     columns.append(words("live.verdict") if is_live else words("imported.verdict"))
-    own = row.figures[question.baseline]
-    seeds = Cell(f"{len(own)}/{question.planned}", len(own))
-    nothing = Cell("")
-    rows: list[tuple[Cell, ...]] = [
-        (Cell(words("imported.baseline", arm=question.baseline)), seeds, _mean(own, question), nothing, nothing, nothing)
-    ]
+
+    def first(name: str, seeds: int, figures: Mapping[int, float]) -> tuple[Cell, ...]:
+        mean = mean_figure(figures.values(), question.kind)
+        shown = fixed(mean, 3) if question.is_ratio else f"{100 * mean:.2f}%"
+        return Cell(name), Cell(f"{seeds}/{question.planned}", seeds), Cell(shown, mean)
+
+    own, nothing = row.figures[question.baseline], Cell("")
+    rows = [(*first(words("imported.baseline", arm=question.baseline), len(own), own), nothing, nothing, nothing)]
     for arm, judgement in row.judgements.items():
         gap = judgement.interval
-        rows.append(
-            (
-                Cell(arm),
-                Cell(f"{judgement.num_seeds}/{judgement.planned}", judgement.num_seeds),
-                _mean(row.figures[arm], question),
-                Cell(interval_text(gap, question.kind), gap.value) if gap is not None else nothing,
-                Cell(level_text(gap.level), gap.level) if gap is not None else nothing,
-                Cell(words(f"verdict.{judgement.verdict}"), judgement.verdict, MARKS.get(judgement.verdict, "")),
-            )
-        )
+        shown = (nothing, nothing)
+        if gap is not None:
+            shown = Cell(interval_text(gap, question.kind), gap.value), Cell(level_text(gap.level), gap.level)
+        decided = Cell(words(f"verdict.{judgement.verdict}"), judgement.verdict, MARKS.get(judgement.verdict, ""))
+        rows.append((*first(arm, judgement.num_seeds, row.figures[arm]), *shown, decided))
     given = {"study": row.study.name, "baseline": question.baseline, "metric": question.metric, "bound": question.bound_text}
     scale, take = words(f"imported.as.{question.scale}"), words(f"imported.take.{question.take}")
     caption = words("sentence.separator").join([words("imported.verdicts", **given), take, scale])
     return Table(f"imported-{row.study.name}", caption, tuple(columns), tuple(rows), frozenset({1, 2, 3, 4}))
-
-
-def _mean(figures: Mapping[int, float], question: Question) -> Cell:
-    mean = mean_figure(figures.values(), "ppl" if question.is_ratio else "accuracy")
-    return Cell(fixed(mean, 3) if question.is_ratio else f"{100 * mean:.2f}%", mean)
 
 
 def reasons_of(row: JudgedStudy, words: Words) -> list[str]:
@@ -470,24 +448,25 @@ def verdict(
         name, own, where = str(row[arm]), _seed(row[seed], number), f"row {number}: {value}"
         if own in figures.setdefault(name, {}):
             raise DataError(f"row {number}: {name} has seed {own} twice; give one row for each arm and seed")
-        figures[name][own] = _on_scale(_finite(row[value], where), question.scale, where)
+        try:
+            figure = float(row[value])
+        except (TypeError, ValueError):
+            raise DataError(f"{where} is {row[value]!r}, not a number") from None
+        if not math.isfinite(figure):
+            raise DataError(f"{where} is {figure}: a run that diverged has no figure to compare")
+        figures[name][own] = _on_scale(figure, question.scale, where)
     if look < 1:
         raise ConfigError(f"look {look}: it is counted from 1")
-    found = judge_arms(figures, question, looks={name: (look, ()) for name in figures})
-    words = Words("en")
-    return [_arm_verdict(name, judgement, words, is_ratio=question.is_ratio) for name, judgement in found.items()]
+    words, rows = Words("en"), []
+    for name, judged in judge_arms(figures, question, looks={name: (look, ()) for name in figures}).items():
+        gap = judged.interval
+        ends = (None, None, None) if gap is None else (gap.value, gap.low, gap.high)
+        reasons = (*_reasons(judged, words, is_ratio=question.is_ratio), words("reason.unproven"))
+        rows.append(ArmVerdict(name, judged.verdict, *ends, judged.level, judged.num_seeds, judged.planned, reasons))
+    return rows
 
 
-def _arm_verdict(arm: str, judgement: Judgement, words: Words, *, is_ratio: bool) -> ArmVerdict:
-    interval = judgement.interval
-    value, low, high = (None, None, None) if interval is None else (interval.value, interval.low, interval.high)
-    reasons = (*_reasons(judgement, words, is_ratio=is_ratio), words("reason.unproven"))
-    return ArmVerdict(
-        arm, judgement.verdict, value, low, high, judgement.level, judgement.num_seeds, judgement.planned, reasons
-    )
-
-
-def _rows(frame: Any, columns: Iterable[str]) -> list[dict[str, Any]]:
+def _rows(frame: Any, columns: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows of any table; ConfigError where a column is not in it."""
     if hasattr(frame, "columns") and hasattr(frame, "to_dict"):
         frame = frame.to_dict("list")
@@ -500,11 +479,9 @@ def _rows(frame: Any, columns: Iterable[str]) -> list[dict[str, Any]]:
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise ConfigError("give a list of dicts, a dict of lists or a pandas DataFrame with at least one row")
     for number, row in enumerate(rows, start=1):
-        for column in columns:
-            if column not in row:
-                raise ConfigError(
-                    f"row {number}: no column {column!r}{suggest(column, map(str, row))}; it has: {', '.join(row)}"
-                )
+        if missing := next((column for column in columns if column not in row), None):
+            there = [str(name) for name in row]
+            raise ConfigError(f"row {number}: no column {missing!r}{suggest(missing, there)}; it has: {', '.join(there)}")
     return [dict(row) for row in rows]
 
 
@@ -516,20 +493,10 @@ def _seed(value: Any, number: int) -> int:
         raise DataError(f"row {number}: the seed is {value!r}, not a whole number") from None
 
 
-def _finite(value: Any, where: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise DataError(f"{where} is {value!r}, not a number") from None
-    if not math.isfinite(number):
-        raise DataError(f"{where} is {number}: a run that diverged has no figure to compare")
-    return number
-
-
 def named_study(paths: Sequence[Path]) -> tuple[ImportedStudy, list[str]] | None:
     """Return the study at paths, `<outputs>/imported/<study>` or `.../<arm>`, and the arms that they name, or all.
 
-    None where the first is no such path; ConfigError where the others are not of the same study.
+    None if the first is no such path; ConfigError if the others belong to another study.
     """
     places = [_place_of(path) for path in paths]
     if places[0] is None:

@@ -9,7 +9,6 @@ import importlib.resources
 import itertools
 import json
 import re
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +18,7 @@ import yaml
 from oelm.errors import MissingExtraError
 from oelm.report.charts import PAGE, chart_svg, is_single_view, unthemed
 from oelm.report.document import Chart, Document, Table, gather
-from oelm.text import distinct_names, plain_text
+from oelm.text import breadth, distinct_names, plain_text
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -104,7 +103,7 @@ def _stills(spec: str, number: int) -> tuple[str, str]:
     """Return a chart as it is drawn for a wide window and for a phone."""
     wide = json.loads(spec)
     narrow = _narrowed(wide) | ({"width": _PHONE_WIDTH} if is_single_view(wide) else {})
-    # There is room to the left of an axis's title, below the other axis's labels.
+    # The space left of an axis title, below the other axis's labels, is free.
     look = PAGE | {"axisX": {"titleAnchor": "end", "titleLimit": _PHONE_WIDTH - 30}}
     drawn = (
         chart_svg(wide, config=PAGE, prefix=f"wide-{number}"),
@@ -154,6 +153,8 @@ def _rendered(document: Document, pictures: list[_Picture], script: str, *, bund
     )
 
 
+# A live page is made again and again.
+@functools.cache
 def _template() -> Template:
     import jinja2
 
@@ -175,7 +176,7 @@ def _columns_of(table: Table) -> list[tuple[int, str]]:
 
 
 def _column_kind(table: Table, number: int) -> str:
-    longest = max((_breadth(row[number].text) for row in table.rows), default=0)
+    longest = max((breadth(row[number].text) for row in table.rows), default=0)
     if number in table.numeric:
         return "number" if longest <= _UNBROKEN_FIGURE else "number wide"
     return "short" if longest <= _UNBROKEN else "long"
@@ -184,11 +185,6 @@ def _column_kind(table: Table, number: int) -> str:
 def _glued(text: str) -> str:
     """Return a figure whose interval does not break; interval and verdict may be below the value."""
     return _IN_INTERVAL.sub("\u00a0", text)
-
-
-def _breadth(text: str) -> int:
-    """Return how many letters' room a text takes: a Chinese character that of two."""
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 def _safe(text: str) -> Any:

@@ -13,9 +13,7 @@ from pydantic import Field, model_validator
 
 from oelm.errors import DataError
 from oelm.experiments.catalog import Criterion
-from oelm.files import held, room_checked, write_json
-from oelm.runs.records import read_as
-from oelm.schema import Strict
+from oelm.files import Strict, held, read_as, room_checked, write_json
 from oelm.stats import (
     LEVEL,
     Interval,
@@ -171,7 +169,7 @@ def _interval(ours: Mapping[int, float], theirs: Mapping[int, float], *, kind: K
 
 
 def _without_pairs(ours: Mapping[int, float], theirs: Mapping[int, float] | None, seeds: tuple[int, ...]) -> Decision | None:
-    """Decide where there is nothing to compare."""
+    """Decide when nothing can be compared."""
     if not ours:
         return "UNFINISHED", Reason("not_run", {})
     if theirs is None:
@@ -192,7 +190,7 @@ def _without_verdict(
     criterion: Criterion | None,
     confounded_by: tuple[str, ...],
 ) -> Decision | None:
-    """Decide where more seeds would not help, or one seed is all there is."""
+    """Decide when more seeds would not help, or only one seed exists."""
     if confounded_by:
         return "CONFOUNDED", Reason("confounded", {"settings": confounded_by})
     if criterion is None:
@@ -216,7 +214,7 @@ def _short_of_plan(
     # Seeds chosen after their results were seen prove nothing, and no level corrects for that.
     if dropped:
         return "EXPLORATORY", Reason("seeds_dropped", {"seeds": dropped})
-    # The best of many draws would pass by luck, and other seeds of training would not tell.
+    # The best of many draws would pass by luck, and more training seeds would not show it.
     if draw is not None:
         return "EXPLORATORY", Reason("one_draw", {"draw": draw})
     return None
@@ -263,7 +261,7 @@ def _notes(
         notes.append(Reason("seeds_gone", {"seeds": dropped}))
     elif look > 1 and not dropped:
         notes.append(Reason("later_look", {"look": look, "level": level}))
-    # Nothing says that nobody looked before these were added, for instance where looks.json was not copied along.
+    # Somebody may have looked before these were added, for instance if looks.json was not copied.
     elif len(seeds) > planned:
         notes.append(Reason("beyond_plan", {"found": len(seeds), "planned": planned}))
     if comparisons > 1 and len(seeds) > 1:
@@ -277,7 +275,7 @@ def comparison_key(experiment: str, budget: str, variant: str) -> str:
 
 
 class Look(Strict):
-    """One look: the seeds it saw, in order, and when; what was asked, and which look at that it was, where that is known."""
+    """One look: the seeds it saw, in order, and when; its question, and which look at it this was, if known."""
 
     seeds: tuple[int, ...] = Field(min_length=2)
     date: datetime.date
@@ -337,7 +335,7 @@ class Looks:
         return earlier.index(wanted) + 1 if wanted in earlier else len(earlier) + 1
 
     def _at_question(self, key: str, questions: Mapping[str, str]) -> list[tuple[str, Look]]:
-        """Return the looks at what a try asks, its own and other tries', in order."""
+        """Return the looks at the question of a try, including those of other tries, in order."""
         asked = questions.get(key)
 
         def is_ours(other: str, look: Look) -> bool:

@@ -29,10 +29,10 @@ from oelm.report.sections.classes import gap_charts
 from oelm.report.sections.learning import small_chart
 from oelm.report.sections.verdicts import decided_by, verdict_table
 from oelm.report.words import Words
-from oelm.runs.find import ALIVE, STATES, Gap, RunView, gaps, is_number, scan
+from oelm.runs.find import Gap, RunView, gaps, is_number, scan
 from oelm.runs.layout import CONFIG, SWEEP
 from oelm.runs.metrics import evaluations
-from oelm.runs.status import now_text
+from oelm.runs.status import ALIVE, STATES, now_text
 from oelm.stats import interval_text
 from oelm.text import duration, fixed, on_one_line
 
@@ -69,37 +69,45 @@ class Moment:
 
     def decided(self) -> dict[str, str]:
         """Return the comparisons with a PASS or a FAIL at their planned seeds, by name, each as one sentence."""
-        found = {}
-        for row in self.report.judged:
-            gap = decided_by(row, Words("en")).text
-            found["/".join(row.pair.arm.key)] = row.judgement.verdict, gap, f"oelm report {row.pair.arm.experiment}"
+        found = {
+            "/".join(row.pair.arm.key): (row.judgement, decided_by(row, Words("en")).text, row.pair.arm.experiment)
+            for row in self.report.judged
+        }
         for study in self.report.judged_imported:
-            for arm, judgement in study.judgements.items():
-                interval = judgement.interval
-                gap = "" if interval is None else interval_text(interval, study.question.kind)
-                found[f"{IMPORTED}/{study.study.name}/{arm}"] = judgement.verdict, gap, "oelm report --metric"
+            for arm, judged in study.judgements.items():
+                gap = "" if judged.interval is None else interval_text(judged.interval, study.question.kind)
+                found[f"{IMPORTED}/{study.study.name}/{arm}"] = judged, gap, "--metric"
         return {
-            name: f"{name}: preliminary verdict {verdict}, gap {gap}; `{command}` gives and records the verdict"
-            for name, (verdict, gap, command) in found.items()
-            if verdict in ("PASS", "FAIL")
+            name: f"{name}: preliminary verdict {judged.verdict}, gap {gap}; `oelm report {what}` gives and records the verdict"
+            for name, (judged, gap, what) in found.items()
+            if judged.verdict in ("PASS", "FAIL")
         }
 
 
 def news(before: Moment, now: Moment) -> list[tuple[Event, str, str]]:
     """Return what has happened between two moments: runs that failed or were killed, the end of all, verdicts."""
     known = {view.folder: view.state for view in before.views}
-    failed = [view for view in now.views if view.state in ("failed", "dead") and known.get(view.folder) != view.state]
     found: list[tuple[Event, str, str]] = []
-    for view in failed:
-        said = view.status.message if view.status is not None and view.state == "failed" else ""
-        word = "failed" if view.state == "failed" else "was killed"
-        found.append(("failed", view.name, f"{view.name} {word}{f': {said}' if said else ''}"))
+    for view in now.views:
+        if view.state in ("failed", "dead") and known.get(view.folder) != view.state:
+            said = view.status.message if view.status is not None and view.state == "failed" else ""
+            word = "failed" if view.state == "failed" else "was killed"
+            found.append(("failed", view.name, f"{view.name} {word}{f': {said}' if said else ''}"))
     earlier = before.decided()
     found += [("verdict", name, text) for name, text in now.decided().items() if name not in earlier]
     if now.is_over and not before.is_over:
-        counts = Counter(view.state for view in now.views)
-        found.append(("ended", "queue", f"no run is left: {', '.join(f'{counts[s]} {s}' for s in STATES if counts[s])}"))
+        found.append(("ended", "queue", f"no run is left: {', '.join(f'{count} {s}' for s, count in _counted(now.views))}"))
     return found
+
+
+def _counted(views: Iterable[RunView]) -> list[tuple[str, int]]:
+    """Return how many runs are in each state that any is in."""
+    counts = Counter(view.state for view in views)
+    return [(state, counts[state]) for state in STATES if counts[state]]
+
+
+def _states_text(views: Iterable[RunView], words: Words) -> str:
+    return words.listed(f"{count} {words(f'live.state.{state}')}" for state, count in _counted(views))
 
 
 class LiveRuns:
@@ -120,7 +128,7 @@ class LiveRuns:
     ) -> None:
         self._root, self._catalog, self._only, self._budget, self._options = root, catalog, only, budget, options
         self._question = question
-        # As in a report: who names experiments asks for those.
+        # As in a report: named experiments are all that the user asked for.
         self._has_imported = question is not None or not (only or budget)
         self._finished: dict[str, tuple[str, Run]] = {}
         self._known: object = None
@@ -136,7 +144,8 @@ class LiveRuns:
     def _judged(self, views: Sequence[RunView]) -> Report:
         known = (
             [(view.folder, view.status.heartbeat) for view in views if view.state == "done" and view.status is not None],
-            [_changed(path) for path in (self._root / LOOKS, *_sweeps(self._root, views))],
+            [_changed(self._root / LOOKS)],
+            [_changed(self._root / place / SWEEP) for place in sorted({f"{v.experiment}/{v.budget}" for v in views})],
             [(str(path), _changed(path)) for path in self._imported()],
         )
         if self._report is None or known != self._known:
@@ -158,10 +167,6 @@ class LiveRuns:
             run = read_run(view)
             self._finished[view.folder] = (view.status.heartbeat, run)
         return run
-
-
-def _sweeps(root: Path, views: Iterable[RunView]) -> list[Path]:
-    return [root / experiment / budget / SWEEP for experiment, budget in sorted({(v.experiment, v.budget) for v in views})]
 
 
 def _changed(path: Path) -> int:
@@ -187,15 +192,11 @@ def live_document(moment: Moment, words: Words) -> Document:
     return Document(
         lang=words.lang,
         title=words("live.title"),
-        subtitle=words("live.subtitle", time=_clock(moment.written)),
+        subtitle=words("live.subtitle", time=f"{moment.written[:19].replace('T', ' ')} UTC"),
         contents=words("report.contents"),
         footer=words("live.footer"),
         sections=tuple(section for section in sections if section is not None),
     )
-
-
-def _clock(written: str) -> str:
-    return datetime.datetime.fromisoformat(written).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _queue_section(moment: Moment, words: Words) -> Section:
@@ -215,9 +216,7 @@ def _queue_section(moment: Moment, words: Words) -> Section:
 
 
 def _counts(moment: Moment, words: Words) -> str:
-    counts = Counter(view.state for view in moment.views)
-    told = words.listed(f"{counts[state]} {words(f'live.state.{state}')}" for state in STATES if counts[state])
-    sentences = [words("live.counts", runs=len(moment.views), states=told)]
+    sentences = [words("live.counts", runs=len(moment.views), states=_states_text(moment.views, words))]
     if moment.is_over:
         sentences.append(words("live.over"))
     elif (left := queue_eta_s(moment.views)) is not None:
@@ -233,16 +232,11 @@ def queue_eta_s(views: Sequence[RunView]) -> float | None:
     left = [view.status.eta_s for view in running if view.status is not None and view.status.eta_s is not None]
     if len(left) < len(running) or (waiting and not lengths) or not (running or waiting):
         return None
-    own = [_own_length(view, views) for view in waiting]
-    typical = statistics.fmean(lengths) if lengths else 0.0
-    return queue_seconds([*left, *(typical if length is None else length for length in own)], max(1, len(running)))
-
-
-def _own_length(view: RunView, views: Iterable[RunView]) -> float | None:
-    """Return how long other seeds of a run's arm take on average."""
-    alike = [other for other in views if (other.experiment, other.budget) == (view.experiment, view.budget)]
-    known = [length for other in alike if (length := _length_s(other)) is not None]
-    return statistics.fmean(known) if known else None
+    expected = []
+    for view in waiting:
+        alike = [_length_s(other) for other in views if (other.experiment, other.budget) == (view.experiment, view.budget)]
+        expected.append(statistics.fmean([length for length in alike if length is not None] or lengths))
+    return queue_seconds([*left, *expected], max(1, len(running)))
 
 
 def _length_s(view: RunView) -> float | None:
@@ -270,7 +264,7 @@ def _run_row(view: RunView, gap: Gap | None, words: Words) -> tuple[Cell, ...]:
     state = Cell(words(f"live.state.{view.state}"), STATES.index(view.state), _MARKS.get(view.state, ""))
     if status is None:
         return (*name, state, *[Cell("")] * 6, Cell(view.budget), Cell(""))
-    eta = status.eta_s if view.state in ALIVE else None
+    eta, best, is_accuracy = status.eta_s if view.state in ALIVE else None, status.best, status.metric == "accuracy"
     share = 100 * status.step // max(1, status.steps)
     return (
         *name,
@@ -278,18 +272,12 @@ def _run_row(view: RunView, gap: Gap | None, words: Words) -> tuple[Cell, ...]:
         Cell(words("live.steps", step=status.step, steps=status.steps, percent=share), share),
         _gap_cell(gap, words),
         Cell("" if eta is None else duration(eta), eta),
-        _best_cell(status.metric, status.best),
+        Cell("" if best is None else f"{fixed(100 * best, 2)}%" if is_accuracy else f"PPL {fixed(best, 2)}", best),
         Cell("" if status.loss is None else fixed(status.loss, 3), status.loss),
         Cell("" if status.step_s is None else f"{status.step_s:.3g}", status.step_s),
         Cell(view.budget),
         Cell(on_one_line(status.device)),
     )
-
-
-def _best_cell(metric: str, best: float | None) -> Cell:
-    if best is None:
-        return Cell("")
-    return Cell(f"{fixed(100 * best, 2)}%" if metric == "accuracy" else f"PPL {fixed(best, 2)}", best)
 
 
 def _gap_cell(gap: Gap | None, words: Words) -> Cell:
@@ -311,10 +299,9 @@ def _arm_table(views: Sequence[RunView], words: Words) -> Table:
         arms.setdefault((_arm_name(view), view.budget), []).append(view)
     rows = []
     for (name, budget), runs in arms.items():
-        counts = Counter(view.state for view in runs)
-        told = words.listed(f"{counts[state]} {words(f'live.state.{state}')}" for state in STATES if counts[state])
-        done = counts["done"]
-        rows.append((Cell(name), Cell(budget), Cell(f"{done}/{len(runs)}", done / len(runs)), Cell(told)))
+        done = sum(view.state == "done" for view in runs)
+        share = Cell(f"{done}/{len(runs)}", done / len(runs))
+        rows.append((Cell(name), Cell(budget), share, Cell(_states_text(runs, words))))
     columns = tuple(words(f"live.{name}") for name in ("arm", "budget", "done", "states"))
     return Table("arms", words("live.arms_caption"), columns, tuple(rows), frozenset({2}))
 
@@ -353,17 +340,14 @@ def continue_command(view: RunView, moment: Moment) -> str:
         seed = ["--seeds", f"{view.seed}-{view.seed}"]
         command = ["oelm", "run", view.experiment, "--budget", view.budget, *seed, *where, *retry, *moment.options]
     else:
-        command = ["oelm", _trainer(view), "--config", str(view.path / CONFIG), "--out", view.folder]
+        config: object = None
+        with contextlib.suppress(DataError):
+            config = read_json(view.path / CONFIG)
+        # A classifier's config has examples.
+        trainer = "finetune" if isinstance(config, dict) and "examples" in config else "train"
+        command = ["oelm", trainer, "--config", str(view.path / CONFIG), "--out", view.folder]
     # The home and the working folder are shortened; a word that is the host's name may be an experiment's.
     return replace(this_machine(), hosts=()).stripped(shlex.join(command))
-
-
-def _trainer(view: RunView) -> str:
-    """Return the command that trains a run of this kind: a classifier's config has examples."""
-    with contextlib.suppress(DataError):
-        config = read_json(view.path / CONFIG)
-        return "finetune" if isinstance(config, dict) and "examples" in config else "train"
-    return "train"
 
 
 def _verdict_section(moment: Moment, words: Words) -> Section:
@@ -403,7 +387,7 @@ def _learning_section(moment: Moment, words: Words) -> Section | None:
 
 def _curves(name: str, views: Sequence[RunView], caption: str, words: Words, baseline: str) -> Chart | None:
     arms: dict[str, list[dict[int, float]]] = {}
-    # The baseline first, whose colour is the palette's first, then what is under way.
+    # The baseline first, with the palette's first colour, then running arms.
     for view in sorted(views, key=lambda view: (view.experiment != baseline, view.state not in ALIVE)):
         losses = {step: row["val_loss"] for step, row in evaluations(view.folder).items() if is_number(row.get("val_loss"))}
         if losses:

@@ -28,24 +28,12 @@ def render_markdown(document: Document, svg_folder_name: str) -> tuple[str, dict
     names = [f"{name}.svg" for name in distinct_names(chart.name for chart in charts)]
     pictures = {name: picture_text(chart) for name, chart in zip(names, charts, strict=True)}
     paths = iter([f"{quote(svg_folder_name)}/{name}" for name in names])
-    parts = [f"# {_escaped(document.title)}", _paragraph(document.subtitle), *_contents(document)]
+    parts = [f"# {_escaped(document.title)}", _paragraph(document.subtitle)]
     for section in document.sections:
         parts.append(f"## {_escaped(section.title)}")
         parts += [part for kind, blocks in gather(section.blocks) for part in _group(kind, blocks, paths)]
     parts += ["---", _paragraph(document.footer)]
     return "\n\n".join(part for part in parts if part) + "\n", pictures
-
-
-def _contents(document: Document) -> list[str]:
-    anchors = _anchors([section.title for section in document.sections])
-    links = [f"- [{_escaped(section.title)}](#{anchor})" for section, anchor in zip(document.sections, anchors, strict=True)]
-    return [f"**{_escaped(document.contents)}**" if on_one_line(document.contents) else "", "\n".join(links)]
-
-
-def _anchors(titles: list[str]) -> list[str]:
-    """Return the anchors that GitHub gives to headings: letters and digits of any script, in lower case, and hyphens."""
-    bare = [re.sub(r"[^\w\- ]", "", on_one_line(title).lower()).replace(" ", "-") for title in titles]
-    return [f"{name}-{count}" if (count := bare[:place].count(name)) else name for place, name in enumerate(bare)]
 
 
 def _group(kind: str, blocks: list[Block], paths: Iterator[str]) -> list[str]:

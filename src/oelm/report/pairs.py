@@ -8,12 +8,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal
 
+from pydantic import ValidationError
+
+from oelm.config import flatten
 from oelm.errors import ConfigError, DataError
-from oelm.experiments.catalog import Catalog, Experiment
+from oelm.experiments.catalog import Catalog, Criterion, Experiment
 from oelm.experiments.plan import TUNABLE, TUNED, confounding, tuned_alike
 from oelm.experiments.sweep import SweepRecord, read_sweep
-from oelm.method.method import learning_later, method_kind
+from oelm.method.method import Method, learning_later, method_kind, method_name
 from oelm.report.arms import (
     Arm,
     ArmKey,
@@ -26,14 +30,14 @@ from oelm.report.arms import (
 )
 from oelm.report.judge import comparison_key
 from oelm.report.words import Words
+from oelm.runs.find import OWN, own_baselines
 from oelm.runs.layout import SWEEP, Split
-from oelm.schema import flatten
 from oelm.stats import Interval, document_log_ratio, example_difference, gap_text, interval_text, paired_interval
 
 
 @dataclass(frozen=True)
 class PairedGap:
-    """How far one arm is from another over their common seeds; without an interval where there is one such seed or none."""
+    """The gap between two arms over their common seeds; no interval with fewer than two of them."""
 
     interval: Interval | None
     text: str
@@ -76,7 +80,7 @@ def over_examples(ours: Sequence[FinishedRun], theirs: Sequence[FinishedRun], sp
         sides = [[run.predictions(split) for run in runs] for runs in (ours, theirs)]
     except DataError:
         return None
-    # Answers to other questions are not to be paired, and of a file that was cut off nobody knows which are there.
+    # Answers to other questions cannot be paired, nor those of a file that was cut off.
     if not ours or len({tuple((row.example, row.label) for row in rows) for side in sides for rows in side}) > 1:
         return None
     return example_difference(*([[row.label == row.predicted for row in rows] for rows in side] for side in sides))
@@ -84,7 +88,7 @@ def over_examples(ours: Sequence[FinishedRun], theirs: Sequence[FinishedRun], sp
 
 @dataclass(frozen=True)
 class Pair:
-    """An arm and its baseline at the same budget and variant. `confounded` says what else than the method differs."""
+    """An arm and its baseline at the same budget and variant. `confounded` lists what differs besides the method."""
 
     arm: Arm
     baseline: Arm
@@ -118,8 +122,14 @@ class Sweeps:
     def read(cls, arms: Iterable[Arm], roots: Sequence[Path]) -> Sweeps:
         """Read the sweeps of the arms' experiments at their budgets under every root."""
         places = dict.fromkeys((arm.experiment, arm.budget, root) for arm in arms for root in roots)
-        there = [place for place in places if (place[2] / place[0] / place[1] / SWEEP).is_file()]
-        return cls(tuple(roots), {place: _read_sweep(*place) for place in there})
+        found: dict[tuple[str, str, Path], SweepRecord | ConfigError] = {}
+        for experiment, budget, root in places:
+            if (root / experiment / budget / SWEEP).is_file():
+                try:
+                    found[experiment, budget, root] = read_sweep(experiment, budget, root)
+                except ConfigError as problem:
+                    found[experiment, budget, root] = problem
+        return cls(tuple(roots), found)
 
     def of(self, arm: Arm) -> list[SweepRecord]:
         """Return the readable sweeps of an arm's experiment at its budget, one of each root: those next to its runs first."""
@@ -151,13 +161,6 @@ class Sweeps:
         return sweep if all(settings.get(key) == value for key, value in chosen.items()) else None
 
 
-def _read_sweep(experiment: str, budget: str, root: Path) -> SweepRecord | ConfigError:
-    try:
-        return read_sweep(experiment, budget, root)
-    except ConfigError as problem:
-        return problem
-
-
 @dataclass(frozen=True)
 class Findings:
     """All arms that were found, those that can be compared with a baseline, and the catalog they come from.
@@ -182,17 +185,17 @@ class Findings:
 
     def by_weight(self) -> list[list[Arm]]:
         """Return each family's arms, its baseline first; variants come later than what they vary, smoke last."""
-        ordered = sorted(self.families, key=lambda family: (family[0].budget == "smoke", _is_variant(family[0])))
+        ordered = sorted(self.families, key=lambda family: (family[0].budget == "smoke", family[0].variant != "default"))
         return [[baseline, *(pair.arm for pair in pairs)] for baseline, pairs in ordered]
 
     def without_baseline(self) -> list[tuple[Arm, ArmKey]]:
         """Return the usable arms that have no usable baseline at their budget and variant, each with the place of one."""
-        usable = {arm.key for arm in self.arms if arm.is_usable}
-        places = [(arm, baseline_key(arm, self.catalog)) for arm in self.arms if arm.is_usable]
+        usable, known = {arm.key for arm in self.arms if arm.is_usable}, baseline_keys(self.arms, self.catalog)
+        places = [(arm, known.get(arm.key)) for arm in self.arms if arm.is_usable]
         return [(arm, key) for arm, key in places if key is not None and key not in usable]
 
     def unswept(self, arms: Iterable[Arm]) -> list[Arm]:
-        """Return arms without the seeds their setting was chosen on, and without those that are tries of a sweep alone."""
+        """Return arms without the seeds their setting was chosen on, and without arms that only a sweep tried."""
         return [left for arm in arms if (left := self.sweeps.without_chosen(arm)).runs]
 
     def damages(self) -> list[str]:
@@ -210,11 +213,12 @@ class Findings:
 def find(arms: Sequence[Arm], catalog: Catalog, roots: Sequence[Path]) -> Findings:
     """Pair every usable arm with its baseline; damaged, mixed and lonely ones stay among the arms."""
     by_key, sweeps = {arm.key: arm for arm in arms}, Sweeps.read(arms, roots)
+    baselines = baseline_keys(arms, catalog)
     pairs = []
     swept: dict[ArmKey, tuple[int, ...]] = {}
     for arm in arms:
-        other = by_key.get(baseline_key(arm, catalog) or ("", "", ""))
-        experiment = catalog.experiments.get(arm.experiment)
+        other = by_key.get(baselines.get(arm.key, ("", "", "")))
+        experiment = _own_experiment(arm) if arm.experiment in OWN else catalog.experiments.get(arm.experiment)
         if other is None or not _comparable(arm, other, experiment):
             continue
         ours, theirs = sweeps.without_chosen(arm), sweeps.without_chosen(other)
@@ -237,10 +241,39 @@ def _comparable(arm: Arm, baseline: Arm, experiment: Experiment | None) -> bool:
     return len({arm.metric, baseline.metric} | named) == 1
 
 
-def baseline_key(arm: Arm, catalog: Catalog) -> ArmKey | None:
-    """Return where an arm's baseline is."""
-    experiment = catalog.experiments.get(arm.experiment)
-    return (experiment.baseline, arm.budget, arm.variant) if experiment is not None and experiment.baseline else None
+def baseline_keys(arms: Iterable[Arm], catalog: Catalog) -> dict[ArmKey, ArmKey]:
+    """Return where each arm's baseline is: as the catalog has it, or of `oelm train` the arm of the same config."""
+    named, own = catalog.baselines(), dict[ArmKey, Mapping[str, Any]]()
+    found: dict[ArmKey, ArmKey] = {}
+    for arm in arms:
+        if arm.experiment in named:
+            found[arm.key] = named[arm.experiment], arm.budget, arm.variant
+        elif arm.experiment in OWN and arm.runs:
+            own[arm.key] = arm.first.config
+            if method_kind(arm.method) != "free":
+                # Where the baseline would be, if no arm has the same config.
+                found[arm.key] = arm.experiment, arm.budget, "baseline"
+    return found | own_baselines(own)
+
+
+def _own_experiment(arm: Arm) -> Experiment | None:
+    """Return what the runs of `oelm train` or `oelm finetune` are judged by: the study's usual bound, at five seeds."""
+    if not arm.runs:
+        return None
+    is_gpt = arm.metric == "ppl"
+    bound = Criterion(ppl_ratio_at_most=1.05) if is_gpt else Criterion(accuracy_loss_at_most=0.05)
+    kind: Literal["language_model", "classifier"] = "language_model" if is_gpt else "classifier"
+    named = {"id": arm.experiment, "baseline": arm.experiment, "data": arm.data, "where": f"oelm {arm.experiment}"}
+    return Experiment(**named, kind=kind, method=_own_method(arm), criterion=bound)
+
+
+def _own_method(arm: Arm) -> str:
+    """Return the name of the method of a run that has no entry in the catalog."""
+    try:
+        return method_name(Method.model_validate(arm.method))
+    except ValidationError:
+        # Of a version with other fields.
+        return arm.shown
 
 
 def _differs_besides(arm: Arm, baseline: Arm, catalog: Catalog, sweeps: Sweeps) -> tuple[str, ...]:
@@ -272,10 +305,6 @@ def split_text(split: Split, words: Words) -> str:
     return words("split.test") if split == "test" else words("split.val")
 
 
-def _is_variant(arm: Arm) -> bool:
-    return arm.variant != "default"
-
-
 def label(arm: Arm) -> str:
     """Return how an arm is called in tables and pictures."""
     return arm.experiment if arm.variant == "default" else f"{arm.experiment} ({arm.shown})"
@@ -283,6 +312,8 @@ def label(arm: Arm) -> str:
 
 def method_of(arm: Arm, catalog: Catalog) -> str | None:
     """Return the name of an arm's method; None where it is one of the user's own, which has no name."""
+    if arm.experiment in OWN:
+        return _own_method(arm)
     experiment = catalog.experiments.get(arm.experiment)
     return experiment.method if experiment is not None and isinstance(experiment.method, str) else None
 
@@ -313,7 +344,7 @@ def is_uniform(arm: Arm) -> bool:
 
 def draw_of(arm: Arm) -> int | None:
     """Return the seed of an arm's frames where they have a separate one."""
-    # Weights that are kept, or made from those that were there, are not drawn.
+    # Weights that are kept or derived from existing ones are not drawn.
     kept = ("native", "orthonormalized", "polar", "spectral", "spectral_flat")
     is_drawn = arm.method.get("freeze") and arm.method.get("init") not in kept
     seed = arm.method.get("seed") if is_drawn else None
@@ -354,7 +385,7 @@ def pair_text(pair: Pair, catalog: Catalog, words: Words) -> str:
     """Return the name of an arm among others of its baseline: by its method, or as the control that it is."""
     if class_of(pair) != "control":
         return method_text(pair.arm, catalog, words)
-    # A control has its baseline's method: what tells it apart is the end of its name.
+    # A control has its baseline's method; only the end of its name differs.
     suffix = pair.arm.experiment.removeprefix(pair.baseline.experiment).strip("-")
     return on_architecture(pair.arm, suffix or method_of(pair.arm, catalog) or pair.arm.experiment, words)
 
@@ -368,7 +399,7 @@ _PLACES = ("model.source", "examples.folder", "examples.dev")
 def question_of(arm: Arm) -> str:
     """Return a short digest of what an arm asks: the same for every rate, schedule and seed at which it is tried.
 
-    A setting that is off, or that an older record lacks, asks nothing.
+    A setting that is off, or that an older record lacks, is left out.
     """
     run = arm.first
     asked = {

@@ -178,7 +178,7 @@ class PageServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
                     request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that goes away in the middle is no fault of ours."""
+        """Print nothing: a client that disconnects is not an error."""
 
 
 def _remove_dead(path: Path) -> None:

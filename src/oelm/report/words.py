@@ -7,19 +7,17 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from oelm.errors import ConfigError
+from oelm.errors import one_of
 from oelm.experiments.catalog import parse_yaml
 
 LANGUAGES = ("en", "zh")
 
 
 class Words:
-    """Says things in one language: `words("verdict.pass", name="GPT-02")`."""
+    """Looks up texts in one language: `words("verdict.pass", name="GPT-02")`."""
 
     def __init__(self, lang: str) -> None:
-        if lang not in LANGUAGES:
-            raise ConfigError(f"--lang {lang!r}: choose one of {', '.join(LANGUAGES)}")
-        self.lang = lang
+        self.lang = one_of("--lang", lang, LANGUAGES)
         self._templates = templates(lang)
 
     def __call__(self, key: str, **values: Any) -> str:

@@ -1,31 +1,26 @@
-"""Find recorded runs and what they are doing, from outside: files are read; nothing is locked, asked or changed."""
+"""Find recorded runs, and how far each is from its baseline: files are read; nothing is locked, asked or changed."""
 
 from __future__ import annotations
 
-import datetime
+import json
 import math
 import os
 import re
-import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from oelm.errors import ConfigError, RunDirError, suggest
-from oelm.runs.layout import CONFIG, CONSOLE, LOCK, LOG, STATUS
+from oelm.errors import ConfigError, DataError, RunDirError, suggest
+from oelm.files import read_json
+from oelm.method.method import PRESETS
+from oelm.runs.layout import CONFIG, CONSOLE, LOG, STATUS
 from oelm.runs.metrics import evaluations
-from oelm.runs.status import HEARTBEAT_S, Metric, Status, read_status
+from oelm.runs.status import Locks, Metric, State, Status, decide, is_held, is_here, read_locks, read_status, silent_s
 from oelm.text import NAME
 
-State = Literal["running", "stale", "queued", "dead", "failed", "damaged", "stopped", "done"]
-STATES: tuple[State, ...] = ("running", "stale", "queued", "dead", "failed", "damaged", "stopped", "done")
-ALIVE: tuple[State, ...] = ("running", "stale")
 _SEED = re.compile(r"seed-(0|[1-9][0-9]{0,18})")
-_HELD = re.compile(r"^\d+: FLOCK +\S+ +\S+ +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.MULTILINE)
-# A heartbeat comes only between steps, and before the first of them a model is loaded and perhaps compiled.
-_SILENCE_S, _SILENCE_STEPS, _SILENCE_AT_START_S = 6 * HEARTBEAT_S, 10, 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,96 +54,6 @@ class RunView:
         never_began = self.state in ("failed", "dead") and (self.status is None or self.status.step == 0)
         names = (CONSOLE, LOG) if never_began else (LOG, CONSOLE)
         return next((self.path / name for name in names if _size(self.path / name) > 0), None)
-
-
-@dataclass(frozen=True)
-class Locks:
-    """The kernel's table of held locks: for each inode, its device (major, minor) and the process that holds it."""
-
-    holders: Mapping[int, Sequence[tuple[tuple[int, int], int]]]
-
-    def holder(self, lock: str | Path, *, expected: int | None) -> int | None:
-        """Return the process that holds a lock file, or None where none of this machine does."""
-        try:
-            facts = os.lstat(lock)
-        except OSError:
-            return None
-        device = (os.major(facts.st_dev), os.minor(facts.st_dev))
-        for held_on, pid in self.holders.get(facts.st_ino, ()):
-            # btrfs and overlays show a file under another device than its locks: there the recorded process must agree.
-            if held_on == device or pid == expected:
-                return pid
-        return None
-
-
-def read_locks() -> Locks | None:
-    """Return the locks held on this machine, or None where the system does not list them."""
-    try:
-        return parse_locks(Path("/proc/locks").read_text(encoding="ascii", errors="replace"))
-    except OSError:
-        return None
-
-
-def parse_locks(text: str) -> Locks:
-    """Parse /proc/locks: its flock entries, without the processes that wait for one ('->')."""
-    holders: dict[int, list[tuple[tuple[int, int], int]]] = {}
-    for pid, major, minor, inode in _HELD.findall(text):
-        holders.setdefault(int(inode), []).append(((int(major, 16), int(minor, 16)), int(pid)))
-    return Locks(holders)
-
-
-def decide(status: Status | None, *, held: bool | None, age_s: float, same_host: bool) -> State:
-    """Say what a run is doing from what it says, whether its lock is held (None: unknown) and since when it is silent.
-
-    `held` says something of runs of this host only: no system lists the locks of another.
-    """
-    if status is None:
-        # Somebody is in it, about to write its first status or to replace a damaged one.
-        return "running" if held else "damaged"
-    if status.status != "running":
-        return status.status
-    if held is False and same_host:
-        return "dead"
-    return "stale" if age_s > _patience_s(status) else "running"
-
-
-def _patience_s(status: Status) -> float:
-    return _SILENCE_AT_START_S if status.step_s is None else max(_SILENCE_S, _SILENCE_STEPS * status.step_s)
-
-
-def silent_s(status: Status | None, *, now: float) -> float:
-    """Return the seconds since a run's last sign of life; below zero where a clock was set back meanwhile."""
-    try:
-        return now - datetime.datetime.fromisoformat(status.heartbeat).timestamp() if status is not None else math.inf
-    except (ValueError, OverflowError, OSError):
-        return math.inf
-
-
-def is_held(run: str | Path, status: Status | None, locks: Locks | None, *, same_host: bool) -> bool | None:
-    """Say whether a process of this machine holds a run, without touching the lock; None where that cannot be known."""
-    lock = os.path.join(run, LOCK)
-    if locks is not None:
-        return locks.holder(lock, expected=None if status is None else status.pid) is not None
-    # A dead process holds nothing; a living one of that number may be another.
-    return False if status is not None and same_host and not _is_alive(status.pid) else None
-
-
-def _is_alive(pid: int) -> bool:
-    if os.name != "posix" or pid <= 0:
-        return True
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        # It lives, and is somebody else's.
-        pass
-    return True
-
-
-def is_here(status: Status | None) -> bool:
-    """Whether a run says that it is this host's."""
-    return status is None or status.host == socket.gethostname()
 
 
 def scan(root: Path, *, only: Collection[str] = ()) -> list[RunView]:
@@ -189,7 +94,7 @@ def _seen(place: RunView, status: Status | None, locks: Locks | None, *, now: fl
     is_claim = status is None or status.status == "running"
     held = is_held(place.folder, status, locks, same_host=here) if is_claim else None
     state = decide(status, held=held, age_s=silent_s(status, now=now) if is_claim else 0.0, same_host=here)
-    return RunView(place.experiment, place.budget, place.variant, place.seed, place.folder, status, state)
+    return replace(place, status=status, state=state)
 
 
 def _dead_checked(views: list[RunView]) -> list[RunView]:
@@ -205,7 +110,7 @@ def _judged_again(view: RunView, status: Status | None, locks: Locks | None, *, 
     # Whoever wrote since was alive then, whatever the locks say by now.
     held = is_held(view.folder, status, locks, same_host=here) if status == view.status else None
     state = decide(status, held=held, age_s=silent_s(status, now=now), same_host=here)
-    return RunView(view.experiment, view.budget, view.variant, view.seed, view.folder, status, state)
+    return replace(view, status=status, state=state)
 
 
 def _is_recorded(run: str) -> bool:
@@ -260,6 +165,68 @@ def _size(path: Path) -> int:
         return 0
 
 
+# Commands whose runs have no entry in the catalog. Such a run's baseline is the run of the same config but the method.
+OWN = ("train", "finetune")
+# Experiment, budget, variant.
+ArmKey = tuple[str, str, str]
+
+
+def own_baselines(configs: Mapping[ArmKey, Mapping[str, Any]]) -> dict[ArmKey, ArmKey]:
+    """Return the baseline of each arm of `oelm train` or `oelm finetune` that has one, by what the arms' configs say."""
+    groups: dict[str, list[ArmKey]] = {}
+    for key, config in configs.items():
+        rest = {name: value for name, value in config.items() if name not in ("seed", "method")}
+        groups.setdefault(json.dumps([*key[:2], rest], sort_keys=True), []).append(key)
+    found: dict[ArmKey, ArmKey] = {}
+    for keys in groups.values():
+        baseline = next((key for key in keys if _is_baseline(configs[key].get("method"))), None)
+        found |= {key: baseline for key in keys if baseline is not None and key != baseline}
+    return found
+
+
+def _is_baseline(method: Any) -> bool:
+    """Whether a method, as a config has it, is the preset `baseline`; an older record may lack some of its fields."""
+    plain = PRESETS["baseline"].model_dump(mode="json", exclude={"seed"})
+    return isinstance(method, Mapping) and all(method.get(name, value) == value for name, value in plain.items())
+
+
+def baselines_near(views: Sequence[RunView]) -> dict[ArmKey, ArmKey]:
+    """Return the baselines of the runs of `oelm train` and `oelm finetune` among views; they need not be among them."""
+    places = {(view.root, view.experiment, view.budget) for view in views if view.experiment in OWN}
+    found: dict[ArmKey, ArmKey] = {}
+    for root, experiment, budget in places:
+        folder = root / experiment / budget
+        configs = {(experiment, budget, variant): _first_config(folder / variant) for variant in _folders(folder)}
+        found |= own_baselines({key: config for key, config in configs.items() if config is not None})
+    return found
+
+
+def _first_config(variant: Path) -> dict[str, Any] | None:
+    """Return the config of the first run of a variant: those of its other seeds have the same one."""
+    for name in _folders(variant):
+        try:
+            config = read_json(variant / name / CONFIG)
+        except DataError:
+            continue
+        return config if isinstance(config, dict) else None
+    return None
+
+
+def baseline_folder(path: Path, baselines: Mapping[str, str]) -> Path | None:
+    """Return where the baseline of a run, or of a folder of seeds, is; `baselines` are the catalog's. None if it has none."""
+    is_run = (path / CONFIG).is_file()
+    place = path.absolute()
+    view = look_at(place if is_run else place / "seed-0")
+    variant = path.parent if is_run else path
+    if view.experiment in OWN:
+        key = baselines_near([view]).get((view.experiment, view.budget, view.variant))
+        found = None if key is None else variant.with_name(key[2])
+    else:
+        name = baselines.get(view.experiment)
+        found = None if name is None else Path(os.path.normpath(variant / "../../.." / name / view.budget / view.variant))
+    return found / path.name if found is not None and is_run else found
+
+
 _COLUMN: dict[Metric, str] = {"ppl": "val_ppl", "accuracy": "val_accuracy"}
 
 
@@ -273,17 +240,24 @@ class Gap:
 
 
 def gaps(views: Sequence[RunView], baselines: Mapping[str, str]) -> list[Gap | None]:
-    """Return each run's distance from the baseline's run of the same budget, variant and seed, where it can be told."""
+    """Return each run's distance from its baseline's run of the same seed, where it can be told.
+
+    `baselines` are the catalog's. A run of `oelm train` or `oelm finetune` is compared with the one of the same config.
+    """
     known = {(view.experiment, view.budget, view.variant, view.seed): view.status for view in views}
-    return [_gap_of(view, baselines.get(view.experiment), known) for view in views]
+    others = baselines_near(views)
+    for view in views:
+        if (name := baselines.get(view.experiment)) is not None:
+            others[view.experiment, view.budget, view.variant] = name, view.budget, view.variant
+    return [_gap_of(view, others.get((view.experiment, view.budget, view.variant)), known) for view in views]
 
 
-def _gap_of(view: RunView, baseline: str | None, known: Mapping[tuple[str, str, str, int], Status | None]) -> Gap | None:
+def _gap_of(view: RunView, baseline: ArmKey | None, known: Mapping[tuple[str, str, str, int], Status | None]) -> Gap | None:
     ours = view.status
     if baseline is None or ours is None or ours.metric not in _COLUMN or ours.best is None:
         return None
-    key = (baseline, view.budget, view.variant, view.seed)
-    other = _counterpart(view, baseline)
+    key = (*baseline, view.seed)
+    other = os.path.join(view.folder.rsplit(os.sep, 4)[0] or os.sep, *baseline, f"seed-{view.seed}")
     theirs = known[key] if key in known else read_status(other)
     if theirs is None or theirs.metric != ours.metric or theirs.best is None:
         return None
@@ -294,10 +268,6 @@ def _gap_of(view: RunView, baseline: str | None, known: Mapping[tuple[str, str, 
     step = max(here.keys() & there.keys(), default=None)
     column = _COLUMN[ours.metric]
     return None if step is None else _difference(here[step].get(column), there[step].get(column), ours.metric, step=step)
-
-
-def _counterpart(view: RunView, baseline: str) -> str:
-    return os.path.join(view.folder.rsplit(os.sep, 4)[0] or os.sep, baseline, view.budget, view.variant, f"seed-{view.seed}")
 
 
 def _difference(ours: Any, theirs: Any, metric: Metric, *, step: int) -> Gap | None:

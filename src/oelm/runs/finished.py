@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.errors import DataError
-from oelm.files import read_json
+from oelm.files import read_as, read_json
 from oelm.method.method import starts_otherwise, tops_otherwise
 from oelm.runs.layout import ATTENTION, AUDIT, CONFIG, MANIFEST, METRICS, PREDICTIONS, TIMING, Split
 from oelm.runs.metrics import read_metrics
@@ -27,7 +27,6 @@ from oelm.runs.records import (
     Manifest,
     Predictions,
     majority_share,
-    read_as,
     read_predictions,
     read_rows,
 )

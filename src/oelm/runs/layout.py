@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Literal
 
@@ -44,7 +43,6 @@ SAVED_MANIFEST, SAVED_STATE, SAVED_MODEL, SAVED_OPTIMIZER = (
     "optimizer.safetensors",
 )
 CHECKPOINT_FILES = (SAVED_MANIFEST, SAVED_MODEL, SAVED_OPTIMIZER, SAVED_STATE)
-_STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
 # What a run leaves beside its weights.
 RECORDS = tuple(
@@ -57,19 +55,6 @@ SWEEP = "sweep.json"
 def checkpoint_name(step: int) -> str:
     """Return the path of a step's checkpoint below its run."""
     return f"{CHECKPOINTS}/step-{step:08d}"
-
-
-def checkpoint_step(path: Path) -> int | None:
-    """Return the step that a checkpoint's folder is named after; None where it is no such name."""
-    found = _STEP_FOLDER.fullmatch(path.name)
-    return int(found[1]) if found else None
-
-
-def checkpoint_folders(run: Path) -> list[Path]:
-    """Return the folders of a run's checkpoints, the newest first; links are none."""
-    found = {path: checkpoint_step(path) for path in (run / CHECKPOINTS).glob("step-*")}
-    steps = {path: step for path, step in found.items() if step is not None and path.is_dir() and not path.is_symlink()}
-    return sorted(steps, key=steps.__getitem__, reverse=True)
 
 
 def launch_lock_path(root: Path, run: Path) -> Path:

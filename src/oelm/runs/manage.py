@@ -15,7 +15,7 @@ from filelock import Timeout
 
 from oelm.errors import OelmError, RunDirError
 from oelm.files import held, lock_at, read_json, take
-from oelm.runs.find import ALIVE, RunView, is_here, look, read_locks, silent_s
+from oelm.runs.find import RunView, look
 from oelm.runs.layout import (
     CHECKPOINT_FILES,
     CHECKPOINTS,
@@ -29,7 +29,7 @@ from oelm.runs.layout import (
     STATUS,
     launch_lock_path,
 )
-from oelm.runs.status import read_status, write_status
+from oelm.runs.status import ALIVE, is_here, read_locks, read_status, silent_s, write_status
 
 STOPPED_WHILE_QUEUED = "asked to stop while queued"
 _POLL_S = 0.1

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from oelm.config import FinetuneConfig, RunConfig, parse_any
 from oelm.errors import CheckpointError, ConfigError, DataError
-from oelm.files import MAX_JSON_BYTES, Guard, dump_json, read_json, read_plain, write_json, write_text
-from oelm.runs.layout import CONFIG, LATEST, MANIFEST, Split
+from oelm.files import (
+    Guard,
+    Parsed,
+    Strict,
+    dump_json,
+    first_error,
+    read_json,
+    write_json,
+    write_text,
+)
+from oelm.runs.layout import CHECKPOINTS, CONFIG, LATEST, MANIFEST, Split
 from oelm.runs.metrics import read_jsonl
-from oelm.schema import Strict
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -216,7 +225,6 @@ class ExampleRow(Strict):
 
 
 Predictions = list[DocumentRow] | list[ExampleRow]
-Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 def write_record(path: Path, record: Strict, *, guard: Guard | None = None) -> None:
@@ -230,18 +238,6 @@ def write_records(path: Path, records: Sequence[Strict], *, guard: Guard | None 
     write_text(path, "".join(f"{line}\n" for line in lines), guard=guard)
 
 
-def read_as(kind: type[Parsed], path: Path) -> Parsed:
-    """Read a JSON file into its type; DataError names the file and what is wrong in it."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise DataError(f"{path}: {path.stat().st_size:,} bytes is too large for a JSON file of ours; it is not one")
-        return kind.model_validate_json(read_plain(path))
-    except OSError as problem:
-        raise DataError(f"{path}: cannot be read ({problem})") from None
-    except ValidationError as problem:
-        raise DataError(f"{path}: {_first(problem)}") from None
-
-
 def read_rows(kind: type[Parsed], path: Path, rows: list[dict[str, Any]]) -> list[Parsed]:
     """Return rows of a .jsonl file in their type; DataError names the file and the row."""
     parsed: list[Parsed] = []
@@ -249,13 +245,8 @@ def read_rows(kind: type[Parsed], path: Path, rows: list[dict[str, Any]]) -> lis
         try:
             parsed.append(kind.model_validate(row))
         except ValidationError as problem:
-            raise DataError(f"{path}: row {number}: {_first(problem)}") from None
+            raise DataError(f"{path}: row {number}: {first_error(problem)}") from None
     return parsed
-
-
-def _first(problem: ValidationError) -> str:
-    error = problem.errors()[0]
-    return f"{'.'.join(str(part) for part in error['loc']) or 'content'}: {error['msg']}"
 
 
 def read_predictions(path: Path) -> Predictions:
@@ -314,6 +305,19 @@ def run_id(run: Path) -> str:
     manifest = read_json(path, error=CheckpointError)
     found = manifest.get("run") if isinstance(manifest, dict) else None
     return found if isinstance(found, str) else ""
+
+
+def checkpoint_step(path: Path) -> int | None:
+    """Return the step that a checkpoint's folder is named after; None where it is no such name."""
+    found = re.fullmatch(r"step-(\d{8,})", path.name)
+    return int(found[1]) if found else None
+
+
+def checkpoint_folders(run: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints, the newest first; links are none."""
+    found = {path: checkpoint_step(path) for path in (run / CHECKPOINTS).glob("step-*")}
+    steps = {path: step for path, step in found.items() if step is not None and path.is_dir() and not path.is_symlink()}
+    return sorted(steps, key=steps.__getitem__, reverse=True)
 
 
 def saved_step(run: Path) -> int:

@@ -18,12 +18,11 @@ from pydantic import ValidationError
 
 from oelm.config import Config, TrainConfig, differences
 from oelm.errors import CheckpointError, ConfigError, OelmError, RunDirError, RunDirLostError
-from oelm.files import STAGING_PREFIX, dump_json, lock_at, room_checked, sweep_staging, take, write_all, write_json
-from oelm.runs.layout import CHECKPOINTS, CONFIG, HOLDER, LATEST, LOCK, LOG, MANIFEST, METRICS, checkpoint_folders
-from oelm.runs.metrics import read_metrics
-from oelm.runs.records import Manifest, read_any_config, read_manifest, run_id, write_record
-from oelm.runs.status import HEARTBEAT_S, Progress, StatusName, now_text, read_status, status_now, write_status
-from oelm.schema import Strict
+from oelm.files import STAGING_PREFIX, Strict, dump_json, lock_at, room_checked, sweep_staging, take, write_all, write_json
+from oelm.runs.layout import CHECKPOINTS, CONFIG, HOLDER, LATEST, LOCK, LOG, MANIFEST, METRICS
+from oelm.runs.metrics import Metrics, NoMetrics, read_metrics
+from oelm.runs.records import Manifest, checkpoint_folders, read_any_config, read_manifest, run_id, write_record
+from oelm.runs.status import HEARTBEAT_S, Progress, StatusName, is_alive, now_text, read_status, status_now, write_status
 
 # A holder is named a moment after it has the lock.
 _NAMED_WITHIN_S = 1.0
@@ -77,6 +76,7 @@ class RunDir:
         self._is_named = False
         self._held_fd: int | None = None
         self.run_id = ""
+        self.metrics = Metrics(path / METRICS, guard=self.check_held)
 
     def __enter__(self) -> RunDir:
         with room_checked(self.path / LOCK):
@@ -98,6 +98,7 @@ class RunDir:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.metrics.close()
         if self._handler is not None:
             logging.getLogger("oelm").removeHandler(self._handler)
             self._handler.close()
@@ -264,19 +265,15 @@ def _holder(path: Path) -> Holder | None:
         holder = Holder.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
-    if os.name == "posix" and holder.host == socket.gethostname():
-        try:
-            os.kill(holder.pid, 0)
-        except (ProcessLookupError, OverflowError):
-            return None
-        except PermissionError:
-            # It lives, and is somebody else's.
-            pass
-    return holder
+    return None if holder.host == socket.gethostname() and not is_alive(holder.pid) else holder
 
 
 class GuestRunDir(RunDir):
     """A run directory as the processes beside its writer see it: they read what the writer decided, and write nothing."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.metrics = NoMetrics(path / METRICS)
 
     def __enter__(self) -> RunDir:
         return self

@@ -10,10 +10,8 @@ import torch
 from torch import nn
 
 from oelm.errors import MethodError, MissingExtraError
-from oelm.method.apply import forget, hold, thaw
-from oelm.method.audit import assert_unmoved, audit, check_frozen
-from oelm.method.frozen import methods_of, record_of
-from oelm.method.timetable import Plan, plan_of
+from oelm.method.apply import Plan, forget, hold, plan_of
+from oelm.method.audit import audit, check_frozen, methods_of, record_of
 
 try:
     from transformers import TrainerCallback
@@ -29,15 +27,11 @@ class OelmCallback(TrainerCallback):
     """Logs at the start what is frozen, checks by digest at every save that it has not moved, and follows the method.
 
     A method that thaws or freezes during training (`Method.thaw`, `Method.freeze_at`) does so at the same steps as in our
-    loop. Alternatively, all of Q and K train after the fraction `thaw_at` of training. To resume, freeze a fresh model with
-    the same call. Raises MethodError at the start if nothing is frozen, now or later.
+    loop. To resume, freeze a fresh model with the same call. Raises MethodError at the start if nothing is frozen, now or
+    later.
     """
 
-    def __init__(self, *, thaw_at: float | None = None) -> None:
-        is_number = isinstance(thaw_at, float | int)
-        if thaw_at is not None and not (is_number and 0 < thaw_at < 1):
-            raise MethodError(f"thaw_at {thaw_at!r}: a fraction of the training, between 0 and 1")
-        self.thaw_at = thaw_at
+    def __init__(self) -> None:
         self._plans: list[tuple[nn.Module, Plan]] = []
         self._joined = _Joined()
 
@@ -47,14 +41,10 @@ class OelmCallback(TrainerCallback):
         self._plans = [(owner, plan) for owner, plan in plans if plan.moments]
         if not record_of(model) and not self._plans:
             raise MethodError("nothing is frozen in this model: call oelm.freeze(model, method) before Trainer(...)")
-        if self._plans and self.thaw_at is not None:
+        if self._plans and args.world_size > 1:
             raise MethodError(
-                f"thaw_at {self.thaw_at}: the method that froze this model sets itself when Q and K train; leave thaw_at out"
-            )
-        if (self._plans or self.thaw_at is not None) and args.world_size > 1:
-            what = "thaw_at" if self.thaw_at is not None else "a method that thaws or freezes during training"
-            raise MethodError(
-                f"{what}: with several processes, gradients of thawed weights would not be summed; use one process"
+                "a method that thaws or freezes during training: with several processes, gradients of thawed weights would not "
+                "be summed; use one process"
             )
         self._resume(model, state, given["optimizer"])
         check_frozen(model)
@@ -68,9 +58,6 @@ class OelmCallback(TrainerCallback):
             thawed = plan.frozen_at(0) - plan.frozen_at(last)
             forget(owner, thawed)
             self._joined.add(model, owner, thawed, optimizer)
-        if self.thaw_at is not None and last >= self.thaw_at * state.max_steps and (record := record_of(model)):
-            forget(model, record)
-            self._joined.add(model, model, record, optimizer)
         self._joined.drop_others(optimizer)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -82,12 +69,6 @@ class OelmCallback(TrainerCallback):
                 hold(owner, frozen)
                 self._joined.add(model, owner, before - frozen, given["optimizer"])
                 log.info("step %d: thawed %d tensors, froze %d", state.global_step, len(before - frozen), len(frozen - before))
-        if self.thaw_at is None or state.global_step < self.thaw_at * state.max_steps or not record_of(model):
-            return
-        assert_unmoved(model)
-        names = thaw(model, keep_split=True)
-        self._joined.add(model, model, names, given["optimizer"])
-        log.info("step %d: thawed %d tensors", state.global_step, len(names))
 
     def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         check_frozen(given["model"])

@@ -30,6 +30,7 @@ from oelm.errors import CheckpointError, OelmError
 from oelm.files import (
     STAGING_PREFIX,
     Guard,
+    Strict,
     disk_full,
     dump_json,
     fsync_dir,
@@ -40,10 +41,9 @@ from oelm.files import (
     write_json,
     write_text,
 )
-from oelm.method.apply import adopt_record, freeze, hold
+from oelm.method.apply import adopt_record
 from oelm.method.audit import audit, check_frozen
-from oelm.method.axes import compact_states
-from oelm.method.timetable import Plan, plan_of
+from oelm.method.layers import compact_states
 from oelm.runs.layout import (
     AUDIT,
     BEST,
@@ -55,12 +55,9 @@ from oelm.runs.layout import (
     SAVED_MODEL,
     SAVED_OPTIMIZER,
     SAVED_STATE,
-    checkpoint_folders,
     checkpoint_name,
-    checkpoint_step,
 )
-from oelm.runs.records import run_id
-from oelm.schema import Strict
+from oelm.runs.records import checkpoint_folders, checkpoint_step, run_id
 from oelm.train.device import Compute
 from oelm.train.optim import load_optimizer_tensors, optimizer_tensors
 
@@ -379,15 +376,6 @@ _UNBOUND = (
     ("model", "source"),
     *(("examples", name) for name in ("task", "folder", "dev", "columns", "labels")),
 )
-
-
-def freeze_as_of(model: nn.Module, config: TrainConfig, *, step: int) -> Plan:
-    """Freeze what the run's method freezes after `step` updates; return the plan of what is frozen when."""
-    freeze(model, config.method, seed=config.seed)
-    # An extended run keeps the plan of its first length: the past is not planned again.
-    plan = plan_of(model, config.method, steps=(*config.extended_at, config.steps)[0])
-    hold(model, plan.frozen_at(max(0, step - 1)))
-    return plan
 
 
 def bound_settings(config: TrainConfig) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 from oelm.config import ExamplesConfig, FinetuneConfig
 from oelm.data.example_sets import ExampleSet, ExampleSplit, PaddedExamples, open_examples, prepare_examples
-from oelm.data.examples import ExampleSource, stdlib_examples, stdlib_tokenizer
+from oelm.data.examples import ExampleSource, own_tokenizer, stdlib_examples
 from oelm.data.order import BucketOrder, permuted
 from oelm.data.prepared import examples_there, find_examples
-from oelm.data.resolve import Request
-from oelm.data.sets import TASKS
+from oelm.data.public_sets import TASKS
+from oelm.data.request import Request
 from oelm.data.tokens import OnProgress
 from oelm.errors import CheckpointError, ConfigError, DataError
 from oelm.models.hub import (
@@ -35,17 +35,17 @@ from oelm.models.hub import (
     shaped_classifier,
     weights_sha256,
 )
+from oelm.process import StopFlag
 from oelm.runs.layout import CHECKPOINTS, MODEL_FOLDER, TOKENIZER
 from oelm.runs.records import ExampleRow, majority_share, read_any_config
 from oelm.runs.status import Metric
 from oelm.seeds import stream_seed
-from oelm.train.device import Compute, choose_compute
+from oelm.train.device import Compute, Estimate, choose_compute, classifier_estimate
 from oelm.train.dist import ALONE, World
 from oelm.train.evaluate import batched
 from oelm.train.load import LoadedClassifier
-from oelm.train.preflight import Estimate, classifier_estimate
 from oelm.train.task import DataFacts, Judging
-from oelm.train.watch import StopFlag, Watch
+from oelm.train.watch import Watch
 
 _COUNTED_FROM_PAD = ("roberta", "camembert", "mpnet", "longformer", "xmod")
 
@@ -57,9 +57,7 @@ def prepare_task_examples(
     if tokenizer is not None:
         return open_or_prepare(config, tokenizer, splits=("train", "val"), known=known, progress=progress)
     source = example_source(config)
-    if config.task != "stdlib":
-        raise ConfigError(f"task {config.task!r} needs a model with a tokenizer: --model FOLDER, or a hub id")
-    own = stdlib_tokenizer(vocab_size, progress)
+    own = own_tokenizer(source, vocab_size, progress)
     return prepare_examples(source, tokenizer=str(own), max_length=config.max_length, progress=progress)
 
 
@@ -194,7 +192,9 @@ class ClassifierEvaluation:
         return 1.0 - self.accuracy
 
     def headline(self) -> str:
-        return f"dev loss {self.loss:.4f}, accuracy {100 * self.accuracy:.2f}% of {len(self.predictions):,}"
+        largest = majority_share([row.label for row in self.predictions])
+        count = f"{len(self.predictions):,}, largest class {100 * largest:.2f}%"
+        return f"dev loss {self.loss:.4f}, accuracy {100 * self.accuracy:.2f}% of {count}"
 
     def as_row(self) -> dict[str, Any]:
         return {"val_loss": self.loss, "val_accuracy": self.accuracy}

@@ -28,10 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from oelm.errors import STOPPED, ConfigError, OelmError, RankLostError
 from oelm.files import dump_json
-from oelm.method.axes import selections
-from oelm.method.frozen import digest
-from oelm.ranks import is_one_of_many
-from oelm.train.watch import StopFlag
+from oelm.method.audit import digest
+from oelm.method.layers import selections
+from oelm.process import StopFlag, is_one_of_many
 
 log = logging.getLogger(__name__)
 # The library's default of half an hour is long to wait for a hung process.

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from oelm.data.tokens import Tokens
 from oelm.models.gpt import GPT
+from oelm.process import StopFlag
 from oelm.runs.records import DocumentRow, ExampleRow
 from oelm.text import fixed
 from oelm.train.device import Compute
 from oelm.train.dist import ALONE, World
 from oelm.train.loss import token_losses
-from oelm.train.watch import StopFlag
 
 Losses = NDArray[np.float64]
 T = TypeVar("T")

@@ -93,7 +93,7 @@ def training_figures(session: Session) -> dict[str, Any]:
 
     Raises DataError if the file lacks rows of this run, or has another best than the run's state.
     """
-    path, state = session.metrics.path, session.state
+    path, state = session.folder.metrics.path, session.state
     rows = read_metrics(path)
     if fault := missing_rows(rows, step=state.step, evaluated=session.evaluated_steps()):
         raise DataError(f"{path}: {fault}; its figures need them. Restore the file from a copy")
@@ -123,6 +123,6 @@ def _check_best(session: Session, figures: dict[str, Any]) -> None:
     # The state holds an accuracy as the share of errors, and 1 - (1 - a) is a up to one rounding.
     if not math.isclose(found, best, rel_tol=1e-12, abs_tol=1e-12):
         raise DataError(
-            f"{session.metrics.path}: gives the best {metric} {found!r}, and the checkpoint {best!r} at step "
+            f"{session.folder.metrics.path}: gives the best {metric} {found!r}, and the checkpoint {best!r} at step "
             f"{session.state.best_step}: the file was changed. Restore it from a copy"
         )

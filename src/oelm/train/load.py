@@ -17,7 +17,7 @@ from oelm.config import FinetuneConfig, RunConfig, TrainConfig
 from oelm.data.tokenizer import load_tokenizer
 from oelm.errors import CheckpointError
 from oelm.files import read_json, sha256_file
-from oelm.method.apply import fold
+from oelm.method.apply import fold, freeze_as_of
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.hub import shaped_classifier
 from oelm.runs.layout import (
@@ -32,7 +32,7 @@ from oelm.runs.layout import (
 )
 from oelm.runs.records import read_any_config, read_config
 from oelm.runs.status import read_status
-from oelm.train.checkpoint import Checkpoint, check_bound, check_frozen_saved, freeze_as_of, load_model, open_checkpoint
+from oelm.train.checkpoint import Checkpoint, check_bound, check_frozen_saved, load_model, open_checkpoint
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _load(folder: Path) -> LoadedRun | LoadedClassifier:
         model = build_gpt(config.model, seed=config.seed)
     else:
         model = shaped_classifier(run / "model")
-    freeze_as_of(model, config, step=checkpoint.saved.state.step)
+    freeze_as_of(model, config.method, seed=config.seed, steps=config.planned_steps, step=checkpoint.saved.state.step)
     load_model(checkpoint, model)
     check_frozen_saved(model, checkpoint, run)
     if isinstance(config, RunConfig):

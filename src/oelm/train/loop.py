@@ -81,7 +81,7 @@ def report(run: Session, outcome: Outcome, *, lr: float, seconds: float, tokens:
         tokens_per_s=tokens / seconds,
         step_s=seconds,
     )
-    run.metrics.write(**row.model_dump())
+    run.folder.metrics.write(**row.model_dump())
     run.last_loss = outcome.loss
     run.recent_s.append(seconds)
     run.folder.heartbeat(run.progress)
@@ -103,6 +103,6 @@ def evaluate(run: Session) -> None:
     run.state = run.state.evaluated(evaluation.criterion)
     run.folder.check_held()
     row = EvaluationRow(step=run.state.step, **evaluation.as_row())
-    run.metrics.write(**row.model_dump(exclude_unset=True))
+    run.folder.metrics.write(**row.model_dump(exclude_unset=True))
     log.info("step %d: %s", run.state.step, evaluation.headline())
     run.watch.on_evaluation(run.state.step, evaluation, is_best=run.state.is_best_here)

@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Measured on a 2-core CPU: products with a 50k vocabulary need 300 rows or more to be fast, and the losses of a 4k
-# vocabulary take half the time if a chunk's logits fit in the cache.
-_MOST_ELEMENTS, _MOST_ROWS = 2**24, 2**10
-
-
-def chunk_rows(vocab_size: int) -> int:
-    """Return how many tokens' logits are computed at a time."""
-    return max(16, min(_MOST_ROWS, _MOST_ELEMENTS // vocab_size))
+from oelm.models.shape import chunk_rows
 
 
 def mean_cross_entropy(hidden_ND: Tensor, head_VD: Tensor, targets_N: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from oelm.config import OptimConfig, TrainConfig
 from oelm.errors import CheckpointError
-from oelm.method.adjusted import learnt_on_top
+from oelm.method.apply import ALWAYS, Plan
 from oelm.method.audit import parameter_roles
+from oelm.method.layers import learnt_on_top
 from oelm.method.sites import attention_sites, num_layers_by_stack
-from oelm.method.timetable import ALWAYS, Plan
 
 MOMENTUM = 0.95
 # The quintic whose slope at zero is steepest; five rounds bring singular values to between 0.7 and 1.2.
@@ -241,8 +241,7 @@ def warmup_steps(config: TrainConfig, horizon: int) -> int:
 
 def shortened_warmup(config: TrainConfig) -> str:
     """Return a remark if a run is too short for its warm-up, else ''."""
-    # An extended run warmed up for its first length.
-    horizon = (*config.extended_at, config.steps)[0]
+    horizon = config.planned_steps
     used, asked = warmup_steps(config, horizon), _asked(config)
     # 0: the steps follow from epochs, and are not known yet.
     if horizon == 0 or used == asked:

@@ -18,22 +18,22 @@ from oelm.config import FinetuneConfig, InitFrom, RunConfig, TrainConfig
 from oelm.errors import STOPPED, DataError, OelmError, OutOfMemoryError, RunDirError
 from oelm.files import dump_json, read_json, sha256_file, write_bytes
 from oelm.method.audit import audit
+from oelm.process import StopFlag
 from oelm.runs.finished import RESTORE, read_judged
 from oelm.runs.layout import AUDIT, MANIFEST, SAVED_MODEL, TIMING, TOKENIZER
 from oelm.runs.records import AuditRecord, DataRecord, Manifest, data_fingerprint, saved_step, write_record
-from oelm.runs.rundir import GuestRunDir, RunDir
+from oelm.runs.rundir import RunDir
 from oelm.runs.status import Progress, StatusName, read_status
 from oelm.train.checkpoint import environment, open_checkpoint, source_revision
-from oelm.train.device import choose_compute
+from oelm.train.device import Estimate, check_fits, choose_compute, gibibytes, is_out_of_memory, what_to_lower
 from oelm.train.dist import ALONE, World
 from oelm.train.finish import finish
 from oelm.train.load import find_checkpoint
 from oelm.train.loop import run_loop
 from oelm.train.optim import shortened_warmup
-from oelm.train.preflight import Estimate, check_fits, gibibytes, is_out_of_memory, what_to_lower
-from oelm.train.session import Session, build_session, open_task, resume
+from oelm.train.session import Session, build_session, open_run, resume
 from oelm.train.task import Task
-from oelm.train.watch import StopFlag, Watch
+from oelm.train.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +84,7 @@ def train(
     with world.guarded(), contextlib.ExitStack() as held:
         compute = choose_compute(config.device, config.precision)
         with world.writer_first():
-            resolved, task = open_task(config, compute, run=out, stop=stop, watch=watch)
-            task.join(world)
-            folder = held.enter_context(RunDir(out) if world.is_writer else GuestRunDir(out))
-            resolved = folder.claim(resolved)
+            folder, resolved, task = open_run(config, out, compute, stop=stop, watch=watch, world=world, held=held)
         if folder.is_done(resolved):
             if options.exact_step is not None:
                 raise RunDirError(f"{out} is finished, so there is nothing to resume from step {options.exact_step}")
@@ -100,11 +97,10 @@ def train(
             if options.preflight:
                 check_fits(needs, resolved, run=out, device=compute.device)
             session = build_session(resolved, folder, task, compute, stop=stop, watch=watch, world=world)
-            with contextlib.closing(session.metrics):
-                resume(session, strict=options.strict, exact_step=options.exact_step)
-                if world.is_writer:
-                    _announce(session, needs)
-                run_loop(session)
+            resume(session, strict=options.strict, exact_step=options.exact_step)
+            if world.is_writer:
+                _announce(session, needs)
+            run_loop(session)
             # A stop may come during the last evaluations; the run is done only after them.
             figures = _finished(session) if session.state.evaluated_step >= resolved.steps else None
             if figures is None:

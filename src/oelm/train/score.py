@@ -13,11 +13,12 @@ from oelm.data.sources import documents, file_corpus
 from oelm.data.tokenizer import encoder, end_of_text_id
 from oelm.data.tokens import Tokens, TokenSet
 from oelm.errors import DataError
+from oelm.process import StopFlag
 from oelm.runs.layout import TOKENIZER
 from oelm.train.device import choose_compute
 from oelm.train.evaluate import TokenEvaluation, evaluate_tokens
 from oelm.train.load import LoadedRun
-from oelm.train.watch import StopFlag, Watch
+from oelm.train.watch import Watch
 
 
 def score_run(

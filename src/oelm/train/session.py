@@ -7,6 +7,7 @@ import logging
 import statistics
 import time
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,17 +15,14 @@ import torch
 from torch import nn
 
 from oelm.config import FinetuneConfig, RunConfig, TrainConfig
-from oelm.data.prepare import is_made_with, prepare
-from oelm.data.tokens import OnProgress, TokenSet
-from oelm.errors import DataError, OelmError, StoppedError
-from oelm.method.apply import hold
-from oelm.method.axes import selections
-from oelm.method.frozen import record_of
-from oelm.method.timetable import Plan
-from oelm.runs.layout import METRICS, checkpoint_folders
-from oelm.runs.metrics import Metrics, NoMetrics
-from oelm.runs.records import data_fingerprint
-from oelm.runs.rundir import RunDir
+from oelm.data.tokens import OnProgress
+from oelm.errors import DataError, OelmError
+from oelm.method.apply import Plan, freeze_as_of, hold
+from oelm.method.audit import record_of
+from oelm.method.layers import selections
+from oelm.process import StopFlag
+from oelm.runs.records import checkpoint_folders, data_fingerprint
+from oelm.runs.rundir import GuestRunDir, RunDir
 from oelm.runs.status import Metric, Progress
 from oelm.train.checkpoint import (
     Checkpoint,
@@ -35,7 +33,6 @@ from oelm.train.checkpoint import (
     check_bound,
     check_frozen_saved,
     environment,
-    freeze_as_of,
     load_model,
     load_optimizer,
     software,
@@ -45,9 +42,9 @@ from oelm.train.device import Compute, apply_determinism, device_name, gpu_uuid
 from oelm.train.dist import ALONE, World, agreed
 from oelm.train.evaluate import Evaluation
 from oelm.train.optim import build_optimizer
-from oelm.train.task import LanguageModelTask, Task
+from oelm.train.task import LanguageModelTask, Task, open_language_task, seen_progress
 from oelm.train.timing import Clock, Meter, energy_counters
-from oelm.train.watch import StopFlag, Watch
+from oelm.train.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +63,6 @@ class Session:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     checkpoints: Checkpoints
-    metrics: Metrics
     stop: StopFlag
     watch: Watch
     world: World = ALONE
@@ -88,7 +84,7 @@ class Session:
             with self.world.writer_first():
                 if self.world.is_writer:
                     self.folder.check_held()
-                    self.metrics.sync()
+                    self.folder.metrics.sync()
                     self.checkpoints.publish(self.snapshot(), self.model, self.optimizer)
         self.saved = self.state
         self.folder.set_status("running", self.progress())
@@ -155,6 +151,34 @@ class Session:
         )
 
 
+def open_run(
+    config: RunConfig | FinetuneConfig,
+    out: Path,
+    compute: Compute,
+    *,
+    stop: StopFlag,
+    watch: Watch,
+    world: World,
+    held: ExitStack,
+) -> tuple[RunDir, RunConfig | FinetuneConfig, Task]:
+    """Prepare a run's data, then hold its folder until `held` is closed; return it, the config that is in it, and the task."""
+    progress = seen_progress(stop, watch)
+    folder = RunDir(out) if world.is_writer else GuestRunDir(out)
+    resolved, task = open_task(config, compute, run=out, progress=progress)
+    task.join(world)
+    return folder, held.enter_context(folder).claim(resolved), task
+
+
+def open_task(
+    config: RunConfig | FinetuneConfig, compute: Compute, *, run: Path, progress: OnProgress
+) -> tuple[RunConfig, LanguageModelTask] | tuple[FinetuneConfig, ClassifierTask]:
+    """Prepare a run's data; return its config, completed from the data, and its task."""
+    known = data_fingerprint(run)
+    if isinstance(config, FinetuneConfig):
+        return open_classifier_task(config, compute, run=run, known=known, progress=progress)
+    return open_language_task(config, compute, known=known, progress=progress)
+
+
 def build_session(
     config: TrainConfig,
     folder: RunDir,
@@ -167,10 +191,9 @@ def build_session(
 ) -> Session:
     """Build model, optimizer and the rest as at step 0."""
     apply_determinism(deterministic=config.deterministic)
-    checkpoints = Checkpoints(folder.path, keep=config.keep_checkpoints, guard=folder.check_held)
     folder.check_held()
     model = task.build_model(folder.path, is_new=not checkpoint_folders(folder.path))
-    plan = freeze_as_of(model, config, step=0)
+    plan = freeze_as_of(model, config.method, seed=config.seed, steps=config.planned_steps, step=0)
     model.to(compute.device)
     return Session(
         config=config,
@@ -182,8 +205,7 @@ def build_session(
         forward=_forward(model, config, world),
         optimizer=_optimizer(model, config, plan, compute),
         scaler=torch.amp.GradScaler(compute.device, enabled=compute.precision == "fp16"),
-        checkpoints=checkpoints,
-        metrics=(Metrics if world.is_writer else NoMetrics)(folder.path / METRICS, guard=folder.check_held),
+        checkpoints=Checkpoints(folder.path, keep=config.keep_checkpoints, guard=folder.check_held),
         stop=agreed(stop, world),
         watch=watch,
         world=world,
@@ -260,7 +282,7 @@ def _resume(session: Session, *, strict: bool, exact_step: int | None) -> None:
         session.watch.on_remark(f"continuing from step {saved.state.step:,}")
         log.info("continuing from %s", checkpoint.path.name)
     session.folder.check_held()
-    session.metrics.rewind(step=session.state.step, evaluated=session.evaluated_steps())
+    session.folder.metrics.rewind(step=session.state.step, evaluated=session.evaluated_steps())
     session.started_at = (time.perf_counter(), session.state.step)
 
 
@@ -284,37 +306,3 @@ def _check_same_setting(session: Session, checkpoint: Checkpoint, *, strict: boo
 
 def _changes(there: dict[str, str], here: dict[str, str]) -> list[str]:
     return [f"{key} was {there.get(key)}, is {value}" for key, value in here.items() if there.get(key) != value]
-
-
-def open_task(
-    config: RunConfig | FinetuneConfig, compute: Compute, *, run: Path, stop: StopFlag, watch: Watch
-) -> tuple[RunConfig, LanguageModelTask] | tuple[FinetuneConfig, ClassifierTask]:
-    """Prepare a run's data; return its config, completed from the data, and its task."""
-    progress = seen_progress(stop, watch)
-    if isinstance(config, FinetuneConfig):
-        return open_classifier_task(config, compute, run=run, known=data_fingerprint(run), progress=progress)
-    data, known = config.data, data_fingerprint(run)
-    tokens = prepare(data.source, tokenizer=data.tokenizer, max_tokens=data.max_tokens, known=known, progress=progress)
-    config = resolve(config, tokens)
-    return config, LanguageModelTask(tokens, config, compute)
-
-
-def resolve(config: RunConfig, tokens: TokenSet) -> RunConfig:
-    """Fill in the vocabulary size, and the tokenizer of a token set given by its path."""
-    data, model = config.data, config.model
-    if Path(data.source) == tokens.path and not is_made_with(tokens.meta.tokenizer, data.tokenizer):
-        data = data.model_copy(update={"tokenizer": tokens.meta.tokenizer})
-    if not model.vocab_size:
-        model = model.model_copy(update={"vocab_size": tokens.meta.vocab_size})
-    return config.model_copy(update={"data": data, "model": model})
-
-
-def seen_progress(stop: StopFlag, watch: Watch) -> OnProgress:
-    """Return a progress callback that reports to the watch, and raises StoppedError after a stop."""
-
-    def progress(what: str, done: int, total: int, tokens: int) -> None:
-        watch.on_preparing(what, done, total, tokens)
-        if stop.requested():
-            raise StoppedError("stopped while preparing the data; repeat the same command to continue after the last shard")
-
-    return progress

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from oelm.errors import NonFiniteError
+from oelm.process import StopFlag
 from oelm.seeds import stream_seed
 from oelm.train.dist import ALONE, World, unsynced
-from oelm.train.watch import StopFlag
 
 _SMALLEST_LOSS_SCALE = 2.0**-10
 
@@ -52,7 +52,7 @@ def train_step(
     # A process without a micro-batch, in an epoch's last batch, adds a gradient of zeros.
     for micro_batch in mine or [0]:
         torch.manual_seed(stream_seed(noise_seed, "noise", step, micro_batch))
-        with unsynced(forward or model, is_last=micro_batch == (mine or [0])[-1]):
+        with unsynced(model if forward is None else forward, is_last=micro_batch == (mine or [0])[-1]):
             loss = compute_loss(micro_batch) / num_micro_batches
             scaler.scale(loss if mine else loss * 0.0).backward()
         if mine:

@@ -16,22 +16,23 @@ from oelm.config import InitFrom, RunConfig
 from oelm.data.example_sets import ExampleSet
 from oelm.data.ngram import ORDERS, ngram_figures
 from oelm.data.order import WindowOrder
-from oelm.data.tokens import TokenSet
-from oelm.errors import CheckpointError, DataError
+from oelm.data.prepare import is_made_with, prepare
+from oelm.data.tokens import OnProgress, TokenSet
+from oelm.errors import CheckpointError, DataError, StoppedError
 from oelm.files import sha256_file
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.heads import summarize_heads
+from oelm.process import StopFlag
 from oelm.runs.layout import SAVED_MODEL, TOKENIZER
 from oelm.runs.status import Metric
 from oelm.train.checkpoint import load_weights
-from oelm.train.device import Compute
+from oelm.train.device import Compute, Estimate, estimate
 from oelm.train.dist import ALONE, World
 from oelm.train.evaluate import Evaluation, TokenEvaluation, evaluate_tokens
 from oelm.train.load import load_run
 from oelm.train.loss import mean_cross_entropy
-from oelm.train.preflight import Estimate, estimate
 from oelm.train.score import first_windows
-from oelm.train.watch import StopFlag
+from oelm.train.watch import Watch
 
 _PROBED_WINDOWS = 8
 # Splits to evaluate on: the best model is chosen on the first, and evaluated on the second once, at the end.
@@ -236,6 +237,40 @@ class LanguageModelTask:
             "best_val_loss": best,
             "best_ppl": math.exp(min(best, 700.0)),
         }
+
+
+def seen_progress(stop: StopFlag, watch: Watch) -> OnProgress:
+    """Return a progress callback that reports to the watch, and raises StoppedError after a stop."""
+
+    def progress(what: str, done: int, total: int, tokens: int) -> None:
+        watch.on_preparing(what, done, total, tokens)
+        if stop.requested():
+            raise StoppedError("stopped while preparing the data; repeat the same command to continue after the last shard")
+
+    return progress
+
+
+def open_language_task(
+    config: RunConfig, compute: Compute, *, known: str, progress: OnProgress
+) -> tuple[RunConfig, LanguageModelTask]:
+    """Prepare the text of a language model; return the completed config, and the task.
+
+    `known` is the fingerprint of the tokens that the run started with, if it did.
+    """
+    data = config.data
+    tokens = prepare(data.source, tokenizer=data.tokenizer, max_tokens=data.max_tokens, known=known, progress=progress)
+    config = resolve(config, tokens)
+    return config, LanguageModelTask(tokens, config, compute)
+
+
+def resolve(config: RunConfig, tokens: TokenSet) -> RunConfig:
+    """Fill in the vocabulary size, and the tokenizer of a token set given by its path."""
+    data, model = config.data, config.model
+    if Path(data.source) == tokens.path and not is_made_with(tokens.meta.tokenizer, data.tokenizer):
+        data = data.model_copy(update={"tokenizer": tokens.meta.tokenizer})
+    if not model.vocab_size:
+        model = model.model_copy(update={"vocab_size": tokens.meta.vocab_size})
+    return config.model_copy(update={"data": data, "model": model})
 
 
 def load_start(model: GPT, start: InitFrom, tokens: TokenSet) -> None:

@@ -12,13 +12,13 @@ import sqlite3
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
-from oelm.errors import ConfigError, DataError, MissingExtraError
+from oelm.errors import DataError, MissingExtraError, one_of
 from oelm.files import read_json, room_checked
 from oelm.runs.layout import CONFIG, MANIFEST, METRICS
 from oelm.runs.metrics import read_metrics
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 FormatName = Literal["table", "tensorboard", "wandb", "trackio", "trainer", "study"]
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 TRACKERS: tuple[TrackerName, ...] = get_args(TrackerName)
-PROJECT = "oelm"
+PROJECT, EVENTS = "oelm", "events.out.tfevents.*"
 _TRAINED = ("loss", "lr", "tokens_per_s")
 # W&B's log: its header, then LevelDB's blocks of records, each with its checksum, length and place in a whole one.
 _WANDB_MAGIC, _BLOCK_BYTES = b":W&B\xe1\xbe", 1 << 15
@@ -90,9 +90,7 @@ def tracker_named(name: str | None) -> TrackerName | None:
     """
     if name is None:
         return None
-    tracker = next((tracker for tracker in TRACKERS if tracker == name), None)
-    if tracker is None:
-        raise ConfigError(f"--track {name!r}: choose one of {', '.join(TRACKERS)}")
+    tracker = one_of("--track", name, TRACKERS)
     if importlib.util.find_spec(tracker) is None:
         raise MissingExtraError(tracker, "track" if tracker == "tensorboard" else tracker)
     return tracker
@@ -168,7 +166,7 @@ class _TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._folder = run / "tensorboard"
-        self.held = next((found.curves for found in read_events(self._folder)), {})
+        self.held = next((found.curves for found in read_events(self._folder.glob(EVENTS))), {})
         self._writer = SummaryWriter(str(self._folder))
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -194,7 +192,7 @@ class _Wandb:
         import wandb
 
         number, name, group, config = _identity(run)
-        self.held = next((found.curves for found in read_wandb(run / "wandb")), {})
+        self.held = next((found.curves for found in read_wandb(sorted((run / "wandb").rglob("*.wandb")))), {})
         settings = wandb.Settings(silent=True, console="off", disable_git=True, disable_code=True, symlink=False)
         mode = os.environ.get("WANDB_MODE") or "offline"
         project = os.environ.get("WANDB_PROJECT") or PROJECT
@@ -246,25 +244,18 @@ class _Trackio:
 _OPENED: Mapping[TrackerName, Callable[[Path], Tracker]] = {"tensorboard": _TensorBoard, "wandb": _Wandb, "trackio": _Trackio}
 
 
-def read_events(folder: Path) -> list[SourceRun]:
-    """Return the run of each folder at or below this one that holds TensorBoard's event files, named by its path."""
-    files: dict[Path, list[Path]] = {}
-    for path in sorted(folder.rglob("events.out.tfevents.*")):
-        files.setdefault(path.parent, []).append(path)
-    if not files:
-        return []
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import (
-            EventAccumulator,
-        )
-        from tensorboard.util.tensor_util import make_ndarray
-    except ImportError:
-        raise MissingExtraError("tensorboard", "track") from None
+def read_events(paths: Iterable[Path]) -> list[SourceRun]:
+    """Return the run of each folder that holds some of these event files of TensorBoard, named by its path."""
     runs = []
-    for place, own in files.items():
+    for place in dict.fromkeys(path.parent for path in paths):
+        try:
+            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+            from tensorboard.util.tensor_util import make_ndarray
+        except ImportError:
+            raise MissingExtraError("tensorboard", "track") from None
         # No sampling: every point counts.
         events = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0}).Reload()
-        run = SourceRun(place.as_posix(), place, "tensorboard", own)
+        run = SourceRun(place.as_posix(), place, "tensorboard", sorted(place.glob(EVENTS)))
         for tag in events.Tags()["scalars"]:
             run.curves[tag] = [(point.step, point.value) for point in events.Scalars(tag)]
         # Newer writers keep scalars as tensors, marked as the scalars plugin's.
@@ -301,10 +292,10 @@ def read_trackio(path: Path, *, only: str | None = None) -> list[SourceRun]:
     return list(runs.values())
 
 
-def read_wandb(folder: Path) -> list[SourceRun]:
-    """Return the runs whose .wandb files lie at or below a folder; the files of one run that was resumed are one run."""
+def read_wandb(paths: Iterable[Path]) -> list[SourceRun]:
+    """Return the runs in .wandb files; the files of one run that was resumed are one run."""
     runs: dict[str, SourceRun] = {}
-    for path in [folder] if folder.is_file() else sorted(folder.rglob("*.wandb")):
+    for path in paths:
         _add_wandb(path, runs)
     return list(runs.values())
 
@@ -313,8 +304,8 @@ def _is_ended(folder: Path) -> bool:
     """Whether W&B has written the last record of the run in this folder."""
     from wandb.proto import wandb_internal_pb2 as proto
 
-    record = proto.Record()
-    record.ParseFromString(next((list(_wandb_records(path))[-1:] or [b""] for path in folder.glob("*.wandb")), [b""])[0])
+    record, contents = proto.Record(), [content for path in folder.glob("*.wandb") for content in _wandb_records(path)]
+    record.ParseFromString(contents[-1] if contents else b"")
     return record.WhichOneof("record_type") == "exit"
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oelm.report.arms import Arm, ArmKey, FinishedRun, common_split
+from oelm.report.arms import Arm, ArmKey, common_split
 from oelm.report.document import Cell, Section, Table, Text
 from oelm.report.judge import Reason
 from oelm.report.pairs import Findings, Pair, is_uniform, label, split_text
@@ -23,7 +23,7 @@ MOST_OF_FIVE_GRAM = 0.95
 LEAST_WORTH = 1.10
 # More than evaluations on the same text jitter by.
 MOST_ABOVE_MINIMUM = 0.01
-# By fingerprint, split and the name of the model of counting: its perplexity, as each run says.
+# Each run's perplexity of an n-gram model, by fingerprint, split and model.
 Counted = dict[tuple[str, Split, str], list[float]]
 _COLUMNS = ("arm", "budget", "on", "ppl", "counter", "counter_ppl", "ratio", "orders", "above")
 
@@ -45,7 +45,7 @@ class Standing:
 
     @property
     def counter(self) -> float | None:
-        """The perplexity that the baseline is compared with: the 5-gram's, or the bigram's where only that is known."""
+        """The perplexity that the baseline is compared with: the 5-gram's, or the bigram's if only that is known."""
         return self.ngram[4] if self.ngram else self.bigram
 
     @property
@@ -65,9 +65,7 @@ class Standing:
 
     @property
     def is_weak(self) -> bool:
-        if self.is_uncounted:
-            return True
-        return self.worst is not None and self.worst > MOST_OF_FIVE_GRAM
+        return self.is_uncounted or (self.worst is not None and self.worst > MOST_OF_FIVE_GRAM)
 
     @property
     def is_overfitted(self) -> bool:
@@ -81,7 +79,7 @@ def standings(findings: Findings) -> list[Standing]:
 
 
 def _counted(arms: Sequence[Arm]) -> Counted:
-    """Return what all runs say that counting gives, by the data's fingerprint, the split and the model's order."""
+    """Return the n-gram perplexities that runs recorded, by fingerprint, split and order."""
     found: Counted = {}
     for run in (run for arm in arms for run in arm.runs):
         for split in PREDICTIONS:
@@ -108,13 +106,9 @@ def _standing(arm: Arm, counted: Counted) -> Standing:
     ngrams = [tuple(found.ngram[split]) for found in figures if split in found.ngram]
     bigrams = [value for found in figures if (value := found.bigram_on(split)) is not None]
     bigram = statistics.geometric_mean(bigrams) if bigrams else None
-    above = statistics.fmean(_above_minimum(run) for run in arm.runs)
+    losses = [(run.curve[max(run.curve)], min(run.curve.values())) for run in arm.runs]
+    above = statistics.fmean(last / least - 1 if least > 0 else 0.0 for last, least in losses)
     return Standing(arm, split, ngrams[0] if ngrams else (), bigram, above, _disputed(arm, split, counted))
-
-
-def _above_minimum(run: FinishedRun) -> float:
-    least, last = min(run.curve.values()), run.curve[max(run.curve)]
-    return last / least - 1 if least > 0 else 0.0
 
 
 def unfit_baselines(findings: Findings) -> dict[ArmKey, Reason]:
@@ -154,17 +148,15 @@ def worths(findings: Findings) -> dict[ArmKey, Interval]:
 
 
 def baselines_section(findings: Findings, words: Words) -> Section | None:
-    """Return the baselines next to what counting makes of their own text."""
+    """Return the baselines next to n-gram models of the same text."""
     found = standings(findings)
     if not found:
         return None
-    rows = [_row(standing, words) for standing in found]
-    headings = {name: words(f"baselines.{name}") for name in _COLUMNS}
+    columns = tuple(words(f"baselines.{name}") for name in _COLUMNS)
+    rows = tuple(_row(standing, words) for standing in found)
     # Records made before have no orders to show.
-    names = [name for name in _COLUMNS if name != "orders" or any(standing.ngram for standing in found)]
-    numeric = frozenset(names.index(name) for name in ("ppl", "counter_ppl", "ratio", "above"))
-    cells = tuple(tuple(row[name] for name in names) for row in rows)
-    table = Table("baselines", words("baselines.caption"), tuple(headings[name] for name in names), cells, numeric)
+    shown = [n for n, name in enumerate(_COLUMNS) if name != "orders" or any(standing.ngram for standing in found)]
+    table = Table("baselines", words("baselines.caption"), columns, rows, frozenset({3, 5, 6, 8}), tuple(shown))
     text = Text(words("baselines.text", above=100 * MOST_ABOVE_MINIMUM))
     notes = [Text(said, "note") for said in _uncounted(found, words)]
     return Section("baselines", words("baselines.title"), (text, *notes, table))
@@ -175,25 +167,25 @@ def _uncounted(found: list[Standing], words: Words) -> list[str]:
     return [words("baselines.uncounted", arms="; ".join(arms))] if arms else []
 
 
-def _row(standing: Standing, words: Words) -> dict[str, Cell]:
+def _row(standing: Standing, words: Words) -> tuple[Cell, ...]:
     arm, ratio, counter = standing.arm, standing.ratio, standing.counter
     mean = arm.mean(standing.split)
     counted_by = words("baselines.bigram") if standing.is_uncounted else words("baselines.five_gram")
-    return {
-        "arm": Cell(label(arm)),
-        "budget": Cell(arm.budget),
-        "on": Cell(split_text(standing.split, words)),
-        "ppl": Cell(fixed(mean, 2), mean),
-        "counter": Cell("" if counter is None else counted_by),
-        "counter_ppl": Cell("" if counter is None else fixed(counter, 2), counter),
-        "ratio": Cell("" if ratio is None else fixed(ratio, 3), ratio, "warn" if standing.is_weak else ""),
-        "orders": Cell(" / ".join(fixed(value, 2) for value in standing.ngram)),
-        "above": Cell(f"{100 * standing.above:.2f}%", standing.above, "warn" if standing.is_overfitted else ""),
-    }
+    return (
+        Cell(label(arm)),
+        Cell(arm.budget),
+        Cell(split_text(standing.split, words)),
+        Cell(fixed(mean, 2), mean),
+        Cell("" if counter is None else counted_by),
+        Cell("" if counter is None else fixed(counter, 2), counter),
+        Cell("" if ratio is None else fixed(ratio, 3), ratio, "warn" if standing.is_weak else ""),
+        Cell(" / ".join(fixed(value, 2) for value in standing.ngram)),
+        Cell(f"{100 * standing.above:.2f}%", standing.above, "warn" if standing.is_overfitted else ""),
+    )
 
 
 def baseline_remarks(findings: Findings, words: Words) -> list[str]:
-    """Say which baselines are no real ones, or learnt for too long; smoke proves a path, and is never a result."""
+    """Return remarks on baselines that lose to counting or are overfitted; smoke runs are left out."""
     found = [standing for standing in standings(findings) if standing.arm.budget != "smoke"]
     remarks = _uncounted(found, words)
     for standing in found:

@@ -24,9 +24,9 @@ from oelm.report.pairs import (
     pair_text,
 )
 from oelm.report.sections.baselines import LEAST_WORTH, floors, worth_of
-from oelm.report.sections.verdicts import BOUNDS, JudgedPair, bound_of, decided_by, mixed_text, target_of, told_bound
+from oelm.report.sections.verdicts import BOUNDS, JudgedPair, bound_of, decided_by, target_of, told_bound
 from oelm.report.words import Words
-from oelm.stats import LEVEL, Interval, interval_text, share_kept
+from oelm.stats import Interval, interval_text, share_kept
 
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "UNFIT_BASELINE": "warn"}
 
@@ -50,20 +50,14 @@ def classes_section(findings: Findings, judged: Sequence[JudgedPair], words: Wor
     if not any(class_of(row.pair) != "control" for row in rows):
         return None
     found = lines_of(findings, [row for row in rows if row.pair.arm.metric == "ppl"], words)
-    blocks: list[Block] = [Text(words("classes.text")), *gap_charts(findings, judged, words), *_together(rows, words)]
+    blocks: list[Block] = [Text(words("classes.text")), *gap_charts(findings, judged, words)]
     blocks += [*_beside_controls(found, words), *_beside_plain(found, words)]
     return Section("classes", words("classes.title"), tuple(blocks))
 
 
 def results(judged: Sequence[JudgedPair]) -> list[JudgedPair]:
-    """Return the comparisons that say something of a method: no smoke tests, and nothing confounded."""
+    """Return the comparisons that count: no smoke tests, nothing confounded."""
     return [row for row in judged if row.pair.arm.budget != "smoke" and not row.pair.confounded]
-
-
-def _together(rows: Sequence[JudgedPair], words: Words) -> list[Block]:
-    """Say why some intervals are wider than usual."""
-    is_wider = any(row.judgement.is_look and row.judgement.level > LEVEL for row in rows)
-    return [Text(words("classes.together"), "note")] if is_wider else []
 
 
 def lines_of(findings: Findings, rows: Sequence[JudgedPair], words: Words) -> Found:
@@ -91,11 +85,11 @@ def sets_of(found: Found) -> list[str]:
     return sorted(places, key=places.__getitem__)
 
 
-def title_of(line: Line, found: Found, words: Words) -> str:
-    """Return a line's name with its class, and with its size where the method has several."""
+def title_of(line: Line, found: Found, words: Words, more: str = "") -> str:
+    """Return a line's name with its class, with its size where the method has several, and with more in the brackets."""
     sizes = {other.whole for other in found if other[:2] == line[:2]}
     size = f", {line.learns:,}" if len(sizes) > 1 else ""
-    return f"{line.name}{size} ({words(f'classes.{CLASSES[line.place]}')})"
+    return f"{line.name}{size} ({words(f'classes.{CLASSES[line.place]}')}{more})"
 
 
 def gap_charts(findings: Findings, judged: Sequence[JudgedPair], words: Words) -> list[Chart]:
@@ -132,7 +126,11 @@ def _beside_controls(found: Found, words: Words) -> list[Block]:
         if CLASSES[line.place] not in ("little", "much"):
             continue
         for control, theirs in controls.items():
-            cells = [_against_control(by_set.get(name), theirs.get(name), words) for name in sets]
+            pairs = [(by_set.get(name), theirs.get(name)) for name in sets]
+            cells = [
+                _against(ours.pair.arm, other.pair.arm, words) if ours and other and _share_baseline(ours, other) else Cell("")
+                for ours, other in pairs
+            ]
             if _is_beside(control, line) and any(cell.text for cell in cells):
                 names = (Cell(line.name), Cell(f"{line.learns:,}", line.learns))
                 rows.append((*names, Cell(control.name), Cell(f"{control.learns:,}", control.learns), *cells))
@@ -184,10 +182,6 @@ def _alone(found: Found, controls: Found) -> dict[Line, list[str]]:
     return alone
 
 
-def _against_control(ours: JudgedPair | None, theirs: JudgedPair | None, words: Words) -> Cell:
-    return _against(ours.pair.arm, theirs.pair.arm, words) if ours and theirs and _share_baseline(ours, theirs) else Cell("")
-
-
 def _share_baseline(ours: JudgedPair, theirs: JudgedPair | None) -> bool:
     return theirs is not None and ours.pair.baseline.key == theirs.pair.baseline.key
 
@@ -224,7 +218,7 @@ def _names(pairs: Sequence[Pair]) -> dict[ArmKey, str]:
         arm = pair.arm
         # Tuned and untuned arms have different baselines: in one column they would look alike.
         is_alone = _is_plain(arm) and len(plain[_family(pair)]) == 1
-        # Of several sweeps on one data set the digests tell which is whose.
+        # With several sweeps on one data set, digests distinguish them.
         told = arm.variant if _is_plain(arm) else arm.shown
         more = [arm.budget] * has_budgets + [told] * (not is_alone)
         names[arm.key] = f"{pair.arm.data} ({', '.join(more)})" if more else pair.arm.data
@@ -237,34 +231,27 @@ def _family(pair: Pair) -> tuple[str, str, bool]:
 
 
 def _is_plain(arm: Arm) -> bool:
-    """Whether an arm's variant says nothing of its settings."""
+    """Whether an arm's variant names no settings."""
     return arm.variant == "default" or is_tuned_alone(arm.variant)
 
 
 def _row(line: Line, by_set: Mapping[str, JudgedPair], sets: Sequence[str], words: Words) -> tuple[Cell, ...]:
-    arm = next(iter(by_set.values())).pair.arm
+    arm, kind = next(iter(by_set.values())).pair.arm, CLASSES[line.place]
     is_known = learning_in_qk(arm) is not None
-    share = line.learns / line.whole if is_known and line.whole else None
-    kind = CLASSES[line.place]
+    # What learns at the start, and what becomes of it later.
+    first, last = line.learns, line.learns + change_later(arm)
+    learns = words("counts.later", first=first, last=last) if last != first else f"{first:,}"
+    share, told = None, ""
+    if is_known and line.whole:
+        share, later = first / line.whole, last / line.whole
+        told = words("shares.later", first=100 * share, last=100 * later) if later != share else f"{100 * share:.1f}%"
     return (
         Cell(words(f"classes.{kind}"), line.place),
         Cell(line.name),
-        Cell(_learns(arm, line, words) if is_known else "", line.learns),
-        Cell("" if share is None else _share(arm, line, words), share),
+        Cell(learns if is_known else "", first),
+        Cell(told, share),
         *(_gap(by_set.get(each), words) for each in sets),
     )
-
-
-def _learns(arm: Arm, line: Line, words: Words) -> str:
-    """Return how much learns at the start, and what becomes of it later."""
-    change = change_later(arm)
-    return words("counts.later", first=line.learns, last=line.learns + change) if change else f"{line.learns:,}"
-
-
-def _share(arm: Arm, line: Line, words: Words) -> str:
-    """Return which share of the baseline's Q and K learns at the start, and what becomes of it later."""
-    first, last = (100 * count / line.whole for count in (line.learns, line.learns + change_later(arm)))
-    return words("shares.later", first=first, last=last) if first != last else f"{first:.1f}%"
 
 
 def _gap(row: JudgedPair | None, words: Words) -> Cell:
@@ -272,10 +259,8 @@ def _gap(row: JudgedPair | None, words: Words) -> Cell:
         return Cell("")
     gap = decided_by(row, words)
     text = words("across.on_test", gap=gap.text) if row.pair.split == "test" else gap.text
-    judgement = row.judgement
-    verdict = mixed_text(words(f"verdict.{judgement.verdict}"), row.pair, words)
-    told = f"{text} {verdict}" if judgement.verdict in _MARKS else text
-    return Cell(told, gap.value, _MARKS.get(judgement.verdict, ""))
+    mark = _MARKS.get(row.judgement.verdict, "")
+    return Cell(f"{text} {words(f'verdict.{row.judgement.verdict}')}" if mark else text, gap.value, mark)
 
 
 # So many names fit a sentence.
@@ -299,14 +284,14 @@ def answer_section(findings: Findings, judged: Sequence[JudgedPair], words: Word
     if not found:
         return None
     _, kept = shares = _shares(findings, judged, words)
-    # Shares of an attention that is worth little say nothing.
+    # A share of very little is meaningless.
     is_telling = any(each.share is not None and each.is_worth for each in kept.values())
     pictures = _picture(*shares, words) if is_telling else gap_charts(findings, judged, words)
     return Section("answer", words("answer.title"), (Text(_sentence(found, words)), *pictures, matrix(found, words)))
 
 
 def _sentence(found: Found, words: Words) -> str:
-    """Say which methods meet the bound; where none was judged yet, which is nearest to its baseline."""
+    """Return which methods meet the bound or, if none was judged yet, which is nearest to its baseline."""
     frozen = {
         line: rows
         for line, rows in found.items()
@@ -314,10 +299,14 @@ def _sentence(found: Found, words: Words) -> str:
     }
     groups: dict[str, list[str]] = {"passed": [], "failed": [], "open": []}
     for line, rows in frozen.items():
-        verdicts = {row.judgement.verdict for row in rows.values() if row.judgement.is_look}
+        looks = {name: row for name, row in rows.items() if row.judgement.is_look}
+        verdicts = {row.judgement.verdict for row in looks.values()}
         if verdicts:
             name = "failed" if "FAIL" in verdicts else "passed" if verdicts == {"PASS"} else "open"
-            groups[name].append(title_of(line, found, words))
+            worst = max(looks, key=lambda name: _at_worst(looks[name]))
+            at = {"gap": decided_by(looks[worst], words).text, "set": worst}
+            more = words("answer.worst", **at) if len(looks) > 1 else words("answer.at", **at)
+            groups[name].append(title_of(line, found, words, more))
     parts = [words(f"answer.{name}", arms=_named(titles, words)) for name, titles in groups.items() if titles]
     if parts:
         return words("answer.judged", parts="; ".join(parts))
@@ -325,16 +314,18 @@ def _sentence(found: Found, words: Words) -> str:
     fit = [each for each in fit if each[2].judgement.verdict != "UNFIT_BASELINE"]
     if frozen and not fit:
         return words("answer.unfit")
-    # The worst that the interval allows, so that few seeds do not look good by luck.
-    gaps = [
-        (interval.high if row.pair.arm.metric == "ppl" else -interval.low, title_of(line, found, words), name, row)
-        for line, name, row in fit
-        if (interval := row.pair.gap.interval) is not None
-    ]
-    if not gaps:
+    measured = [each for each in fit if each[2].pair.gap.interval is not None]
+    if not measured:
         return words("verdict.none", comparisons=sum(map(len, found.values())))
-    _, arm, name, row = min(gaps, key=lambda gap: gap[0])
-    return words("answer.early", arm=arm, gap=row.pair.gap.text, set=name)
+    line, name, row = min(measured, key=lambda each: _at_worst(each[2]))
+    return words("answer.early", arm=title_of(line, found, words), gap=row.pair.gap.text, set=name)
+
+
+def _at_worst(row: JudgedPair) -> float:
+    """Return the worst that the interval allows, so that few seeds do not look good by luck."""
+    interval = row.pair.gap.interval
+    assert interval is not None
+    return interval.high if row.pair.arm.metric == "ppl" else -interval.low
 
 
 def _named(titles: Sequence[str], words: Words) -> str:
@@ -384,25 +375,20 @@ def _picture(found: Found, kept: Mapping[ArmKey, _Kept], words: Words) -> list[C
 def _table(found: Found, kept: Mapping[ArmKey, _Kept], words: Words) -> Table:
     sets, body = sets_of(found), []
     for line, by_set in found.items():
-        cells = []
-        for name in sets:
-            there = kept[by_set[name].pair.arm.key] if name in by_set else None
-            cells += [Cell(""), Cell("")] if there is None else [_share_cell(there, words), _worth_cell(there.worth)]
-        body.append((Cell(title_of(line, found, words)), *cells))
-    columns = [words("kept.method")]
-    for name in sets:
-        columns += [name, words("kept.worth_on", set=name)]
-    return Table("kept", words("kept.table"), tuple(columns), tuple(body), frozenset(range(1, len(columns))))
+        there = [kept[by_set[name].pair.arm.key] if name in by_set else None for name in sets]
+        body.append((Cell(title_of(line, found, words)), *(cell for each in there for cell in _kept_cells(each, words))))
+    columns = (words("kept.method"), *(text for name in sets for text in (name, words("kept.worth_on", set=name))))
+    return Table("kept", words("kept.table"), columns, tuple(body), frozenset(range(1, len(columns))))
 
 
-def _share_cell(kept: _Kept, words: Words) -> Cell:
+def _kept_cells(kept: _Kept | None, words: Words) -> tuple[Cell, Cell]:
+    """Return the share that an arm keeps and the worth of attention, both empty where the arm is not there."""
+    if kept is None:
+        return Cell(""), Cell("")
+    worth = Cell("") if kept.worth is None else Cell(interval_text(kept.worth, "ppl"), kept.worth.value)
     if kept.share is None:
-        return Cell(words("kept.undefined"), None, "muted")
-    return Cell(_share_text(kept.share), kept.share.value, "" if kept.is_worth else "muted")
-
-
-def _worth_cell(worth: Interval | None) -> Cell:
-    return Cell("") if worth is None else Cell(interval_text(worth, "ppl"), worth.value)
+        return Cell(words("kept.undefined"), None, "muted"), worth
+    return Cell(_share_text(kept.share), kept.share.value, "" if kept.is_worth else "muted"), worth
 
 
 def _share_text(share: Interval) -> str:

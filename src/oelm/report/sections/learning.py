@@ -73,6 +73,6 @@ def small_chart(
 
 
 def _thinned(rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
-    """Return at most so many rows, evenly spread, the last among them."""
+    """Return at most this many rows, evenly spaced, including the last."""
     every = -(-len(rows) // _MOST_POINTS)
     return list(rows[::-1][::every][::-1]) if every > 1 else list(rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from oelm.report.arms import Arm
 from oelm.report.document import Block, Cell, Section, Table, Text
 from oelm.report.pairs import Findings, Pair, gap_between
@@ -30,7 +28,7 @@ def reported_section(findings: Findings, words: Words) -> Section:
                 Cell(experiment.id),
                 Cell(_reported(figures, words)),
                 Cell(_reported_gap(findings, experiment.id)),
-                Cell("; ".join(_measured(arm) for arm in measured) or words("reported.not_measured"), mark=_muted(measured)),
+                Cell(_measured(measured) or words("reported.not_measured"), mark="" if measured else "muted"),
                 Cell("; ".join(_gap(pair, words) for pair in pairs if pair.seeds)),
                 Cell(source_text(experiment.reported.source, words)),
             )
@@ -45,10 +43,6 @@ def source_text(source: str, words: Words) -> str:
     """Return a source of the package's catalog in the reader's language, and a user's own as it is."""
     keys = {text: key for key, text in templates("en").items() if key.startswith(_SOURCE)}
     return words(keys[source]) if source in keys else source
-
-
-def _muted(measured: list[Arm]) -> Any:
-    return "" if measured else "muted"
 
 
 def _reported(figures: dict[str, float], words: Words) -> str:
@@ -74,9 +68,9 @@ def _reported_gap(findings: Findings, name: str) -> str:
     return ""
 
 
-def _measured(arm: Arm) -> str:
-    which = arm.budget if arm.variant == "default" else f"{arm.budget}, {arm.shown}"
-    return f"{best_text(arm, 'val')} ({which}, n={len(arm.runs)})"
+def _measured(arms: list[Arm]) -> str:
+    which = {arm.key: arm.budget if arm.variant == "default" else f"{arm.budget}, {arm.shown}" for arm in arms}
+    return "; ".join(f"{best_text(arm, 'val')} ({which[arm.key]}, n={len(arm.runs)})" for arm in arms)
 
 
 def _gap(pair: Pair, words: Words) -> str:

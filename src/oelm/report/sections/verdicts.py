@@ -37,12 +37,10 @@ from oelm.text import fixed
 MARKS: dict[str, Mark] = {
     "PASS": "good",
     "FAIL": "bad",
-    "INCONCLUSIVE": "warn",
-    "CONFOUNDED": "warn",
-    "UNFIT_BASELINE": "warn",
+    **dict.fromkeys(("INCONCLUSIVE", "CONFOUNDED", "UNFIT_BASELINE"), "warn"),
 }
 _SMOKE = "smoke"
-# The one reason that arms share.
+# Shown as the level of an interval, in a column.
 _TOGETHER = "many_comparisons"
 # The goal of the earlier study: 1.05 times the baseline's perplexity, five points of accuracy.
 BOUNDS = {"ppl": 1.05, "accuracy": -0.05}
@@ -131,30 +129,24 @@ def _refused(pair: Pair) -> tuple[int, ...]:
 
 
 def _mixed_reasons(pair: Pair) -> list[Reason]:
-    """Tell what the seeds of the arm, or of the baseline, do not share: each value with its seeds."""
+    """Return what the seeds of the arm or the baseline do not share: each value with its seeds."""
     sides: tuple[tuple[ReasonCode, Arm], ...] = (("mixed_arm", pair.arm), ("mixed_baseline", pair.baseline))
     reasons = []
     for code, arm in sides:
-        settings = tuple(f"{name} ({_values_text(by)})" for name, by in arm.mixed.items())
-        reasons += [Reason(code, {"settings": settings})] if settings else []
+        settings = []
+        for name, by in arm.mixed.items():
+            # Of a revision the first digits, and its mark where the files differed from it.
+            values = {f"{value[:8]}{value[40:]}" if len(value) >= 40 else value: own for value, own in by.items()}
+            shown = " / ".join(f"{value}: {', '.join(map(str, own))}" for value, own in values.items())
+            settings.append(f"{name} ({shown})")
+        reasons += [Reason(code, {"settings": tuple(settings)})] if settings else []
     return reasons
-
-
-def _values_text(seeds: Mapping[str, tuple[int, ...]]) -> str:
-    return " / ".join(f"{_short(value)}: {', '.join(map(str, own))}" for value, own in seeds.items())
-
-
-def _short(value: str) -> str:
-    """Return the first digits of a revision, with its mark where the files differed from it; anything else whole."""
-    return f"{value[:8]}{value[40:]}" if len(value) >= 40 else value
 
 
 def mixed_text(verdict: str, pair: Pair, words: Words) -> str:
     """Return a verdict with what the seeds behind it do not share."""
-    what = dict.fromkeys([*pair.arm.mixed, *pair.baseline.mixed])
-    return (
-        words("verdict.mixed", verdict=verdict, what=words.listed(words(f"mixed.{name}") for name in what)) if what else verdict
-    )
+    what = [words(f"mixed.{name}") for name in dict.fromkeys([*pair.arm.mixed, *pair.baseline.mixed])]
+    return words("verdict.mixed", verdict=verdict, what=words.listed(what)) if what else verdict
 
 
 def _all_looks(roots: Sequence[Path]) -> Looks:
@@ -219,64 +211,38 @@ def _examples(pair: Pair) -> Interval | None:
 
 def verdict_section(findings: Findings, judged: list[JudgedPair], words: Words) -> Section:
     """Return the table of verdicts, every arm's figures, and what to know about the runs."""
-    warnings: list[Block] = [Text(text, "warning") for text in (*_remarks(findings, words), *_swept_remarks(findings, words))]
+    warnings: list[Block] = [Text(text, "warning") for text in _remarks(findings, words)]
     figures: list[Block] = [_figures(findings, words)] if any(arm.is_usable for arm in findings.arms) else []
     if not judged:
         blocks: list[Block] = [*warnings, Text(words("verdict.nothing"), "warning"), *figures]
         return Section("verdicts", words("verdict.title"), tuple(blocks))
     table = verdict_table(findings, judged, words)
-    opening = Text(words("sentence.separator").join([_headline(judged, words), _where(judged, words)]))
+    opening = Text(words("sentence.separator").join(_headline(judged, words)))
     notes = [Text(text, "note") for text in _reasons(judged, words)]
     blocks = [opening, table, *warnings, *notes, *_sensitivity(table, words), *figures]
     return Section("verdicts", words("verdict.title"), tuple(blocks))
 
 
-def _swept_remarks(findings: Findings, words: Words) -> list[str]:
-    """Say which seeds are left out of comparisons, for a sweep chose the arm's setting on them."""
-    return [
-        words("remark.swept", arm="/".join(key), seeds=words.listed(seeds)) for key, seeds in sorted(findings.swept.items())
-    ]
-
-
-def _headline(judged: list[JudgedPair], words: Words) -> str:
+def _headline(judged: list[JudgedPair], words: Words) -> list[str]:
+    """Say how many comparisons have which verdict, and on which split they are made."""
     told = []
     for kind in CLASSES:
         verdicts = [row.judgement.verdict for row in judged if row.judgement.is_look and class_of(row.pair) == kind]
         if verdicts:
             counts = {name.lower(): verdicts.count(name) for name in ("PASS", "FAIL", "INCONCLUSIVE")}
             told.append(words("verdict.class", kind=words(f"classes.{kind}"), **counts))
-    if not told:
-        return words("verdict.none", comparisons=len(judged))
     counted = words("verdict.counts", comparisons=len(judged), classes="; ".join(told))
-    others = sum(not row.judgement.is_look for row in judged)
-    return words("sentence.separator").join([counted, words("verdict.others", count=others)] if others else [counted])
+    lines = [counted if told else words("verdict.none", comparisons=len(judged))]
+    if told and (others := sum(not row.judgement.is_look for row in judged)):
+        lines.append(words("verdict.others", count=others))
+    tested = sum(row.pair.split == "test" for row in judged)
+    if 0 < tested < len(judged):
+        return [*lines, words("verdict.on_both", tested=tested, others=len(judged) - tested)]
+    return [*lines, words("verdict.on_test") if tested else words("verdict.on_validation")]
 
 
-def _where(judged: list[JudgedPair], words: Words) -> str:
-    """Say on which split the comparisons are made."""
-    tested = [row for row in judged if row.pair.split == "test"]
-    if not tested:
-        return words("verdict.on_validation")
-    if len(tested) == len(judged):
-        return words("verdict.on_test")
-    return words("verdict.on_both", tested=len(tested), others=len(judged) - len(tested))
-
-
-_COLUMNS = (
-    "arm",
-    "budget",
-    "seeds",
-    "best",
-    "gap",
-    "verdict",
-    "kind",
-    "sensitivity",
-    "method",
-    "on",
-    "interval_level",
-    "data",
-)
-_ON_PAGE = ("method", "data", "gap", "interval_level", "verdict", "kind", "best", "seeds", "budget", "on", "arm")
+_COLUMNS = ("arm", "budget", "seeds", "best", "gap", "verdict", "kind", "sensitivity", "method", "on", "interval_level", "data")
+_ON_PAGE = ("method", "data", "gap", "verdict", "interval_level", "best", "seeds", "budget", "on", "arm")
 # Where all rows agree in these, the page says so elsewhere: in its subtitle, its first paragraph and the caption.
 _MAY_AGREE = {"budget", "on", "interval_level"}
 
@@ -291,7 +257,7 @@ def verdict_table(findings: Findings, judged: list[JudgedPair], words: Words) ->
     return Table("verdicts", words("verdict.caption"), columns, rows, frozenset({2, 3, 4, 7, 10}), on_page)
 
 
-def _sensitivity(table: Table, words: Words) -> list[Block]:
+def _sensitivity(table: Table, words: Words) -> list[Table]:
     """Return the sensitivity analyses of a table of verdicts, next to the gaps."""
     places = [_COLUMNS.index(name) for name in ("method", "data", "gap", "sensitivity", "arm")]
     rows = tuple(tuple(row[place] for place in places) for row in table.rows if row[_COLUMNS.index("sensitivity")].text)
@@ -308,6 +274,7 @@ def _row(findings: Findings, row: JudgedPair, words: Words) -> tuple[Cell, ...]:
     if row.pooled is not None and row.examples is not None:
         other_text = words("verdict.documents", pooled=other_text, documents=interval_text(row.examples, metric))
     is_smoke = pair.arm.budget == _SMOKE
+    level = None if interval is None else interval.level
     verdict = words("verdict.SMOKE") if is_smoke else mixed_text(words(f"verdict.{judgement.verdict}"), pair, words)
     return (
         Cell(f"{label(pair.arm)} / {label(pair.baseline)}"),
@@ -320,7 +287,7 @@ def _row(findings: Findings, row: JudgedPair, words: Words) -> tuple[Cell, ...]:
         Cell(other_text, other.value if other is not None else None),
         Cell(pair_text(pair, findings.catalog, words)),
         Cell(split_text(pair.split, words)),
-        Cell("" if interval is None else level_text(interval.level), interval.level if interval is not None else None),
+        Cell("" if level is None else level_text(level), level),
         Cell(pair.arm.data),
     )
 
@@ -356,39 +323,31 @@ def _figures(findings: Findings, words: Words) -> Table:
     """Return every arm's figures by seed, without points of sweeps; only measured figures are in it."""
     usable = [arm for arm in findings.arms if arm.is_usable]
     arms = findings.unswept(usable) or usable
-    shown: dict[str, list[Cell]] = {"arm": [Cell(label(arm)) for arm in arms], "budget": [Cell(arm.budget) for arm in arms]}
+    shown = {"arm": [Cell(label(arm)) for arm in arms], "budget": [Cell(arm.budget) for arm in arms]}
     splits: tuple[tuple[Split, str, str, str], ...] = (
         ("val", "best", "majority", "seeds"),
         ("test", "test", "test_majority", "test_seeds"),
     )
-    for split, mean, majority, seeds in splits:
-        found = [_by_seed(arm, split) for arm in arms]
-        if split == "val" or any(arm.on(split) for arm in arms):
-            shown |= {mean: [first for first, _ in found], seeds: [second for _, second in found]}
-        # What naming the largest class always comes to: an accuracy says little without it.
-        shares = [_majority(arm, split) for arm in arms]
-        if any(cell.text for cell in shares):
-            shown[majority] = shares
-    ordered = ("arm", "budget", "best", "majority", "seeds", "test", "test_majority", "test_seeds")
-    columns = tuple(words(f"figures.{name}") for name in ordered if name in shown)
-    rows = tuple(zip(*(shown[name] for name in ordered if name in shown), strict=True))
-    figures = {"best", "majority", "test", "test_majority"}
-    numeric = frozenset(number for number, name in enumerate(name for name in ordered if name in shown) if name in figures)
-    return Table("figures", words("figures.caption"), columns, rows, numeric)
+    for split, *names in splits:
+        found = zip(*(_on_split(arm, split) for arm in arms), strict=True)
+        # An empty column, such as that of a test split, promises too much.
+        shown |= {name: list(cells) for name, cells in zip(names, found, strict=True) if any(cell.text for cell in cells)}
+    columns = tuple(words(f"figures.{name}") for name in shown)
+    numeric = frozenset(number for number, cells in enumerate(shown.values()) if any(cell.sort is not None for cell in cells))
+    return Table("figures", words("figures.caption"), columns, tuple(zip(*shown.values(), strict=True)), numeric)
 
 
-def _majority(arm: Arm, split: Split) -> Cell:
-    share = arm.majority(split) if arm.on(split) else None
-    return Cell("" if share is None else f"{100 * share:.2f}%", share)
-
-
-def _by_seed(arm: Arm, split: Split) -> tuple[Cell, Cell]:
-    """Return an arm's mean on a split and each seed's figure, both empty where it was not measured."""
-    found = arm.on(split)
-    if not found:
-        return Cell(""), Cell("")
+def _on_split(arm: Arm, split: Split) -> tuple[Cell, Cell, Cell]:
+    """Return an arm's mean on a split, what naming the largest class always comes to, and each seed's figure."""
+    if not (found := arm.on(split)):
+        return Cell(""), Cell(""), Cell("")
+    share = arm.majority(split)
     seeds = ", ".join(f"{seed}: {_seed_text(arm, value)}" for seed, value in sorted(found.items()))
-    return Cell(best_text(arm, split), arm.mean(split)), Cell(seeds)
+    return (
+        Cell(best_text(arm, split), arm.mean(split)),
+        Cell("" if share is None else f"{100 * share:.2f}%", share),
+        Cell(seeds),
+    )
 
 
 def _seed_text(arm: Arm, value: float) -> str:
@@ -396,12 +355,12 @@ def _seed_text(arm: Arm, value: float) -> str:
 
 
 def _remarks(findings: Findings, words: Words) -> list[str]:
-    """Say what is unfinished, damaged or mixed, arm by arm."""
+    """Return what is unfinished, damaged or mixed, arm by arm."""
     machine = this_machine()
     remarks = [_mixed(arm, arm.refused, words) for arm in findings.arms if arm.refused is not None]
     lonely = findings.without_baseline()
     remarks += [words("remark.alone", arm="/".join(arm.key), baseline="/".join(key)) for arm, key in lonely]
-    remarks += [_some_tested(pair, words) for pair in findings.pairs if pair.split == "val" and _tested(pair)]
+    remarks += [remark for pair in findings.pairs for remark in _some_tested(pair, words)]
     remarks += baseline_remarks(findings, words)
     remarks += [words("remark.damaged", why=machine.stripped(why)) for why in findings.sweeps.damages]
     for arm in findings.arms:
@@ -409,68 +368,55 @@ def _remarks(findings: Findings, words: Words) -> list[str]:
             runs = [run for run in arm.unfinished if run.state == state]
             seeds = words.listed(sorted(run.seed for run in runs))
             told = [words("remark.unfinished", arm="/".join(arm.key), state=words(f"state.{state}"), seeds=seeds)]
-            # What a run or a reader of its files said at the time is a record: quoted, in the language it was said in.
+            # Messages stored in a record are quoted in their own language.
             reasons = dict.fromkeys(run.problem for run in runs if run.problem)
             reasons = reasons or dict.fromkeys([run.message for run in runs if run.message][:1])
             told += [words("remark.recorded", why=machine.stripped(why)) for why in reasons]
             remarks.append(words("sentence.separator").join(told))
+    for key, seeds in sorted(findings.swept.items()):
+        remarks.append(words("remark.swept", arm="/".join(key), seeds=words.listed(seeds)))
     return remarks
 
 
-def _tested(pair: Pair) -> int:
-    return len(pair.arm.on("test")) + len(pair.baseline.on("test"))
-
-
-def _some_tested(pair: Pair, words: Words) -> str:
+def _some_tested(pair: Pair, words: Words) -> list[str]:
+    """Say that a pair is compared on validation though some of its runs have figures on test."""
+    found = len(pair.arm.on("test")) + len(pair.baseline.on("test"))
+    if pair.split == "test" or not found:
+        return []
     names = {"arm": "/".join(pair.arm.key), "baseline": label(pair.baseline)}
-    return words("remark.some_tested", **names, found=_tested(pair), runs=len(pair.arm.runs) + len(pair.baseline.runs))
+    return [words("remark.some_tested", **names, found=found, runs=len(pair.arm.runs) + len(pair.baseline.runs))]
 
 
 def _mixed(arm: Arm, mixture: Mixture, words: Words) -> str:
-    values = {name: _listed(value, words) if isinstance(value, tuple) else value for name, value in mixture.values.items()}
-    values |= {name: _without_home(str(value)) for name, value in values.items() if isinstance(value, Path)}
+    values = {
+        name: _without_home(words.listed(value) if isinstance(value, tuple) else str(value))
+        for name, value in mixture.values.items()
+    }
     return words("remark.mixed", arm="/".join(arm.key), why=words(f"mixture.{mixture.code}", **values))
 
 
 def _reasons(judged: list[JudgedPair], words: Words) -> list[str]:
     rows = [row for row in judged if row.pair.arm.budget != _SMOKE]
-    lines = []
+    # Arms that have the same to say share a note.
+    arms: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         reasons = [words("reason.on_test")] if row.pair.split == "test" else []
         is_ratio = row.pair.arm.metric == "ppl"
         own = [reason for reason in row.judgement.reasons if reason.code != _TOGETHER]
         reasons += [reason_text(reason, words, is_ratio=is_ratio) for reason in own]
-        reasons += _power(row, words)
-        told = words("sentence.separator").join(reasons)
-        lines.append(words("verdict.note", arm=label(row.pair.arm), budget=row.pair.arm.budget, reasons=told))
-    return lines + _together(rows, words)
+        reasons += [] if is_ratio else power_text(row.judgement.interval, row.examples, words)
+        said = words("sentence.separator").join(reasons)
+        arms.setdefault((said, row.pair.arm.budget), []).append(label(row.pair.arm))
+    return [
+        words("verdict.note", arm=words.listed(names), budget=budget, reasons=said) for (said, budget), names in arms.items()
+    ]
 
 
-def _power(row: JudgedPair, words: Words) -> list[str]:
-    """Say which difference of accuracies the comparison could have seen, over seeds and over examples."""
-    if row.pair.arm.metric != "accuracy":
-        return []
-    found = {"seeds": detectable_text(row.judgement.interval), "examples": detectable_text(row.examples)}
+def power_text(over_seeds: Interval | None, over_examples: Interval | None, words: Words) -> list[str]:
+    """Say which difference of accuracies a comparison would detect, over seeds and over examples."""
+    found = {"seeds": detectable_text(over_seeds), "examples": detectable_text(over_examples)}
     told = [words(f"power.{name}", points=points) for name, points in found.items() if points is not None]
     return [words("power.text", differences=words.listed(told), power=f"{100 * POWER:g}%")] if told else []
-
-
-def _together(judged: list[JudgedPair], words: Words) -> list[str]:
-    """Say once of each baseline, not of every arm, that the verdicts against it hold together, and at which level each."""
-    families: dict[ArmKey, list[JudgedPair]] = {}
-    for row in judged:
-        if any(reason.code == _TOGETHER for reason in row.judgement.reasons):
-            families.setdefault(row.pair.baseline.key, []).append(row)
-    lines = []
-    for family in families.values():
-        arms: dict[float, list[str]] = {}
-        for row in sorted(family, key=lambda row: -row.judgement.level):
-            arms.setdefault(row.judgement.level, []).append(label(row.pair.arm))
-        levels = [words("verdict.level", level=level_text(level), arms=words.listed(names)) for level, names in arms.items()]
-        told = words("verdict.together", comparisons=family[0].judgement.comparisons, levels="; ".join(levels))
-        baseline = family[0].pair.baseline
-        lines.append(words("verdict.note", arm=label(baseline), budget=baseline.budget, reasons=told))
-    return lines
 
 
 def reason_text(reason: Reason, words: Words, *, is_ratio: bool) -> str:
@@ -478,7 +424,7 @@ def reason_text(reason: Reason, words: Words, *, is_ratio: bool) -> str:
     values: dict[str, Any] = {}
     for name, value in reason.values.items():
         if isinstance(value, tuple):
-            values[name] = _listed(value, words) or words("list.none")
+            values[name] = _without_home(words.listed(value)) or words("list.none")
         elif name in ("bound", "low", "high", "value"):
             values[name] = f"{fixed(value, 3)}x" if is_ratio else f"{100 * value:+.2f}"
         elif name == "ratio":
@@ -488,10 +434,6 @@ def reason_text(reason: Reason, words: Words, *, is_ratio: bool) -> str:
         else:
             values[name] = value
     return words(f"reason.{reason.code}", **values)
-
-
-def _listed(values: tuple[object, ...], words: Words) -> str:
-    return _without_home(words.listed(values))
 
 
 def _without_home(text: str) -> str:

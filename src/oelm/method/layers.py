@@ -1,22 +1,26 @@
-"""Axis frames: rows that are coordinates, so that a query or key is a slice of the layer's input and needs no product.
+"""Layers that stand in for a linear one whose rows are frozen: a slice of its input, and a small trainable part on top.
 
 H heads  K head_dim  D model_dim  E all heads' rows  R rank
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.errors import MethodError
-from oelm.method.frames import whole
+from oelm.method.frames import axis_rows, sample_gaussian, whole
+from oelm.method.method import Gain, rank_within
+
+if TYPE_CHECKING:
+    from oelm.method.sites import HeadProjection
 
 GAIN, CORRECTION_IN, CORRECTION_OUT = "gain", "correction_in", "correction_out"
 LEARNT = (GAIN, CORRECTION_IN, CORRECTION_OUT)
@@ -27,69 +31,8 @@ _MOST_RUNS = 64
 _IS_COMPACT: ContextVar[bool] = ContextVar("is_compact", default=False)
 
 
-def sample_axes(
-    num_heads: int, num_key_heads: int, head_dim: int, dims: tuple[int, int], *, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Return the coordinates of every query head and of every key head, (H, K) each; `dims` are the widths of the two inputs.
-
-    A query head has its own slice. A key head has the slice of another head, by a drawn shift, and shares no coordinate
-    with the query heads it serves. Where two heads have the same two slices, the coordinates are paired differently.
-    """
-    if head_dim > min(dims):
-        raise MethodError(
-            f"init 'axes': a head has {head_dim} rows, and only {min(dims)} coordinates to choose from; "
-            "lower head_dim, or use init 'gaussian_matched'"
-        )
-    group, num_slices = num_heads // num_key_heads, dims[0] // head_dim
-    queries, keys = list(range(num_heads)), list(range(num_key_heads))
-    if dims[0] != dims[1]:
-        # Two inputs share no coordinate, whatever is chosen.
-        shift = _draw(0, dims[1] // head_dim, generator)
-        queries, keys = [n % num_slices for n in queries], [(n + shift) % (dims[1] // head_dim) for n in keys]
-    elif num_slices == 1:
-        return _rolled(num_heads, num_key_heads, head_dim, dims[0], generator)
-    elif group < num_slices:
-        shift = _draw(group, num_slices, generator)
-        queries, keys = [n % num_slices for n in queries], [(n * group + shift) % num_slices for n in keys]
-    else:
-        # A group's queries leave one slice to their key, and repeat the others.
-        rest = num_slices - 1
-        queries, keys = [(n // group + n % group % rest) % num_slices for n in queries], [(n + rest) % num_slices for n in keys]
-    return _coordinates(queries, keys, head_dim)
-
-
-def _coordinates(queries: list[int], keys: list[int], head_dim: int) -> tuple[Tensor, Tensor]:
-    """Return the coordinates of these slices; where two heads have the same two, the second's queries are rolled by one."""
-    inside_K, group = torch.arange(head_dim), len(queries) // len(keys)
-    earlier: Counter[tuple[int, int]] = Counter()
-    rows: list[Tensor] = []
-    for head, number in enumerate(queries):
-        pair = (number, keys[head // group])
-        rows.append(number * head_dim + (inside_K + earlier[pair]) % head_dim)
-        earlier[pair] += 1
-    return torch.stack(rows), torch.stack([number * head_dim + inside_K for number in keys])
-
-
-def _rolled(num_heads: int, num_key_heads: int, head_dim: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return the first coordinates for every query head, and for keys the same rolled: no coordinate is paired with itself."""
-    if num_key_heads < num_heads or dim == 1:
-        raise MethodError(
-            f"init 'axes': {num_heads} query heads of {head_dim} rows share {num_key_heads} key heads in {dim} dimensions, "
-            "which leaves no separate coordinates to the keys; use init 'orthogonal'"
-        )
-    shift = _draw(0, dim - 1, generator)
-    inside_K = torch.arange(head_dim)
-    keys = [(inside_K + 1 + (shift + head) % (dim - 1)) % dim for head in range(num_key_heads)]
-    return inside_K.expand(num_heads, head_dim), torch.stack(keys)
-
-
-def _draw(first: int, end: int, generator: torch.Generator) -> int:
-    return int(torch.randint(first, end, (), generator=generator))
-
-
-def axis_rows(index_HK: Tensor, dim: int, *, scale: float = 1.0) -> Tensor:
-    """Return the frame that chooses these coordinates, as a dense weight: (H, K, D)."""
-    return F.one_hot(index_HK, dim).float() * scale
+def class_path(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 class Selection(nn.Module):
@@ -339,3 +282,123 @@ def selections(model: nn.Module) -> dict[str, Selection]:
     """Return every selection in the model under its path."""
     found = model.named_modules(remove_duplicate=False)
     return {path: module for path, module in found if isinstance(module, Selection)}
+
+
+# Their output is the input times the weight, plus the bias: to change the weight is to change everything.
+_LINEAR = ("torch.nn.modules.linear.Linear", "transformers.pytorch_utils.Conv1D")
+
+
+class Adjusted(nn.Module):
+    """A linear map into heads with something that learns on top of its frozen weight; `plain` is its class without.
+
+    The weight is adjusted first, by products that are small compared with the map itself, and then used once: training
+    costs as much as with a plain layer, and folding is the same arithmetic.
+    """
+
+    plain: type[nn.Module]
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.linear(x_BTD, *self._adjusted({name: p for name, p in self._parameters.items() if p is not None}))
+
+    def folded(self) -> dict[str, Tensor]:
+        """Return weight and bias including what learnt on top, in the layer's own layout, in float64 on the CPU."""
+        weight_ED, bias_E = self._adjusted(in_float64(self))
+        return {"weight": weight_ED if self.plain is nn.Linear else weight_ED.mT} | ({} if bias_E is None else {"bias": bias_E})
+
+    def _adjusted(self, own: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        weight_ED = own["weight"] if self.plain is nn.Linear else own["weight"].mT
+        return adjusted(weight_ED, own.get("bias"), own)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Its class is made on demand and cannot be found by its name.
+        return _unpickled, (self.plain,), self.__getstate__()
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        unfold_loaded(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+@cache
+def _adjusted_class(plain: type[nn.Module]) -> type[Adjusted]:
+    return type(f"Adjusted{plain.__name__}", (Adjusted, plain), {"plain": plain})
+
+
+def _unpickled(plain: Any) -> Adjusted:
+    kind = _adjusted_class(plain)
+    return kind.__new__(kind)
+
+
+def learnt_on_top(name: str) -> str | None:
+    """Return 'gain' or 'correction' where a parameter of this name is one that we put on top of a frozen projection."""
+    last = name.rpartition(".")[2]
+    return {GAIN: "gain", CORRECTION_IN: "correction", CORRECTION_OUT: "correction"}.get(last)
+
+
+def add_gain(projection: HeadProjection, kind: Gain) -> None:
+    """Give a query projection a learnt gain that starts at the identity: one number per head, or a K x K matrix per head."""
+    if kind == "none":
+        return
+    num_heads, head_dim, _ = projection.shape_HKD
+    if kind == "head":
+        start = torch.ones(num_heads, 1, 1)
+    else:
+        start = torch.eye(head_dim).expand(num_heads, head_dim, head_dim).clone()
+    _register(projection, {GAIN: start})
+
+
+def add_correction(projection: HeadProjection, share: float, generator: torch.Generator) -> None:
+    """Give a projection a learnt correction of low rank that starts at zero (arXiv 2106.09685)."""
+    if share == 0:
+        return
+    num_heads, head_dim, model_dim = projection.shape_HKD
+    rank = correction_rank(projection, share)
+    # Rows of norm one, like those of the frames.
+    into_RD = sample_gaussian(1, rank, model_dim, std=model_dim**-0.5, generator=generator)[0]
+    _register(projection, {CORRECTION_IN: into_RD, CORRECTION_OUT: torch.zeros(num_heads * head_dim, rank)})
+
+
+def correction_rank(projection: HeadProjection, share: float) -> int:
+    """Return the highest rank whose two factors need at most this share of the weight's numbers; it may be 0."""
+    num_heads, head_dim, model_dim = projection.shape_HKD
+    return rank_within(share, num_heads * head_dim, model_dim)
+
+
+def _register(projection: HeadProjection, starts: dict[str, Tensor]) -> None:
+    module, selection = projection.module, projection.selection
+    like = projection.weight if selection is None else selection.like
+    for name, start in starts.items():
+        module.register_parameter(name, nn.Parameter(start.to(like.device, like.dtype)))
+    if selection is None:
+        # Its class, not a wrapper around it: the names of its weights stay, and copies of the model work.
+        plain: Any = _plain_class(module)
+        object.__setattr__(module, "__class__", _adjusted_class(plain))
+
+
+def can_learn_on(projection: HeadProjection) -> bool:
+    """Whether something may learn on top of the projection: it is a linear layer, or will be when its weight is split."""
+    if projection.selection is not None:
+        return True
+    return projection.is_fused or class_path(_plain_class(projection.module)) in _LINEAR
+
+
+def _plain_class(module: nn.Module) -> type[nn.Module]:
+    return module.plain if isinstance(module, Adjusted) else type(module)
+
+
+def learning_modules(model: nn.Module) -> dict[str, Adjusted | Selection]:
+    """Return the modules on top of which something learns, by every path that leads to them."""
+    return {
+        path: module
+        for path, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, Adjusted | Selection) and any(name in LEARNT for name in module._parameters)
+    }
+
+
+def fold_learnt(module: Adjusted) -> None:
+    """Put what learnt on top into weight and bias, in float64, and remove it."""
+    if not module.get_parameter("weight").is_meta:
+        for name, tensor in module.folded().items():
+            module.get_parameter(name).detach().copy_(tensor)
+    for name in LEARNT:
+        module._parameters.pop(name, None)
+    object.__setattr__(module, "__class__", module.plain)

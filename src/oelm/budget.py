@@ -18,7 +18,7 @@ _SMALL_RECIPE: dict[str, Any] = {
     "batch_size": 8,
     "micro_batch_size": 8,
 }
-# paper: the recipe of the earlier study ("Medium-512"), exactly; workstation: about 15 minutes on one core, for models that
+# paper: the recipe of the earlier study ("Medium-512"), exactly; workstation: about 11 minutes on one core, for models that
 # beat a 5-gram; laptop: minutes, to learn the tool; smoke: seconds, a smoke test and never a result.
 _BUDGETS: dict[str, dict[str, Any]] = {
     "paper": {

@@ -8,8 +8,8 @@ from pathlib import Path
 from oelm.data.example_sets import ExampleSet, prepare_examples
 from oelm.data.examples import ExampleSource, file_examples, folder_examples, hub_examples
 from oelm.data.prepare import Limits, corpus_of, prepare_corpus
-from oelm.data.sets import BUILT_IN, CORPORA, TASKS, unknown_set
-from oelm.data.sources import Corpus, file_corpus, folder_corpus
+from oelm.data.public_sets import BUILT_IN, CORPORA, TASKS, unknown_set
+from oelm.data.sources import TABLES, Corpus, file_corpus, folder_corpus
 from oelm.data.tokens import OnProgress, TokenSet, no_progress
 from oelm.errors import ConfigError
 
@@ -21,8 +21,6 @@ class Request:
     name: str | None = None
     folder: Path | None = None
     text: Path | None = None
-    jsonl: Path | None = None
-    parquet: Path | None = None
     column: str = "text"
     examples: Path | None = None
     dev: Path | None = None
@@ -33,11 +31,10 @@ class Request:
     max_length: int | None = None
     max_documents: int | None = None
     max_tokens: int | None = None
-    workers: int | None = None
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        own = {"--text": self.text, "--jsonl": self.jsonl, "--parquet": self.parquet, "--examples": self.examples}
+        own = {"--text": self.text, "--examples": self.examples}
         given = [option for option, value in own.items() if value is not None] + ([self.name] if self.name else [])
         if len(given) != 1:
             found = f" (given: {', '.join(given)})" if given else ""
@@ -45,13 +42,13 @@ class Request:
         unfit: dict[str, object]
         if self.is_task:
             unfit = {"--max-documents": self.max_documents, "--max-tokens": self.max_tokens, "--out": self.out}
-            unfit |= {"--workers": self.workers, **({"--dev": self.dev} if self.name else {})}
+            unfit |= {"--dev": self.dev} if self.name else {}
             # The hub is read at one commit, so its columns and labels are known.
             unfit |= {"--columns": self.columns, "--labels": self.labels} if self.name and not self.folder else {}
         else:
             unfit = {"--dev": self.dev, "--columns": self.columns, "--labels": self.labels, "--max-length": self.max_length}
         unfit |= {} if self.name else {"--from": self.folder}
-        unfit |= {} if self.jsonl or self.parquet or self.column == "text" else {"--column": self.column}
+        unfit |= {} if self._has_columns or self.column == "text" else {"--column": self.column}
         unfit |= {} if self._has_languages or self.language == "en" else {"--language": self.language}
         for option, value in unfit.items():
             if value is not None:
@@ -60,6 +57,10 @@ class Request:
     @property
     def is_task(self) -> bool:
         return self.examples is not None or self.name in TASKS
+
+    @property
+    def _has_columns(self) -> bool:
+        return self.text is not None and (self.text.is_dir() or self.text.suffix.lower() in TABLES)
 
     @property
     def _has_languages(self) -> bool:
@@ -80,15 +81,15 @@ class Request:
             self.corpus(progress),
             tokenizer=self.tokenizer or ("gpt2" if self.name in CORPORA else "bpe:4096"),
             limits=Limits(self.max_documents, self.max_tokens),
-            workers=self.workers,
             out=self.out,
             progress=progress,
         )
 
     def corpus(self, progress: OnProgress = no_progress) -> Corpus:
         """Return the requested corpus."""
-        if self.name is None:
-            return file_corpus(self._own_file(), column=self.column)
+        if self.text is not None:
+            return file_corpus(self.text, column=self.column)
+        assert self.name is not None
         if self.folder is None:
             return corpus_of(self.name, progress)
         if self.name in BUILT_IN:
@@ -96,19 +97,6 @@ class Request:
         if self.name not in CORPORA:
             raise unknown_set(self.name)
         return folder_corpus(CORPORA[self.name], self.folder)
-
-    def _own_file(self) -> Path:
-        for option, path, suffixes in (
-            ("--jsonl", self.jsonl, (".jsonl", ".json")),
-            ("--parquet", self.parquet, (".parquet",)),
-        ):
-            if path is not None:
-                # Training chooses the reader by the suffix.
-                if path.suffix.lower() not in suffixes:
-                    raise ConfigError(f"{option} {path}: the name must end in {suffixes[0]}; rename the file")
-                return path
-        assert self.text is not None
-        return self.text
 
     def example_source(self) -> ExampleSource:
         """Return the requested labelled examples."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from oelm.budget import BUDGETS, budget_settings
 from oelm.config import parse_config
 from oelm.errors import ConfigError
-from oelm.experiments.budget import BUDGETS, budget_settings
 
 
 @pytest.mark.parametrize("budget", BUDGETS)

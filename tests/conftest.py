@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from oelm.budget import budget_settings
 from oelm.config import RunConfig, parse_config, with_overrides
+from oelm.method.method import PRESETS
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.shape import GPTConfig
 from oelm.process import StopFlag
@@ -24,6 +25,15 @@ os.environ.pop("COLUMNS", None)
 pytest_plugins = ("tests.faults.tally",)
 # Words from a small closed list: text made here, so that no test depends on a machine's files.
 WORDS = "the cat sat on a mat and saw two birds near old trees while rain fell over green hills".split()
+# One preset of each kind: by what is held and where it lies, what learns on top, which layers and parts, and until when.
+KINDS = {"baseline", "oelm_freeze", "pretrained_freeze", "rotated", "spectral_flat", "oelm_matrix", "oelm_lowrank_first"}
+KINDS |= {"oelm_axes", "oelm_axes_q_lowrank", "oelm_first_half", "oelm_k_only", "thaw_last_first", "train_then_freeze"}
+assert KINDS <= PRESETS.keys()
+
+
+def one_of_each_kind(presets: Iterable[str]) -> list[Any]:
+    """Return presets as cases of a test that trains whole runs: all but one of each kind are slow."""
+    return [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in presets]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from oelm.cli.app import app
 from oelm.data.prepare import prepare
 from oelm.experiments.catalog import load_catalog
 from oelm.experiments.study import Study
@@ -51,7 +53,7 @@ def test_a_run_whose_reader_leaves_is_saved_and_goes_on(text_file: Path, tmp_pat
     assert process.wait(timeout=60) == 75
     assert "standard output cannot be written" in told and "Traceback" not in told and "Exception" not in told
     check_saved(run, "Broken pipe")
-    assert subprocess.run(training(text_file, run), capture_output=True).returncode == 0
+    assert CliRunner().invoke(app, training(text_file, run)[3:]).exit_code == 0
     assert [row["step"] for row in read_metrics(run / "metrics.jsonl") if "loss" in row] == list(range(1, STEPS + 1))
     tally("R8", "outputs that broke", held=1, of=1)
 

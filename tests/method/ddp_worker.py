@@ -1,11 +1,11 @@
-"""One of two processes that train every tiny model together: `python -m tests.method.ddp_worker RANK FOLDER`."""
+"""Two processes that train tiny models together, forked from the server that has torch loaded."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing as mp
 import os
-import subprocess
-import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,28 +13,27 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.method.tiny_models import ARCHITECTURES, Tiny, loss, tiny_inputs, tiny_model
+import tests.faults.harness  # noqa: F401  what it has the server load is enough here
+from tests.method.tiny_models import BY_NAME, Tiny, loss, tiny_inputs, tiny_model
 
+SERVER = mp.get_context("forkserver")
 # Of each kind one: separate maps, fused ones, grouped keys, ours.
 SLICED = ("bert", "gpt2", "gpt_neox", "llama", "our_gpt")
 
 
-def run_pair(folder: Path, *, cwd: Path) -> list[list[str]]:
-    """Run both processes and return what each one finished; raise with their own words when one failed."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    commands = [[sys.executable, "-m", "tests.method.ddp_worker", str(rank), str(folder)] for rank in (0, 1)]
-    pair = [
-        subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for command in commands
-    ]
+def run_pair(folder: Path, names: Sequence[str]) -> list[list[str]]:
+    """Train on two processes and return what each one finished; a failed one says why on standard error."""
+    pair = [SERVER.Process(target=_trained, args=(rank, folder, names)) for rank in (0, 1)]
+    for process in pair:
+        process.start()
     try:
-        said = [process.communicate(timeout=300) for process in pair]
+        for process in pair:
+            process.join(timeout=300)
+        assert [process.exitcode for process in pair] == [0, 0]
     finally:
         for process in pair:
             process.kill()
-    for process, (_, errors) in zip(pair, said, strict=True):
-        assert process.returncode == 0, errors
-    return [json.loads(out.splitlines()[-1]) for out, _ in said]
+    return [json.loads((folder / f"finished-{rank}.json").read_text()) for rank in (0, 1)]
 
 
 def _train(tiny: Tiny, rank: int, method: str) -> None:
@@ -64,21 +63,16 @@ def _train(tiny: Tiny, rank: int, method: str) -> None:
         assert (parameter.grad is not None) == parameter.requires_grad, f"{tiny.name}: {name}"
 
 
-def main() -> None:
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+def _trained(rank: int, folder: Path, names: Sequence[str]) -> None:
     torch.set_num_threads(1)
     meeting = f"file://{folder / 'meeting'}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, timeout=timedelta(seconds=120))
     finished = []
-    for tiny in ARCHITECTURES:
-        for method in ("oelm_freeze", *(("oelm_axes_lowrank",) if tiny.name in SLICED else ())):
-            _train(tiny, rank, method)
-        finished.append(tiny.name)
+    for name in names:
+        for method in ("oelm_freeze", *(("oelm_axes_lowrank",) if name in SLICED else ())):
+            _train(BY_NAME[name], rank, method)
+        finished.append(name)
     dist.barrier()
-    print(json.dumps(finished), flush=True)
+    (folder / f"finished-{rank}.json").write_text(json.dumps(finished))
     # Not through the interpreter's end: on a busy machine gloo's threads may then outlive what they belong to, and abort.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

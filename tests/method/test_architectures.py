@@ -20,8 +20,8 @@ from oelm.method.audit import assert_unmoved, audit, digest, record_of
 from oelm.method.frames import orthonormality_error
 from oelm.method.method import Method
 from oelm.method.sites import attention_sites
-from tests.method.ddp_worker import run_pair
-from tests.method.tiny_models import ARCHITECTURES, Tiny, loss, outputs, tiny_inputs, tiny_model
+from tests.method.ddp_worker import SLICED, run_pair
+from tests.method.tiny_models import ARCHITECTURES, BY_NAME, Tiny, loss, outputs, tiny_inputs, tiny_model
 
 ROOT = Path(__file__).parents[2]
 FUSED = [tiny for tiny in ARCHITECTURES if tiny.is_fused]
@@ -38,11 +38,16 @@ every = pytest.mark.parametrize("tiny", ARCHITECTURES, ids=lambda tiny: tiny.nam
 # One of each kind: separate maps, the three layouts of a fused one, grouped queries, cross-attention, and ours.
 KINDS = {"bert", "gpt2", "gpt_neox", "torch", "llama", "gpt2_cross", "our_gpt"}
 assert KINDS <= {tiny.name for tiny in ARCHITECTURES}
-# Compiling takes longer than all else here.
-one_of_each_kind = pytest.mark.parametrize(
+# Compiling takes two seconds each: a fused map and ours, and all the others under `make test-all`.
+compiled = pytest.mark.parametrize(
     "tiny",
-    [pytest.param(tiny, id=tiny.name, marks=() if tiny.name in KINDS else pytest.mark.slow) for tiny in ARCHITECTURES],
+    [pytest.param(t, id=t.name, marks=() if t.name in ("gpt2", "our_gpt") else pytest.mark.slow) for t in ARCHITECTURES],
 )
+# One of each kind takes 200 steps; the others take 20, and 200 under `make test-all`.
+TRAININGS = [
+    *(pytest.param((t, 200), id=t.name, marks=() if t.name in KINDS else pytest.mark.slow) for t in ARCHITECTURES),
+    *(pytest.param((t, 20), id=f"{t.name}-20") for t in ARCHITECTURES if t.name not in KINDS),
+]
 every_fused = pytest.mark.parametrize("tiny", FUSED, ids=lambda tiny: tiny.name)
 
 
@@ -166,12 +171,13 @@ def test_a_start_made_of_the_weights_keeps_each_heads_space(tiny: Tiny, preset: 
         assert preset == "spectral_flat" or torch.allclose(new.norm(), old.norm(), rtol=1e-5)
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES, ids=lambda tiny: tiny.name)
+@pytest.fixture(scope="module", params=TRAININGS)
 def trained(request: pytest.FixtureRequest) -> tuple[nn.Module, torch.optim.Optimizer, dict[str, str]]:
-    """A frozen model after 200 steps with decay, its optimizer, and its digests before."""
-    model = frozen(request.param).train()
+    """A frozen model after so many steps with decay, its optimizer, and its digests before."""
+    tiny, steps = request.param
+    model = frozen(tiny).train()
     before = digests(model)
-    return model, train(model, request.param, steps=200), before
+    return model, train(model, tiny, steps=steps), before
 
 
 Trained = tuple[nn.Module, torch.optim.Optimizer, dict[str, str]]
@@ -251,8 +257,9 @@ print(json.dumps(worst))
 """
 
 
-def test_saved_models_read_the_same_without_us(tmp_path: Path) -> None:
-    readable = [tiny for tiny in ARCHITECTURES if not tiny.name.startswith("our")]
+@pytest.mark.parametrize("names", [KINDS, pytest.param(set(BY_NAME), marks=pytest.mark.slow)], ids=["kinds", "all"])
+def test_saved_models_read_the_same_without_us(names: set[str], tmp_path: Path) -> None:
+    readable = [tiny for tiny in ARCHITECTURES if tiny.name in names and not tiny.name.startswith("our")]
     for tiny in readable:
         model, folder = frozen(tiny), tmp_path / tiny.name
         train(model.train(), tiny, steps=2)
@@ -379,7 +386,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(tiny: Tiny) -> None:
     assert_unmoved(model)
 
 
-@one_of_each_kind
+@compiled
 def test_a_compiled_model_gives_the_same_loss_and_gradients(tiny: Tiny) -> None:
     model = frozen(tiny)
     plain = gradients(model, tiny)
@@ -394,6 +401,6 @@ def test_a_compiled_model_gives_the_same_loss_and_gradients(tiny: Tiny) -> None:
     assert_unmoved(model)
 
 
-def test_two_processes_train_every_architecture_alike(tmp_path: Path) -> None:
-    finished = run_pair(tmp_path, cwd=ROOT)
-    assert finished == [[tiny.name for tiny in ARCHITECTURES]] * 2
+@pytest.mark.parametrize("names", [SLICED, pytest.param(tuple(BY_NAME), marks=pytest.mark.slow)], ids=["kinds", "all"])
+def test_two_processes_train_every_architecture_alike(names: tuple[str, ...], tmp_path: Path) -> None:
+    assert run_pair(tmp_path, names) == [list(names)] * 2

@@ -119,9 +119,9 @@ def test_both_languages_have_the_same_keys() -> None:
     assert list(templates("zh")) == list(templates("en"))
 
 
-@pytest.mark.parametrize("key", templates("en"))
-def test_both_languages_have_the_same_places_in_a_sentence(key: str) -> None:
-    assert holes(templates("zh")[key]) == holes(templates("en")[key])
+def test_both_languages_have_the_same_places_in_a_sentence() -> None:
+    both = {key: (holes(template), holes(templates("zh")[key])) for key, template in templates("en").items()}
+    assert {key: (english, chinese) for key, (english, chinese) in both.items() if english != chinese} == {}
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)

@@ -22,6 +22,7 @@ from oelm.models.hub import export_classifier
 from oelm.process import StopFlag
 from oelm.runs.metrics import read_metrics
 from oelm.train.load import LoadedClassifier, load_any
+from tests.conftest import one_of_each_kind
 from tests.models.test_hub import BERT, VOCAB, write_model, write_t5_tokenizer, write_tokenizer
 from tests.train.finetuning import (
     NATS_TOLERANCE,
@@ -120,7 +121,9 @@ def checkpoint_tensors(run: Path, step: int) -> dict[str, Tensor]:
     return load_file(run / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
 
 
-@pytest.mark.parametrize("method", [name for name, preset in PRESETS.items() if not (preset.thaw or preset.freeze_at)])
+@pytest.mark.parametrize(
+    "method", one_of_each_kind(name for name, preset in PRESETS.items() if not (preset.thaw or preset.freeze_at))
+)
 def test_every_preset_trains_everything_but_what_it_freezes(method: str, bert: Path, tables: Path, tmp_path: Path) -> None:
     config = tiny_finetune(bert, tables, method=method, steps=3, save_every=1, keep_checkpoints=9)
     finetune_here(config, tmp_path / "run")
@@ -145,7 +148,7 @@ def test_frozen_parameters_have_no_optimizer_state(bert: Path, tables: Path, tmp
     assert not [name for name in load_file(latest / "optimizer.safetensors") if ".query." in name or ".key." in name]
 
 
-@pytest.mark.parametrize("method", [name for name in PRESETS if name != "baseline"])
+@pytest.mark.parametrize("method", one_of_each_kind(name for name in PRESETS if name != "baseline"))
 def test_every_arm_starts_with_the_baselines_other_weights_and_batches(
     method: str, bert: Path, tables: Path, tmp_path: Path
 ) -> None:

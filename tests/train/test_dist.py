@@ -76,17 +76,15 @@ def ids_alone(config: RunConfig | FinetuneConfig, out: Path) -> list[list[int]]:
     return watch.ids
 
 
-def test_two_and_four_processes_learn_from_the_same_batches_as_one(text_file: Path, tmp_path: Path) -> None:
-    config = wide(text_file)
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_two_and_four_processes_learn_from_the_same_batches_as_one(ranks: int, text_file: Path, tmp_path: Path) -> None:
+    config, run = wide(text_file), tmp_path / "together"
     ids = ids_alone(config, tmp_path / "alone")
-    for ranks in (2, 4):
-        ends = run_forked(config, tmp_path / f"on-{ranks}", ranks)
-        assert [end["ids"] for end in ends] == [ids] * ranks
-        assert_as_alone(tmp_path / f"on-{ranks}", tmp_path / "alone", config)
-        # Seen from outside it is one run, held by one process.
-        assert {path.name for path in (tmp_path / f"on-{ranks}").iterdir()} == {
-            path.name for path in (tmp_path / "alone").iterdir()
-        }
+    ends = run_forked(config, run, ranks)
+    assert [end["ids"] for end in ends] == [ids] * ranks
+    assert_as_alone(run, tmp_path / "alone", config)
+    # Seen from outside it is one run, held by one process.
+    assert {path.name for path in run.iterdir()} == {path.name for path in (tmp_path / "alone").iterdir()}
 
 
 def test_dropout_is_the_same_whichever_process_computes_it(text_file: Path, tmp_path: Path) -> None:

@@ -180,7 +180,13 @@ def evidence(run: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("near", [-1, 0, 1], ids=["before", "exactly at", "after"])
+def cases(values: tuple[int, ...], *, first: int) -> list[Any]:
+    """Pair every method with every value: one that thaws and one that freezes with each, the others quickly with the first."""
+    slow = [(m, v) for m in MOMENTS for v in values if v != first and m not in ("thaw_first_first", "train_then_freeze")]
+    return [pytest.param(m, v, marks=[pytest.mark.slow] * ((m, v) in slow)) for m in MOMENTS for v in values]
+
+
+@pytest.mark.parametrize(("whole", "near"), cases((-1, 0, 1), first=0), indirect=["whole"])
 def test_a_run_stopped_around_every_moment_ends_in_the_same_bits(
     near: int, whole: Whole, text_file: Path, tmp_path: Path
 ) -> None:
@@ -189,7 +195,8 @@ def test_a_run_stopped_around_every_moment_ends_in_the_same_bits(
     assert evidence(disturb(config_of(text_file, method), tmp_path / "run", stop_at=stops)) == evidence(undisturbed)
 
 
-@pytest.mark.parametrize("save_every", [3, 4], ids=["a checkpoint at the moment", "checkpoints between the moments"])
+# With a checkpoint at the moments, and with checkpoints only between them.
+@pytest.mark.parametrize(("whole", "save_every"), cases((3, 4), first=3), indirect=["whole"])
 def test_a_run_killed_around_every_moment_ends_in_the_same_bits(
     save_every: int, whole: Whole, text_file: Path, tmp_path: Path
 ) -> None:
@@ -200,7 +207,14 @@ def test_a_run_killed_around_every_moment_ends_in_the_same_bits(
 
 
 @pytest.mark.parametrize(
-    "method", ["thaw_first_first", "train_then_freeze", "oelm_freeze", "oelm_lowrank", "oelm_lowrank_first"]
+    "method",
+    [
+        "thaw_first_first",
+        "train_then_freeze",
+        "oelm_freeze",
+        pytest.param("oelm_lowrank", marks=pytest.mark.slow),
+        "oelm_lowrank_first",
+    ],
 )
 def test_an_extended_run_keeps_the_plan_of_its_first_length_and_resumes(method: str, text_file: Path, tmp_path: Path) -> None:
     first, longer = (config_of(text_file, method, steps=steps, save_every=1, keep_checkpoints=99) for steps in (8, STEPS))

@@ -28,7 +28,7 @@ from oelm.train.session import build_session
 from oelm.train.task import LanguageModelTask, resolve
 from oelm.train.timing import step_statistics
 from oelm.train.watch import Silence, StepReport
-from tests.conftest import run_here, tiny_config
+from tests.conftest import one_of_each_kind, run_here, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def test_init_from_weights_that_changed_is_refused(text_file: Path, finished: Pa
 LASTING = [name for name, method in PRESETS.items() if method.thaw is None and not method.freeze_at]
 
 
-@pytest.mark.parametrize("method", LASTING)
+@pytest.mark.parametrize("method", one_of_each_kind(LASTING))
 def test_every_preset_trains_and_its_frozen_weights_do_not_move(method: str, text_file: Path, tmp_path: Path) -> None:
     stop = StopFlag()
     stop.request("test")

@@ -20,6 +20,7 @@ import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -150,7 +151,7 @@ def selftest(tell: Callable[[str], None]) -> list[Check]:
             tell(name)
             try:
                 checks.append(Check(name, *promise(root)))
-            except (OelmError, OSError, subprocess.SubprocessError) as problem:
+            except (OelmError, OSError) as problem:
                 checks.append(Check(name, False, str(problem)))
     return checks
 
@@ -169,9 +170,11 @@ def _environment(run: Path) -> dict[str, str]:
 
 def _finish(run: Path, command: list[str]) -> list[float]:
     """Bring a run to its end and return the losses of its steps."""
-    child = subprocess.run(
-        command, env=_environment(run), cwd=run.parent, capture_output=True, text=True, errors="replace", timeout=_LONGEST_S
-    )
+    pipes: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace"}
+    try:
+        child = subprocess.run(command, env=_environment(run), cwd=run.parent, timeout=_LONGEST_S, **pipes)
+    except subprocess.TimeoutExpired:
+        raise OelmError(f"the run did not end within {_LONGEST_S} s") from None
     if child.returncode:
         last = (child.stderr.strip() or child.stdout.strip() or "it printed nothing").splitlines()[-1]
         raise OelmError(f"exit code {child.returncode}: {last}")

@@ -55,6 +55,14 @@ def test_the_table_shows_what_each_run_does_and_the_footer_counts(root: Path) ->
     assert lines[8].startswith("dead: killed; rerun the command that started them")
 
 
+def test_accuracies_have_the_largest_class_below_them(root: Path) -> None:
+    run = record(root, "done", experiment="SST-2-01", best=0.9, metric="accuracy")
+    assert "largest class" not in oelm("status").stdout
+    (run / "timing_stats.json").write_text(json.dumps({"majority_accuracy": 0.509}))
+    record(root, "done", best=33.6, metric="ppl")
+    assert "\nalways naming the largest class: 50.90%\n" in oelm("status").stdout
+
+
 def test_ids_groups_and_budgets_choose(root: Path) -> None:
     for experiment in ("GPT-01", "GPT-02", "SST-2-01"):
         record(root, "done", experiment=experiment)

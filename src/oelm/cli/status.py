@@ -22,7 +22,7 @@ from rich.text import Text
 from oelm.cli.options import OnlyBudget, Out, SomeIds
 from oelm.cli.shell import echo, out, printable, reported, warn
 from oelm.errors import ClusterError, ConfigError, OelmError
-from oelm.runs.layout import SUBMISSIONS
+from oelm.runs.layout import SUBMISSIONS, TIMING
 from oelm.text import column_bands, duration, fixed
 
 if TYPE_CHECKING:
@@ -291,6 +291,7 @@ def _footer(views: Sequence[RunView]) -> Text:
     lines = [f"{len(views)} run{'s' if len(views) > 1 else ''}: {_counted(views)}"]
     there = {view.state for view in views}
     lines += [hint for state, hint in _HINTS.items() if state in there]
+    lines += _largest_class(views)
     failed = [view for view in views if view.state == "failed"]
     for view in failed[:_MAX_MESSAGES]:
         said = one_line(view.status.message) if view.status is not None else ""
@@ -299,6 +300,19 @@ def _footer(views: Sequence[RunView]) -> Text:
     if len(failed) > _MAX_MESSAGES:
         lines.append(f"failed: and {len(failed) - _MAX_MESSAGES} more; `oelm status ID` shows those of one experiment")
     return Text("\n".join(lines + _logs(views)))
+
+
+def _largest_class(views: Sequence[RunView]) -> list[str]:
+    """Return what always naming the largest class comes to on the data of finished classifiers, one run of each arm asked."""
+    from oelm.files import read_json
+
+    done = [view for view in views if view.state == "done" and view.status is not None and view.status.metric == "accuracy"]
+    first = {(view.experiment, view.budget, view.variant): view for view in reversed(done)}
+    shares: set[str] = set()
+    for view in first.values():
+        with contextlib.suppress(OelmError, KeyError, TypeError, ValueError):
+            shares.add(f"{100 * float(read_json(view.path / TIMING)['majority_accuracy']):.2f}%")
+    return [f"always naming the largest class: {' or '.join(sorted(shares))}"] if shares else []
 
 
 def _logs(views: Sequence[RunView]) -> list[str]:

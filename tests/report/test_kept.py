@@ -112,7 +112,7 @@ def test_where_attention_is_worth_little_the_point_is_faint_and_there_is_no_verd
 @pytest.mark.parametrize(
     ("factor", "told"),
     [
-        (1.01, "within the bound on every data set judged: oelm_freeze (pure)"),
+        (1.01, "within the bound on every data set judged: oelm_freeze (pure, +1.0% ["),
         (1.2, "beyond the bound on at least one: oelm_fr"),
     ],
 )

@@ -369,8 +369,8 @@ def _remarks(findings: Findings, words: Words) -> list[str]:
             reasons = reasons or dict.fromkeys([run.message for run in runs if run.message][:1])
             told += [words("remark.recorded", why=machine.stripped(why)) for why in reasons]
             remarks.append(words("sentence.separator").join(told))
-    for key, seeds in sorted(findings.swept.items()):
-        remarks.append(words("remark.swept", arm="/".join(key), seeds=words.listed(seeds)))
+    for key, chosen in sorted(findings.swept.items()):
+        remarks.append(words("remark.swept", arm="/".join(key), seeds=words.listed(chosen)))
     return remarks
 
 

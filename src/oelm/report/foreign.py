@@ -342,8 +342,8 @@ def _forest(row: JudgedStudy, words: Words) -> list[Block]:
     for arm, judgement in row.judgements.items():
         if (gap := judgement.interval) is not None:
             shown = {"text": levelled(gap, kind, words), "verdict": words(f"verdict.{judgement.verdict}")}
-            ends = {"value": gap.value, "low": gap.low, "high": gap.high}
-            points.append({"name": arm, "arm": row.study.name, **ends, **shown})
+            place = {"name": arm, "arm": row.study.name}
+            points.append({**place, "value": gap.value, "low": gap.low, "high": gap.high, **shown})
     if bound is None or not points:
         return []
     spec = forest_by_set(points, [row.study.name], target=target_of(kind, bound, words), title=words(f"forest.{kind}"))
@@ -462,9 +462,9 @@ def verdict(
     words, rows = Words("en"), []
     for name, judged in judge_arms(figures, question, looks={name: (look, ()) for name in figures}).items():
         gap = judged.interval
-        ends = (None, None, None) if gap is None else (gap.value, gap.low, gap.high)
+        mean, low, high = (None, None, None) if gap is None else (gap.value, gap.low, gap.high)
         reasons = (*_reasons(judged, words, is_ratio=question.is_ratio), words("reason.unproven"))
-        rows.append(ArmVerdict(name, judged.verdict, *ends, judged.level, judged.num_seeds, judged.planned, reasons))
+        rows.append(ArmVerdict(name, judged.verdict, mean, low, high, judged.level, judged.num_seeds, judged.planned, reasons))
     return rows
 
 

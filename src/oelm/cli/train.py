@@ -49,7 +49,7 @@ class Order:
 
     def carry_out(self, headline: Callable[[dict[str, Any]], str], stop: StopFlag) -> None:
         """Train one run in this process, or several as a queue with a comparison at its end."""
-        methods = [None] if self.method is None else [name.strip() for name in self.method.split(",")]
+        methods: list[str | None] = [None] if self.method is None else [name.strip() for name in self.method.split(",")]
         if self.shared.seeds is not None or len(methods) > 1:
             self._train_all(methods, stop)
             return

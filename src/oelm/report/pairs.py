@@ -263,8 +263,15 @@ def _own_experiment(arm: Arm) -> Experiment | None:
     is_gpt = arm.metric == "ppl"
     bound = Criterion(ppl_ratio_at_most=1.05) if is_gpt else Criterion(accuracy_loss_at_most=0.05)
     kind: Literal["language_model", "classifier"] = "language_model" if is_gpt else "classifier"
-    named = {"id": arm.experiment, "baseline": arm.experiment, "data": arm.data, "where": f"oelm {arm.experiment}"}
-    return Experiment(**named, kind=kind, method=_own_method(arm), criterion=bound)
+    return Experiment(
+        id=arm.experiment,
+        baseline=arm.experiment,
+        kind=kind,
+        data=arm.data,
+        method=_own_method(arm),
+        criterion=bound,
+        where=f"oelm {arm.experiment}",
+    )
 
 
 def _own_method(arm: Arm) -> str:

@@ -79,10 +79,10 @@ class OelmGPTForCausalLM(PreTrainedModel, GenerationMixin):
             raise OelmError("padding on the left moves a text from its positions: pad on the right, or give one text at a time")
         logits_BTV = F.linear(self.gpt(input_ids), self.gpt.head_VD)
         loss = None if labels is None else self.loss_function(logits_BTV, labels, vocab_size=self.config.vocab_size)
-        output = CausalLMOutput(loss=loss, logits=logits_BTV)
+        output = CausalLMOutput(loss=loss, logits=logits_BTV)  # type: ignore[arg-type]
         return output.to_tuple() if return_dict is False else output
 
-    def prepare_inputs_for_generation(
+    def prepare_inputs_for_generation(  # type: ignore[override]
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any
     ) -> dict[str, Tensor | None]:
         """Return the whole text: a cache that `generate` may offer is left empty."""
@@ -91,8 +91,8 @@ class OelmGPTForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Embedding:
         return self.gpt.token_embedding
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.gpt.token_embedding = value
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.gpt.token_embedding = value  # type: ignore[assignment]
 
     def get_output_embeddings(self) -> None:
         """Return nothing: the head is the token embedding itself."""

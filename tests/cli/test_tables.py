@@ -29,7 +29,7 @@ class Printed(NamedTuple):
     """A table as a command gave it, and as it was printed."""
 
     headings: Sequence[str]
-    rows: list[Sequence[str]]
+    rows: Sequence[Sequence[str]]
     shown: str
 
 

@@ -115,7 +115,7 @@ def test_attention_by_blocks_is_causal_attention(length: int) -> None:
         [torch.randn(2, 3, length, 8, generator=generator.manual_seed(i)).requires_grad_() for i in range(3)] for _ in range(2)
     )
     mixed = attend_by_blocks(*blocks, dropout=0.0)
-    expected = torch.nn.functional.scaled_dot_product_attention(*whole, is_causal=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(whole[0], whole[1], whole[2], is_causal=True)
     # Sums of at most 300 products of numbers of size one, in another order.
     torch.testing.assert_close(mixed, expected, atol=1e-5, rtol=1e-5)
     mixed.square().sum().backward()

@@ -66,9 +66,9 @@ def test_keeping_the_row_space_helps_and_orthogonality_does_not() -> None:
     assert all(low < 0 < high for low, high in (ends(found[arm]) for arm in ("gaussian_matched", "oelm_random")))
 
 
-def study_ppls(arm: str) -> dict[int, float]:
+def study_ppls(arm: str, data: str) -> dict[int, float]:
     """Return the perplexities of an arm of the study by seed, from its records alone."""
-    runs = (ROOT / "results" / "study").glob(f"{arm}.tinystories/workstation/*/seed-*/timing_stats.json")
+    runs = (ROOT / "results" / "study").glob(f"{arm}.{data}/workstation/*/seed-*/timing_stats.json")
     return {int(run.parent.name[5:]): json.loads(run.read_text(encoding="utf-8"))["best_ppl"] for run in runs}
 
 
@@ -80,25 +80,34 @@ def test_the_twenty_lines_of_the_study_recompute_its_headline(monkeypatch: pytes
     with contextlib.redirect_stdout(printed):
         exec(compile(code, "study.md", "exec"), {})
     _, *found = rows("docs/study.md", "python studies/headline.py")
-    arm = next(row for row in found if row[0].startswith("queries are slices"))
+    arm = next(row for row in found if row[0].startswith("only keys learn"))
     gap, share = printed.getvalue().splitlines()
-    assert gap.startswith(arm[3]) and share == f"share kept {arm[4].split()[0]}"
+    kept = next(
+        row for row in rows("docs/study.md", "oelm report --out results/study --table kept") if row[0].startswith("oelm_axes_q")
+    )
+    assert gap.startswith(arm[1]) and share == f"share kept {kept[1].split()[0]}"
 
 
 def test_the_study_says_what_its_records_say() -> None:
-    base, arm = study_ppls("conv-learn"), study_ppls("conv-slices-q")
-    page = (ROOT / "docs/study.md").read_text(encoding="utf-8")
+    page, readme = (" ".join((ROOT / name).read_text(encoding="utf-8").split()) for name in ("docs/study.md", "README.md"))
     _, *found = rows("docs/study.md", "python studies/headline.py")
-    whole, sliced = (next(row for row in found if row[0].startswith(start)) for start in ("all of it", "queries are slices"))
-    low, high = ends(sliced[3])
-    assert f"the perplexity is about {value(sliced[3]):.0f}% higher" in page and 0 < low < high < 5
-    stored = [int(row[5].replace(",", "")) for row in (whole, sliced)]
-    assert f"stores {100 * (1 - stored[1] / stored[0]):.0f}% fewer parameters" in page
-    faster = [100 * (float(end) - 1) for end in re.findall(r"\d\.\d+", sliced[6])[1:]]
-    assert f"about {faster[0]:.0f}% to {faster[1]:.0f}% faster" in page and faster[0] > 0
-    count = {3: "three", 5: "five"}[len(base)]
-    assert base.keys() == arm.keys() and f"**{count} seeds**" in page
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"perplexity is about {value(sliced[3]):.0f}% higher" in readme and f"on {count} seeds" in readme
-    assert f"stores {100 * (1 - stored[1] / stored[0]):.0f}% fewer parameters" in readme
-    assert f"training step is about {faster[0]:.0f}% to {faster[1]:.0f}% faster" in readme
+    whole, sliced = (next(row for row in found if row[0].startswith(start)) for start in ("both learn", "only keys learn"))
+    gaps_of = sliced[1:-3]
+    assert len(gaps_of) == 2 and "**two corpora**" in page and "two texts" in readme and sliced[-1] == "yes"
+    for gap in gaps_of:
+        low, high = ends(gap)
+        assert 0 < low < high < 5
+        assert (
+            f"perplexity is about {value(gap):.0f}% higher" in page
+            and f"perplexity is about {value(gap):.0f}% higher" in readme
+        )
+    stored = [int(row[-3].replace(",", "")) for row in (whole, sliced)]
+    faster = [100 * (float(end) - 1) for end in re.findall(r"\d\.\d+", sliced[-2])[1:]]
+    assert faster[0] > 0
+    for text in (page, readme):
+        assert f"stores {100 * (1 - stored[1] / stored[0]):.0f}% fewer parameters" in text
+        assert f"training step is about {faster[0]:.0f}% to {faster[1]:.0f}% faster" in text
+    for data in ("tinystories", "stdlib"):
+        base, arm = study_ppls("conv-learn", data), study_ppls("conv-slices-q", data)
+        assert base.keys() == arm.keys() == {*range(5)}
+    assert "**five seeds**" in page and "five seeds" in readme

@@ -89,7 +89,8 @@ def test_a_missing_file_is_refused_naming_it(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("content", ["", "{", "[1, NaN]", "\0"])
 def test_a_record_that_is_not_json_is_refused(content: str, folder: Path) -> None:
     (folder / "meta.json").write_text(content)
-    assert f"{folder / 'meta.json'}: cannot be read as JSON" in refusal_of(folder)
+    refusal = refusal_of(folder)
+    assert refusal.startswith(f"{folder / 'meta.json'}: content: ") and "restore the files" in refusal
 
 
 def test_a_missing_record_is_refused(folder: Path) -> None:

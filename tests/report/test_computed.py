@@ -136,7 +136,8 @@ def test_a_quick_look_tells_the_device(tmp_path: Path) -> None:
     first, second = (write_arm(tmp_path, name, [30.0], seeds=[0])[0] for name in ("A", "B"))
     computed([second], GPU)
     assert compare_runs([first, second])[1] == [
-        f"{second} differs from {first} in device (cpu / cuda); precision (float32 / bf16)"
+        f"{second} differs from {first} in device (cpu / cuda); precision (float32 / bf16)",
+        "one seed: no interval, so chance may explain the gap; train more seeds",
     ]
     computed(write_arm(tmp_path, "B", [30.0], seeds=[1]), CPU)
     with pytest.raises(ConfigError, match=r"seed-0 and seed-1 differ in device \(cuda / cpu\)"):

@@ -14,13 +14,13 @@ demo: setup  ## train four small GPTs and compare them (about 5 minutes on 2 cor
 CORES = import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 WORKERS = $(shell n=$$($(BIN)/python -c '$(CORES)'); echo $$((n < 8 ? n + 1 : 8)))
 
-# Runs wait for the disk at every save: where there is one in memory, with room, it is used.
+# Kills and races do not need a slow disk: where there is one in memory, with room, it is used.
 SHM := $(shell test "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 {print $$4}')" -gt 4000000 2>/dev/null && echo /dev/shm)
 # Bytecode is kept whatever the environment says: without it, every worker and every child process compiles all anew.
 test test-all test-faults: export PYTHONDONTWRITEBYTECODE =
 
 test: setup  ## every test but the slow ones
-	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
 
 test-all: setup  ## every test
 	@$(BIN)/pytest

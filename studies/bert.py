@@ -4,7 +4,6 @@
     python studies/bert.py --model FOLDER --from FOLDER seeds      # every arm at its best rate
     python studies/bert.py table                                   # the table, from the records under results/
     python studies/bert.py pairs                                   # arms against each other
-    python studies/bert.py hint                                    # the one run of two arms on MNLI
 
 Of SST-2, or of another task with `--task`; the records are under results/bert-TASK. Each run is `oelm finetune` in a process
 of its own; repeating a command skips what is done and goes on where it stopped. A record of another task, model, number of
@@ -191,16 +190,7 @@ def print_pairs(options: argparse.Namespace) -> None:
         print(f"| `{arm}` | `{other}` | {count} | {gap} |")
 
 
-def print_hint(options: argparse.Namespace) -> None:
-    """Print the accuracies of single runs on another task, as Markdown."""
-    print("| arm | MNLI dev-matched | XNLI English dev |\n|---|---|---|")
-    for path in sorted((options.results.parent / "bert-mnli").glob("*.json")):
-        row = json.loads(path.read_text())
-        cells = (f"{100 * row[name]:.1f}%" for name in ("mnli_dev_matched_accuracy", "xnli_en_dev_accuracy"))
-        print(f"| `{row['arm']}` | {' | '.join(cells)} |")
-
-
-PRINTED = {"table": print_table, "pairs": print_pairs, "hint": print_hint}
+PRINTED = {"table": print_table, "pairs": print_pairs}
 
 
 def main() -> None:

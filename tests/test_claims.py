@@ -82,10 +82,9 @@ def test_the_twenty_lines_of_the_study_recompute_its_headline(monkeypatch: pytes
     _, *found = rows("docs/study.md", "python studies/headline.py")
     arm = next(row for row in found if row[0].startswith("only keys learn"))
     gap, share = printed.getvalue().splitlines()
-    kept = next(
-        row for row in rows("docs/study.md", "oelm report --out results/study --table kept") if row[0].startswith("oelm_axes_q")
-    )
-    assert gap.startswith(arm[1]) and share == f"share kept {kept[1].split()[0]}"
+    head, *kept = rows("docs/study.md", "oelm report --out results/study --table kept")
+    share_of = next(row for row in kept if row[0].startswith("oelm_axes_q"))[head.index("tinystories")]
+    assert gap.startswith(arm[1]) and share == f"share kept {share_of.split()[0]}"
 
 
 def test_the_study_says_what_its_records_say() -> None:

@@ -25,7 +25,7 @@ HEADS = {
         "training speed [95%]",
         "perplexity within +5%?",
     ),
-    "zh": ("Q、K（查询和键）", "{text}的困惑度 [95%]", "参数", "训练速度 [95%]", "困惑度在 +5% 以内？"),
+    "zh": ("Q、K（查询和键）", "{text} 的困惑度 [95%]", "参数", "训练速度 [95%]", "困惑度在 +5% 以内？"),
 }
 TEXTS: dict[str, dict[str, str]] = {
     "en": {

@@ -116,7 +116,7 @@ MUTATIONS = {
     "another option": ("code", r" --budget ", " --budgets "),
     "a command's comment lost": ("code", r"^(oelm \w+) +# [^\n]*", r"\1"),
     "another line of Python": ("code", r"^import oelm$", "import oelm as o"),
-    "a comment in Python translated": ("code", r"  # by [^\n]*", "  # 按 sha256"),
+    "a comment in Python translated": ("code", r"  # after training[^\n]*", "  # 训练之后"),
     "a character of the output": ("code", r"frozen: 0 ", "frozen: 1 "),
     "a block lost": ("code", r"^```\n.*?^```\n", ""),
     "a block's language lost": ("code", r"^```python$", "```"),
@@ -134,9 +134,9 @@ MUTATIONS = {
     "another unit": ("figures", r"(\d)M ", r"\g<1>MB "),
     "full-width digits": ("figures", r"95%", "\uff19\uff15%"),
     "another name": ("names", r"`torch\.nn\.", "`torch.mm."),
-    "a row lost": ("tables", r"^\| 查询[^\n]*\n", ""),
-    "a column lost": ("tables", r"^(\| 查询[^|\n]*\|)[^|\n]*\|", r"\1"),
-    "two rows exchanged": ("tables", r"^(\| 全部[^\n]*\n)(\| [^\n]*\n)", r"\2\1"),
+    "a row lost": ("tables", r"^\| 只有键[^\n]*\n", ""),
+    "a column lost": ("tables", r"^(\| 只有键[^|\n]*\|)[^|\n]*\|", r"\1"),
+    "two rows exchanged": ("tables", r"^(\| 两者都学习[^\n]*\n)(\| [^\n]*\n)", r"\2\1"),
     "a paragraph lost": ("paragraphs", r"^(?=[\u4e00-\u9fff])[^\n]*\n\n", ""),
 }
 

@@ -80,7 +80,7 @@ def test_the_twenty_lines_of_the_study_recompute_its_headline(monkeypatch: pytes
     with contextlib.redirect_stdout(printed):
         exec(compile(code, "study.md", "exec"), {})
     _, *found = rows("docs/study.md", "python studies/headline.py")
-    arm = next(row for row in found if row[0].startswith("only keys learn"))
+    arm = next(row for row in found if row[0].startswith("queries are slices"))
     gap, share = printed.getvalue().splitlines()
     head, *kept = rows("docs/study.md", "oelm report --out results/study --table kept")
     share_of = next(row for row in kept if row[0].startswith("oelm_axes_q"))[head.index("tinystories")]
@@ -90,7 +90,7 @@ def test_the_twenty_lines_of_the_study_recompute_its_headline(monkeypatch: pytes
 def test_the_study_says_what_its_records_say() -> None:
     page, readme = (" ".join((ROOT / name).read_text(encoding="utf-8").split()) for name in ("docs/study.md", "README.md"))
     _, *found = rows("docs/study.md", "python studies/headline.py")
-    whole, sliced = (next(row for row in found if row[0].startswith(start)) for start in ("both learn", "only keys learn"))
+    whole, sliced = (next(row for row in found if row[0].startswith(start)) for start in ("both learn", "queries are slices"))
     gaps_of = sliced[1:-3]
     assert len(gaps_of) == 2 and "**two corpora**" in page and "two texts" in readme
     assert all(0 < low < high < 5 for low, high in map(ends, gaps_of))

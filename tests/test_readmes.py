@@ -134,8 +134,8 @@ MUTATIONS = {
     "another unit": ("figures", r"(\d)M ", r"\g<1>MB "),
     "full-width digits": ("figures", r"95%", "\uff19\uff15%"),
     "another name": ("names", r"`torch\.nn\.", "`torch.mm."),
-    "a row lost": ("tables", r"^\| 只有键[^\n]*\n", ""),
-    "a column lost": ("tables", r"^(\| 只有键[^|\n]*\|)[^|\n]*\|", r"\1"),
+    "a row lost": ("tables", r"^\| 查询是[^\n]*\n", ""),
+    "a column lost": ("tables", r"^(\| 查询是[^|\n]*\|)[^|\n]*\|", r"\1"),
     "two rows exchanged": ("tables", r"^(\| 两者都学习[^\n]*\n)(\| [^\n]*\n)", r"\2\1"),
     "a paragraph lost": ("paragraphs", r"^(?=[\u4e00-\u9fff])[^\n]*\n\n", ""),
 }

@@ -40,6 +40,15 @@ def test_arms_of_one_method_stand_in_rows_of_their_own(plain: Path) -> None:
     assert [row["method"] for row in rows(english(plain), "verdicts")] == ["thin", *found]
 
 
+def test_a_control_on_two_data_sets_is_one_row_called_by_what_it_is(tmp_path: Path) -> None:
+    for data in ("tinystories", "stdlib"):
+        write_behind(tmp_path, "GPT-01", f"conv-learn.{data}", data=data)
+        write_behind(tmp_path, "GPT-01-thin", f"conv-thin.{data}", data=data)
+    (row,) = rows(english(tmp_path), "classes")
+    assert row["method"] == f"thin {BEHIND}"
+    assert all(row[data] for data in ("tinystories", "stdlib"))
+
+
 @pytest.mark.parametrize("missing", ["GPT-02", "GPT-09"])
 def test_across_data_sets_no_architecture_takes_the_other_s_row(plain: Path, missing: str) -> None:
     write_class(plain, "GPT-01", name="GPT-08", data="stdlib")

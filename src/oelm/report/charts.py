@@ -7,7 +7,7 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ Rows = Sequence[dict[str, Any]]
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-left", "triangle-right")
 # A picture that opens a report shows whole in a window of 700 pixels, axis and legend included.
 _MOST_HEIGHT = 520
+# Of a label, in pixels.
+_LINE_HEIGHT = 14
 
 
 def curves(rows: Rows, arms: Sequence[str], *, x: str, y: str, points: bool = True) -> dict[str, Any]:
@@ -57,14 +59,30 @@ class Target(NamedTuple):
     nothing: float = 1.0
 
 
-def forest_by_set(rows: Rows, sets: Sequence[str], *, target: Target, title: str, faint: str = "") -> dict[str, Any]:
+def forest_by_set(
+    rows: Rows,
+    sets: Sequence[str],
+    *,
+    target: Target,
+    title: str,
+    labels: Mapping[str, Sequence[str]] | None = None,
+    faint: str = "",
+) -> dict[str, Any]:
     """Return, for each name, a point with its interval on every data set. Rows have name, arm (the set), value, low, high.
 
-    `faint` names a field of the rows: where that is false, the row is drawn faintly.
+    `labels` has the lines of a name's label, where that is not the name. `faint` names a field of the rows: where that is
+    false, the row is drawn faintly.
     """
     order = list(dict.fromkeys(row["name"] for row in rows))
+    shown = [(labels or {}).get(name, (name,)) for name in order]
+    most_lines = max(map(len, shown))
+    axis: dict[str, Any] = {"labelLimit": 320, "grid": True}
+    if most_lines > 1:
+        # Vega puts the first line in the middle of the row; blank lines above put the middle line of every label there.
+        lines = {name: [*[""] * ((most_lines - len(own)) // 2), *own] for name, own in zip(order, shown, strict=True)}
+        axis |= {"labelExpr": f"{json.dumps(lines)}[datum.label]", "labelOffset": -_LINE_HEIGHT * (most_lines - 1) / 2}
     shared: dict[str, Any] = {
-        "y": {"field": "name", "type": "nominal", "sort": order, "title": None, "axis": {"labelLimit": 320, "grid": True}},
+        "y": {"field": "name", "type": "nominal", "sort": order, "title": None, "axis": axis},
         "yOffset": {"field": "arm", "sort": list(sets)},
         # Names of data sets are short: a row holds four, and what the last of them measures, by whatever font, moves nothing.
         "color": _colour(sets, columns=4),
@@ -83,7 +101,7 @@ def forest_by_set(rows: Rows, sets: Sequence[str], *, target: Target, title: str
         "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
         "encoding": {**shared, "shape": shape, "x": _axis("value", title, zero=False) | ticks},
     }
-    height = min(_MOST_HEIGHT, len(order) * (12 * len(sets) + 16))
+    height = min(_MOST_HEIGHT, len(order) * max(12 * len(sets) + 16, _LINE_HEIGHT * most_lines + 6))
     return _chart(rows, {"layer": [*_lines(rows, target), interval, point]}, height=height)
 
 

@@ -23,6 +23,10 @@ class Words:
     def __call__(self, key: str, **values: Any) -> str:
         return self._templates[key].format(**values)
 
+    def optional(self, key: str) -> str:
+        """Return a text without places, or nothing where there is none."""
+        return self._templates.get(key, "")
+
     def listed(self, parts: Iterable[object]) -> str:
         """Return the parts one after another, as the language separates them."""
         return self("list.separator").join(str(part) for part in parts)

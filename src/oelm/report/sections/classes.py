@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from oelm.report.pairs import (
     learning_in_qk,
     on_architecture,
     pair_text,
+    plain_text,
 )
 from oelm.report.sections.baselines import LEAST_WORTH, floors, worth_of
 from oelm.report.sections.verdicts import BOUNDS, JudgedPair, bound_of, decided_by, target_of, told_bound
@@ -32,12 +34,13 @@ _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn"
 
 
 class Line(NamedTuple):
-    """One row: a method at one size. `place` is its class's; the counts are of what learns in Q and K."""
+    """One row: a method at one size. `place` is its class's; the counts are of what learns in Q and K; `called` is plain words."""
 
     place: int
     name: str
     learns: int
     whole: int
+    called: str
 
 
 # Of every line, its comparisons by data set.
@@ -67,9 +70,8 @@ def lines_of(findings: Findings, rows: Sequence[JudgedPair], words: Words) -> Fo
     for row in rows:
         arm, baseline = row.pair.arm, row.pair.baseline
         counts = (learning_in_qk(arm) or 0, learning_in_qk(baseline) or 0)
-        line = found.setdefault(
-            Line(CLASSES.index(class_of(row.pair)), pair_text(row.pair, findings.catalog, words), *counts), {}
-        )
+        text, called = (told(row.pair, findings.catalog, words) for told in (pair_text, plain_text))
+        line = found.setdefault(Line(CLASSES.index(class_of(row.pair)), text, *counts, called), {})
         name = names[row.pair.arm.key]
         # Two arms of one method on one data set: distinguished by their own names, so that neither replaces the other.
         line[f"{name} ({label(arm)})" if name in line else name] = row
@@ -87,9 +89,26 @@ def sets_of(found: Found) -> list[str]:
 
 def title_of(line: Line, found: Found, words: Words, more: str = "") -> str:
     """Return a line's name with its class, with its size where the method has several, and with more in the brackets."""
+    return f"{line.name}{_size(line, found)} ({words(f'classes.{CLASSES[line.place]}')}{more})"
+
+
+def _size(line: Line, found: Found) -> str:
     sizes = {other.whole for other in found if other[:2] == line[:2]}
-    size = f", {line.learns:,}" if len(sizes) > 1 else ""
-    return f"{line.name}{size} ({words(f'classes.{CLASSES[line.place]}')}{more})"
+    return f", {line.learns:,}" if len(sizes) > 1 else ""
+
+
+def _plain_title(line: Line, found: Found, words: Words, more: str = "") -> str:
+    """Return a line's name for a sentence: what it means, if there are words for it, before what it is called."""
+    return f"{line.called} ({line.name}{_size(line, found)}{more})" if line.called else title_of(line, found, words, more)
+
+
+def _labels(found: Found, words: Words) -> dict[str, tuple[str, ...]]:
+    """Return, by their titles, the lines that a picture's labels show: plain words, then the name."""
+    return {
+        title_of(line, found, words): (*re.split("; |；", line.called), f"{line.name}{_size(line, found)}")
+        for line in found
+        if line.called
+    }
 
 
 def gap_charts(findings: Findings, judged: Sequence[JudgedPair], words: Words) -> list[Chart]:
@@ -102,7 +121,7 @@ def gap_charts(findings: Findings, judged: Sequence[JudgedPair], words: Words) -
         drawn = [point for point in points if point is not None]
         if drawn:
             target, title = target_of(metric, bound, words), words(f"forest.{metric}")
-            spec = forest_by_set(drawn, sets_of(found), target=target, title=title)
+            spec = forest_by_set(drawn, sets_of(found), target=target, title=title, labels=_labels(found, words))
             alt = words("forest.alt", arms=words.listed(dict.fromkeys(point["name"] for point in drawn)))
             name = "classes" if metric == "ppl" else "accuracies"
             name = name if bound == BOUNDS[metric] else f"{name}-{told_bound(metric, bound):g}"
@@ -307,7 +326,7 @@ def _sentence(found: Found, words: Words) -> str:
             worst = max(looks, key=lambda name: _at_worst(looks[name]))
             at = {"gap": decided_by(looks[worst], words).text, "set": worst}
             more = words("answer.worst", **at) if len(looks) > 1 else words("answer.at", **at)
-            groups[name].append(title_of(line, found, words, more))
+            groups[name].append(_plain_title(line, found, words, more))
     parts = [words(f"answer.{name}", arms=_named(titles, words)) for name, titles in groups.items() if titles]
     if parts:
         return words("answer.judged", parts="; ".join(parts))
@@ -319,7 +338,7 @@ def _sentence(found: Found, words: Words) -> str:
     if not measured:
         return words("verdict.none", comparisons=sum(map(len, found.values())))
     line, name, row = min(measured, key=lambda each: _at_worst(each[2]))
-    return words("answer.early", arm=title_of(line, found, words), gap=row.pair.gap.text, set=name)
+    return words("answer.early", arm=_plain_title(line, found, words), gap=row.pair.gap.text, set=name)
 
 
 def _at_worst(row: JudgedPair) -> float:
@@ -368,7 +387,8 @@ def _picture(found: Found, kept: Mapping[ArmKey, _Kept], words: Words) -> list[C
     if not points:
         return []
     target = Target(1.0, words("kept.all"), words("kept.all"), words("kept.none"), nothing=0.0)
-    spec = forest_by_set(points, sets_of(found), target=target, title=words("kept.axis"), faint="is_worth")
+    axis, labels = words("kept.axis"), _labels(found, words)
+    spec = forest_by_set(points, sets_of(found), target=target, title=axis, labels=labels, faint="is_worth")
     alt = words("forest.alt", arms=words.listed(dict.fromkeys(point["name"] for point in points)))
     return [Chart("kept", words("kept.caption", least=100 * (LEAST_WORTH - 1)), spec, alt)]
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 PAGE = Path("watch.html")
 # Updates take at most this share of one core, however many runs there are. Threads of a step wait for the slowest, so a run on
-# all cores may lose as much: less than 1%.
-SHARE = 0.008
+# all cores loses more than that: 1.25 times as much by benchmarks/watching.py, 1.8 times by the upper end of its interval.
+SHARE = 0.005
 _POLL_S = 0.2
 
 

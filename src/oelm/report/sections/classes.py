@@ -34,7 +34,7 @@ _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn"
 
 
 class Line(NamedTuple):
-    """One row: a method at one size. `place` is its class's; the counts are of what learns in Q and K; `called` is plain words."""
+    """A row: a method at one size. `place` is its class's; the counts are of what learns in Q and K; `called`: plain words."""
 
     place: int
     name: str

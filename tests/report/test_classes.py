@@ -172,7 +172,7 @@ def test_one_picture_is_printed_alone_as_svg(study: Path) -> None:
     said = CliRunner().invoke(app, ["report", "--out", str(study), "--picture", "classes"])
     assert said.exit_code == 0
     texts = [tuple(element.itertext()) for element in ElementTree.fromstring(said.output).iter(f"{SVG}text")]
-    plain = {("both are frozen at random", "oelm_freeze"), ("both learn, an eighth as wide", "thin")}
+    plain = {("both frozen at random", "oelm_freeze"), ("both learn, an eighth as wide", "thin")}
     assert {*plain, ("tinystories",)} <= {tuple(line.strip() for line in text if line.strip()) for text in texts}
     assert (study / "looks.json").exists()
 

@@ -112,8 +112,8 @@ def test_where_attention_is_worth_little_the_point_is_faint_and_there_is_no_verd
 @pytest.mark.parametrize(
     ("factor", "told"),
     [
-        (1.01, "within the bound on every data set judged: both are frozen at random (oelm_freeze, +1.0% ["),
-        (1.2, "beyond the bound on at least one: both are frozen at random (oelm_freeze, +20"),
+        (1.01, "within the bound on every data set judged: both frozen at random (oelm_freeze, +1.0% ["),
+        (1.2, "beyond the bound on at least one: both frozen at random (oelm_freeze, +20"),
     ],
 )
 def test_the_answer_names_the_methods_that_meet_the_bound(tmp_path: Path, factor: float, told: str) -> None:

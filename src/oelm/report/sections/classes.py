@@ -99,15 +99,19 @@ def _size(line: Line, found: Found) -> str:
 
 def _plain_title(line: Line, found: Found, words: Words, more: str = "") -> str:
     """Return a line's name for a sentence: what it means, if there are words for it, before what it is called."""
-    return f"{line.called} ({line.name}{_size(line, found)}{more})" if line.called else title_of(line, found, words, more)
+    if not line.called:
+        return title_of(line, found, words, more)
+    return f"{words.listed(_clauses(line))} ({line.name}{_size(line, found)}{more})"
+
+
+def _clauses(line: Line) -> list[str]:
+    return re.split("; |\uff1b", line.called)
 
 
 def _labels(found: Found, words: Words) -> dict[str, tuple[str, ...]]:
     """Return, by their titles, the lines that a picture's labels show: plain words, then the name."""
     return {
-        title_of(line, found, words): (*re.split("; |；", line.called), f"{line.name}{_size(line, found)}")
-        for line in found
-        if line.called
+        title_of(line, found, words): (*_clauses(line), f"{line.name}{_size(line, found)}") for line in found if line.called
     }
 
 

@@ -111,7 +111,7 @@
       result[key] = isData ? value : narrowed(value, width);
       if (value === null || typeof value !== "object") continue;
       if (key === "legend") Object.assign(result[key], { columns: 1, labelLimit: width - 60 });
-      if (key === "axis" && value.labelLimit) result[key].labelLimit = Math.round(width / 3);
+      if (key === "axis" && value.labelLimit) result[key].labelLimit = Math.round(0.42 * width);
     }
     return result;
   }

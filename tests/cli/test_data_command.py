@@ -16,6 +16,7 @@ from oelm.data.prepare import prepare_corpus
 from oelm.data.public_sets import BUILT_IN, CORPORA, TASKS
 from oelm.data.sources import file_corpus
 from oelm.data.tokens import LeftOut
+from oelm.runs.records import Counters
 from tests.conftest import made_text
 from tests.data.test_examples import glue_mnli, write_lines
 from tests.data.test_shelf import set_called, write_stories
@@ -203,6 +204,25 @@ def test_info_counts_in_windows_and_under_other_vocabularies_where_asked(files: 
     assert re.search(r"best        val \d\.\d{4} bits per byte: order \d, vocabulary [\d,]+", shown)
     refused = oelm("data", "info", "tinystories", "--context", "4")
     assert refused.exit_code == 2 and "--ngram" in refused.output
+
+
+def test_info_records_the_best_counter_in_a_folder_of_runs(files: Path, cache: Path, tmp_path: Path) -> None:
+    prepare_stories(files)
+    runs = tmp_path / "runs"
+    refused = oelm("data", "info", "tinystories", "--counters", "--record", str(runs))
+    assert refused.exit_code == 2 and "no such folder" in refused.output
+    runs.mkdir()
+    refused = oelm("data", "info", "tinystories", "--record", str(runs))
+    assert refused.exit_code == 2 and "--counters" in refused.output
+    runs.joinpath("counters.json").write_text(Counters().with_text("another", {}).model_dump_json())
+    shown = succeeded(oelm("data", "info", "tinystories", "--counters", "--record", str(runs))).stdout
+    (fingerprint,) = re.findall(r"fingerprint (\w+)", shown)
+    recorded = Counters.read(runs).best
+    assert recorded.keys() == {"another", fingerprint}
+    best = recorded[fingerprint]["val"]
+    assert (
+        f"best        val {best.bits_per_byte:.4f} bits per byte: order {best.order}, vocabulary {best.vocabulary:,}" in shown
+    )
 
 
 def test_info_shows_source_tokenizer_and_fingerprint(files: Path, cache: Path) -> None:

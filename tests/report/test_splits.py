@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from oelm.errors import DataError
+from oelm.files import read_json
 from oelm.report.arms import collect, common_split, load_runs
 from oelm.report.compare import compare_runs
 from oelm.report.document import Document
+from oelm.runs.records import Counters, TextCounter
 from tests.report.by_hand import BASE, LADDER, ratio_by_hand
 from tests.report.reading import english, everything, rows, table, texts, values
 from tests.report.synthetic import Fate, package_catalog, write_arm, write_plain, write_run
@@ -206,6 +209,38 @@ def test_a_baseline_of_which_one_seed_does_not_beat_the_5_gram_is_reported(tmp_p
     assert rows(document, "baselines")[0]["PPL / counter PPL"] == "0.983"
     (told,) = warned(document, "does not clearly beat counting")
     assert told.startswith("GPT-01, laptop: its worst seed has 1.031 times the perplexity of a 5-gram model")
+
+
+def record_best(root: Path, bits: float) -> None:
+    (fingerprint,) = {read_json(path)["data"]["fingerprint"] for path in root.glob("*/*/*/*/manifest.json")}
+    best = {"val": TextCounter(vocabulary=2048, order=8, bits_per_byte=bits)}
+    write_plain(root / "counters.json", Counters().with_text(fingerprint, best).model_dump(mode="json"))
+
+
+def test_the_best_counter_is_shown_in_bits_per_byte_once_it_is_recorded(tmp_path: Path) -> None:
+    before = table(write_baseline(tmp_path, five_gram=32.0), "baselines")
+    assert "best counter" not in [before.columns[place] for place in before.shown]
+    # The runs of these tests have half of their loss as bits per byte.
+    record_best(tmp_path, math.log(30.0) / 2 + 0.1)
+    document = english(tmp_path, catalog=package_catalog())
+    (row,) = rows(document, "baselines")
+    assert (row["bits per byte"], row["best counter"]) == ("1.701", "1.801 (order 8, vocabulary 2,048)")
+    assert not warned(document, "counting")
+
+
+def test_a_baseline_that_loses_to_the_best_counter_is_reported(tmp_path: Path) -> None:
+    write_baseline(tmp_path, five_gram=32.0)
+    record_best(tmp_path, math.log(30.0) / 2 - 0.1)
+    (told,) = warned(english(tmp_path, catalog=package_catalog()), "counting is better")
+    assert told.startswith("GPT-01, laptop: it needs 1.701 bits per byte")
+    assert "1.601 (order 8, vocabulary 2,048)" in told
+
+
+def test_counters_that_cannot_be_read_are_an_error_that_names_the_file(tmp_path: Path) -> None:
+    write_baseline(tmp_path)
+    (tmp_path / "counters.json").write_text('{"format": "oelm-counters-1", "best": {"x": {"val": {"order": 0}}}}')
+    with pytest.raises(DataError, match=r"counters\.json: best\.x\.val"):
+        english(tmp_path, catalog=package_catalog())
 
 
 def test_a_baseline_on_test_is_next_to_the_5_gram_on_test(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from oelm.text import duration
 if TYPE_CHECKING:
     from oelm.data.example_sets import ExampleMeta
     from oelm.data.tokens import TokenMeta
+    from oelm.runs.layout import Split
+    from oelm.runs.records import TextCounter
 
 data_app = typer.Typer(name="data", cls=Group, help="Data sets: list, prepare, look at, verify.", no_args_is_help=True)
 
@@ -119,6 +121,9 @@ def info(
         bool,
         typer.Option("--counters", help="Also bits per byte of n-grams up to order 8 at vocabularies 512, 2,048 and 8,192."),
     ] = False,
+    record: Annotated[
+        Path | None, typer.Option(help="With --counters: record the best for the report on the runs in this folder.")
+    ] = None,
     context: Annotated[
         int | None, typer.Option(min=1, help="With --ngram: let n-grams look back no further than windows of N tokens.")
     ] = None,
@@ -129,13 +134,17 @@ def info(
 
     if context is not None and not ngram:
         raise ConfigError("--context has a meaning with --ngram only; add it, or leave --context out")
+    if record is not None and not counters:
+        raise ConfigError("--record has a meaning with --counters only; add it, or leave --record out")
+    if record is not None and not record.is_dir():
+        raise ConfigError(f"--record {record}: no such folder; give the folder of the runs, such as outputs")
     for path in find_sets([what]):
         say(str(path))
         meta = read_any_meta(path)
         _print_meta(meta)
         _print_ngram(path, meta, count=ngram, context=context)
         if counters:
-            _print_counters(path, meta)
+            _print_counters(path, meta, record)
 
 
 def _print_ngram(path: Path, meta: TokenMeta | ExampleMeta, *, count: bool, context: int | None) -> None:
@@ -167,9 +176,11 @@ def _by_order(split: str, values: list[float]) -> str:
     return f"{split} {values[-1]:.2f} for order {len(values)} (from order 1: {', '.join(f'{value:.2f}' for value in values)})"
 
 
-def _print_counters(path: Path, meta: TokenMeta | ExampleMeta) -> None:
+def _print_counters(path: Path, meta: TokenMeta | ExampleMeta, record: Path | None) -> None:
     from oelm.data.ngram import count_vocabularies
     from oelm.data.tokens import TokenMeta, open_tokens
+    from oelm.runs.layout import PREDICTIONS
+    from oelm.runs.records import TextCounter
 
     if not isinstance(meta, TokenMeta):
         return
@@ -183,10 +194,23 @@ def _print_counters(path: Path, meta: TokenMeta | ExampleMeta) -> None:
         for vocabulary, by_split in figures.counters.items()
     ]
     print_table(("split", "vocabulary", *map(str, range(1, orders + 1))), rows, left=("split",))
-    for split in figures.ppl:
-        best = figures.best_counter(split)
-        assert best is not None
-        out.print(f"  best        {split} {best[2]:.4f} bits per byte: order {best[1]}, vocabulary {best[0]:,}")
+    best: dict[Split, TextCounter] = {}
+    for split in (split for split in PREDICTIONS if split in figures.ppl):
+        found = figures.best_counter(split)
+        assert found is not None
+        best[split] = TextCounter(vocabulary=found[0], order=found[1], bits_per_byte=found[2])
+        out.print(f"  best        {split} {found[2]:.4f} bits per byte: order {found[1]}, vocabulary {found[0]:,}")
+    if record is not None:
+        _record_counters(record, meta.fingerprint, best)
+
+
+def _record_counters(folder: Path, fingerprint: str, best: dict[Split, TextCounter]) -> None:
+    from oelm.files import write_json
+    from oelm.runs.layout import COUNTERS
+    from oelm.runs.records import Counters
+
+    write_json(folder / COUNTERS, Counters.read(folder).with_text(fingerprint, best).model_dump(mode="json"))
+    say(f"  recorded    {folder / COUNTERS}; next: oelm report --out {folder} --table baselines")
 
 
 @data_app.command(cls=Command)

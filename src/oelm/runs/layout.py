@@ -50,6 +50,8 @@ RECORDS = tuple(
 )
 # Of the runs of one experiment and budget: which of the points tried was the best.
 SWEEP = "sweep.json"
+# Of a folder of runs: the best n-gram model of each text that they were trained on.
+COUNTERS = "counters.json"
 
 
 def checkpoint_name(step: int) -> str:

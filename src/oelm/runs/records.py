@@ -19,11 +19,12 @@ from oelm.files import (
     Strict,
     dump_json,
     first_error,
+    read_as,
     read_json,
     write_json,
     write_text,
 )
-from oelm.runs.layout import CHECKPOINTS, CONFIG, LATEST, MANIFEST, Split
+from oelm.runs.layout import CHECKPOINTS, CONFIG, COUNTERS, LATEST, MANIFEST, Split
 from oelm.runs.metrics import read_jsonl
 
 Count = Annotated[int, Field(ge=0)]
@@ -96,6 +97,30 @@ class StepTimes(Strict):
     p99: Seconds | None = None
 
 
+class TextCounter(Strict):
+    """An n-gram model of a text, and what it makes of a split."""
+
+    vocabulary: Annotated[int, Field(ge=1)]
+    order: Annotated[int, Field(ge=1)]
+    bits_per_byte: Annotated[float, Field(gt=0)]
+
+
+class Counters(Strict):
+    """`counters.json` in a folder of runs: the best n-gram model of each text, by its fingerprint and split."""
+
+    format: Literal["oelm-counters-1"] = "oelm-counters-1"
+    best: dict[str, dict[Split, TextCounter]] = Field(default_factory=dict)
+
+    @staticmethod
+    def read(root: Path) -> Counters:
+        """Return what is recorded in a folder of runs, if anything."""
+        return read_as(Counters, root / COUNTERS) if (root / COUNTERS).is_file() else Counters()
+
+    def with_text(self, fingerprint: str, best: dict[Split, TextCounter]) -> Counters:
+        """Return the record with the figures of one more text."""
+        return self.model_copy(update={"best": dict(sorted({**self.best, fingerprint: best}.items()))})
+
+
 class Figures(Strict):
     """`timing_stats.json`: of a language model with PPLs, of a classifier with accuracies.
 
@@ -150,6 +175,10 @@ class Figures(Strict):
     def bigram_on(self, split: Split) -> float | None:
         """Return the bigram model's PPL on a split."""
         return self.bigram_ppl if split == "val" else self.test_bigram_ppl
+
+    def bits_on(self, split: Split) -> float | None:
+        """Return the bits per byte of a split's text."""
+        return self.final_bits_per_byte if split == "val" else self.test_bits_per_byte
 
     def majority_on(self, split: Split) -> float | None:
         """Return the share of the largest class of a split."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from oelm.report.arms import Arm, ArmKey, common_split
 from oelm.report.document import Cell, Section, Table, Text
@@ -13,6 +14,7 @@ from oelm.report.judge import Reason
 from oelm.report.pairs import Findings, Pair, is_uniform, label, split_text
 from oelm.report.words import Words
 from oelm.runs.layout import PREDICTIONS, Split
+from oelm.runs.records import Counters, TextCounter
 from oelm.stats import Interval, paired_log_ratio
 from oelm.text import fixed
 
@@ -25,7 +27,7 @@ LEAST_WORTH = 1.10
 MOST_ABOVE_MINIMUM = 0.01
 # Each run's perplexity of an n-gram model, by fingerprint, split and model.
 Counted = dict[tuple[str, Split, str], list[float]]
-_COLUMNS = ("arm", "budget", "on", "ppl", "counter", "counter_ppl", "ratio", "orders", "above")
+_COLUMNS = ("arm", "budget", "on", "ppl", "counter", "counter_ppl", "ratio", "bits", "best", "orders", "above")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Standing:
     above: float
     # Two perplexities of one model of counting on one text, by runs that disagree on it.
     disputed: tuple[float, float] | None = None
+    # The best n-gram model of the same text, whatever its order and vocabulary, if recorded.
+    best: TextCounter | None = None
 
     @property
     def counter(self) -> float | None:
@@ -64,6 +68,18 @@ class Standing:
         return max(self.arm.on(self.split).values()) / self.counter if self.counter is not None else None
 
     @property
+    def bits(self) -> float | None:
+        """The bits per byte of the text, which do not depend on the vocabulary: the mean over seeds."""
+        found = [run.figures.bits_on(self.split) for run in self.arm.runs]
+        known = [value for value in found if value is not None]
+        return statistics.fmean(known) if known and len(known) == len(found) else None
+
+    @property
+    def is_behind_best(self) -> bool:
+        """Whether the best n-gram model needs fewer bits."""
+        return self.best is not None and self.bits is not None and self.bits > self.best.bits_per_byte
+
+    @property
     def is_weak(self) -> bool:
         return self.is_uncounted or (self.worst is not None and self.worst > MOST_OF_FIVE_GRAM)
 
@@ -74,8 +90,12 @@ class Standing:
 
 def standings(findings: Findings) -> list[Standing]:
     """Return how good every language model is that arms are compared with."""
-    counted = _counted(findings.arms)
-    return [_standing(baseline, counted) for baseline, _ in findings.families if baseline.metric == "ppl"]
+    counted, best = _counted(findings.arms), _best_counters(findings.roots)
+    return [_standing(baseline, counted, best) for baseline, _ in findings.families if baseline.metric == "ppl"]
+
+
+def _best_counters(roots: Sequence[Path]) -> dict[str, dict[Split, TextCounter]]:
+    return {text: best for root in roots for text, best in Counters.read(root).best.items()}
 
 
 def _counted(arms: Sequence[Arm]) -> Counted:
@@ -99,7 +119,7 @@ def _disputed(arm: Arm, split: Split, counted: Counted) -> tuple[float, float] |
     return None
 
 
-def _standing(arm: Arm, counted: Counted) -> Standing:
+def _standing(arm: Arm, counted: Counted, best: Mapping[str, Mapping[Split, TextCounter]]) -> Standing:
     split = common_split(arm)
     figures = [run.figures for run in arm.runs]
     # Runs of an arm have the same text, so that one which measured it speaks for those that did not.
@@ -108,7 +128,8 @@ def _standing(arm: Arm, counted: Counted) -> Standing:
     bigram = statistics.geometric_mean(bigrams) if bigrams else None
     losses = [(run.curve[max(run.curve)], min(run.curve.values())) for run in arm.runs]
     above = statistics.fmean(last / least - 1 if least > 0 else 0.0 for last, least in losses)
-    return Standing(arm, split, ngrams[0] if ngrams else (), bigram, above, _disputed(arm, split, counted))
+    disputed, counter = _disputed(arm, split, counted), best.get(arm.first.fingerprint, {}).get(split)
+    return Standing(arm, split, ngrams[0] if ngrams else (), bigram, above, disputed, counter)
 
 
 def unfit_baselines(findings: Findings) -> dict[ArmKey, Reason]:
@@ -154,9 +175,11 @@ def baselines_section(findings: Findings, words: Words) -> Section | None:
         return None
     columns = tuple(words(f"baselines.{name}") for name in _COLUMNS)
     rows = tuple(_row(standing, words) for standing in found)
-    # Records made before have no orders to show.
-    shown = [n for n, name in enumerate(_COLUMNS) if name != "orders" or any(standing.ngram for standing in found)]
-    table = Table("baselines", words("baselines.caption"), columns, rows, frozenset({3, 5, 6, 8}), tuple(shown))
+    # Records made before have no orders to show, and the best counter is known where somebody asked for it.
+    empty = {"orders"} if not any(standing.ngram for standing in found) else set()
+    empty |= {"bits", "best"} if not any(standing.best for standing in found) else set()
+    shown = [n for n, name in enumerate(_COLUMNS) if name not in empty]
+    table = Table("baselines", words("baselines.caption"), columns, rows, frozenset({3, 5, 6, 7, 8, 10}), tuple(shown))
     text = Text(words("baselines.text", above=100 * MOST_ABOVE_MINIMUM))
     notes = [Text(said, "note") for said in _uncounted(found, words)]
     return Section("baselines", words("baselines.title"), (text, *notes, table))
@@ -168,7 +191,7 @@ def _uncounted(found: list[Standing], words: Words) -> list[str]:
 
 
 def _row(standing: Standing, words: Words) -> tuple[Cell, ...]:
-    arm, ratio, counter = standing.arm, standing.ratio, standing.counter
+    arm, ratio, counter, bits, best = standing.arm, standing.ratio, standing.counter, standing.bits, standing.best
     mean = arm.mean(standing.split)
     counted_by = words("baselines.bigram") if standing.is_uncounted else words("baselines.five_gram")
     return (
@@ -179,9 +202,15 @@ def _row(standing: Standing, words: Words) -> tuple[Cell, ...]:
         Cell("" if counter is None else counted_by),
         Cell("" if counter is None else fixed(counter, 2), counter),
         Cell("" if ratio is None else fixed(ratio, 3), ratio, "warn" if standing.is_weak else ""),
+        Cell("" if bits is None else fixed(bits, 3), bits, "warn" if standing.is_behind_best else ""),
+        Cell("" if best is None else _best_text(best, words), None if best is None else best.bits_per_byte),
         Cell(" / ".join(fixed(value, 2) for value in standing.ngram)),
         Cell(f"{100 * standing.above:.2f}%", standing.above, "warn" if standing.is_overfitted else ""),
     )
+
+
+def _best_text(best: TextCounter, words: Words) -> str:
+    return words("baselines.best_at", bits=fixed(best.bits_per_byte, 3), order=best.order, vocabulary=best.vocabulary)
 
 
 def baseline_remarks(findings: Findings, words: Words) -> list[str]:
@@ -195,6 +224,9 @@ def baseline_remarks(findings: Findings, words: Words) -> list[str]:
             remarks.append(words("remark.disputed", **name, least=fixed(least, 2), most=fixed(most, 2)))
         elif standing.is_weak and not standing.is_uncounted and standing.worst is not None:
             remarks.append(words("remark.outcounted", **name, ratio=fixed(standing.worst, 3), most=MOST_OF_FIVE_GRAM))
+        if standing.is_behind_best and standing.best is not None and standing.bits is not None:
+            at = {"bits": fixed(standing.bits, 3), "best": _best_text(standing.best, words)}
+            remarks.append(words("remark.behind_best", **name, **at))
         if standing.is_overfitted:
             remarks.append(words("remark.overfitted", **name, above=100 * standing.above))
     return remarks

@@ -60,9 +60,14 @@ def test_frozen_saving_is_what_torch_no_longer_computes(config: GPTConfig) -> No
 
 
 def test_thin_scores_cost_what_torch_computes_for_them() -> None:
-    # For heads of two widths torch multiplies whole matrices, the future too.
-    seen = products("baseline", THIN)
+    # With dropout torch multiplies whole matrices, the future too.
+    seen = products("baseline", THIN.model_copy(update={"dropout": 0.1}))
     assert sum(count for operation, count in seen.items() if "bmm" in operation) == 2 * attention_work(THIN)
+
+
+def test_thin_attention_is_fused_like_that_of_one_width() -> None:
+    assert any("bmm" in operation for operation in products("baseline", THIN.model_copy(update={"dropout": 0.1})))
+    assert not any("bmm" in operation for operation in products("baseline", THIN))
 
 
 def test_medium_512_can_gain_about_two_percent_only() -> None:

@@ -84,6 +84,12 @@ def attend_by_blocks(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, *, dropout:
     return torch.cat(mixed, dim=2)
 
 
+def widened(x_BHTK: Tensor, width: int) -> Tensor:
+    """Return heads with zeros up to a width: PyTorch's attention on a CPU is fused only if Q, K and V have one width."""
+    missing = width - x_BHTK.shape[-1]
+    return F.pad(x_BHTK, (0, missing)) if missing > 0 else x_BHTK
+
+
 class Attention(nn.Module):
     """Causal self-attention. Q, K and V are separate weights, so that freezing one costs the others nothing."""
 
@@ -109,7 +115,12 @@ class Attention(nn.Module):
         if dropout and is_causal and x_BTD.device.type == "cpu" and x_BTD.shape[1] >= 4 * _ROWS:
             mixed_BHTK = attend_by_blocks(q_BHTK, k_BHTK, v_BHTK, dropout=dropout)
         else:
-            mixed_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=is_causal)
+            scale = q_BHTK.shape[-1] ** -0.5
+            if is_causal and not dropout and x_BTD.device.type == "cpu":
+                q_BHTK, k_BHTK = widened(q_BHTK, v_BHTK.shape[-1]), widened(k_BHTK, v_BHTK.shape[-1])
+            mixed_BHTK = F.scaled_dot_product_attention(
+                q_BHTK, k_BHTK, v_BHTK, dropout_p=dropout, is_causal=is_causal, scale=scale
+            )
         out: Tensor = self.out(mixed_BHTK.transpose(1, 2).flatten(-2))
         return out
 

@@ -77,7 +77,9 @@ SLICED = {
         "behind a convolution: baseline": "GPT-08-conv",
         "frames (`oelm_freeze`)": "GPT-09-conv",
         "slices (`oelm_axes`)": "GPT-09-conv-axes",
+        "correction on frames (`oelm_lowrank`)": "GPT-09-conv-lowrank",
         "correction on slices (`oelm_axes_lowrank`)": "GPT-09-conv-axes-lowrank",
+        "Q and K an eighth as wide (thin)": "GPT-08-conv/qk-dim-4-lr-0.008-c85ae0ba",
         "queries are slices, keys learn (`oelm_axes_q`)": "GPT-09-conv-axes-q",
     },
 }
@@ -365,18 +367,22 @@ def search() -> list[list[str]]:
 
 def by_seed(experiment: str) -> dict[int, float]:
     """Return the best perplexities of an experiment's runs of full length, by seed."""
-    found = [path for place in (STUDY, SLICES) for path in place.glob(f"{experiment}/laptop/*/seed-*")]
-    whole = [path for path in found if json.loads((path / "config.json").read_text(encoding="utf-8"))["steps"] == 1000]
-    return {int(path.name.removeprefix("seed-")): float(figures(path)["best_ppl"]) for path in whole}
+    return {int(path.name.removeprefix("seed-")): float(figures(path)["best_ppl"]) for path, _ in whole_runs(experiment)}
 
 
 def rate(experiment: str) -> str:
     """Return the learning rate of an experiment's runs of full length."""
-    configs = [
-        json.loads(path.read_text()) for place in (STUDY, SLICES) for path in place.glob(f"{experiment}/laptop/*/*/config.json")
-    ]
-    (found,) = {config["optim"]["lr"] for config in configs if config["steps"] == 1000}
+    (found,) = {config["optim"]["lr"] for _, config in whole_runs(experiment)}
     return str(found)
+
+
+def whole_runs(experiment: str) -> list[tuple[Path, dict[str, Any]]]:
+    """Return the runs of full length with their configs: of the variant that is named, or of all but thin variants."""
+    name, _, variant = experiment.partition("/")
+    found = [path for place in (STUDY, SLICES) for path in place.glob(f"{name}/laptop/{variant or '*'}/seed-*")]
+    configs = [(path, json.loads((path / "config.json").read_text(encoding="utf-8"))) for path in found]
+    whole = [(path, config) for path, config in configs if config["steps"] == 1000]
+    return whole if variant else [run for run in whole if not run[0].parent.name.startswith("qk-dim")]
 
 
 def early_loss(losses: dict[str, float]) -> float:

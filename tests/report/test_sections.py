@@ -14,7 +14,7 @@ from oelm.bench.speed import TimedShape, TimingRecord, write_timing
 from oelm.experiments.importer import write_imported
 from oelm.report.document import Chart
 from tests.report.by_hand import BASE, LADDER, T, catalog_with, ratio_by_hand, write_by_seed
-from tests.report.reading import chart, english, names, rows, section, texts, values
+from tests.report.reading import chart, english, names, rows, section, table, texts, values
 from tests.report.recorded_study import reported
 from tests.report.synthetic import (
     Fate,
@@ -165,6 +165,9 @@ def test_timings_in_turns_stand_beside_the_bound(tmp_path: Path) -> None:
     # 1.0125 and 1.0375 are not binary fractions of three digits: what is printed is what Python rounds them to.
     assert row["speed of the second [95%]"] == f"{1.0125:.3f}x [{0.9875:.3f}, {1.0375:.3f}]"
     assert (row["bound"], row["peak memory"], row["rounds"]) == (f"{1.0235:.3f}x", "3,000 / 2,900 MiB", "12")
+    assert 4 in table(english(tmp_path), "speed").shown
+    write_timing(tmp_path, timing.model_copy(update={"first_peak_bytes": None, "second_peak_bytes": None}))
+    assert 4 not in table(english(tmp_path), "speed").shown, "a column without a figure is left out"
 
 
 def test_what_heads_do_is_shown_as_means_over_heads_and_seeds(tmp_path: Path) -> None:

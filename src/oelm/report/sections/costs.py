@@ -80,7 +80,9 @@ def _speed(findings: Findings, words: Words) -> list[Block]:
         return [Text(words("speed.none"), "note")]
     columns = tuple(words(f"speed.{name}") for name in ("arms", "shape", "ratio", "bound", "memory", "rounds"))
     rows = tuple(_speed_row(row, words) for row in found)
-    return [Table("speed", words("speed.caption"), columns, rows, frozenset({2, 3, 4, 5}))]
+    # Memory is measured where it was asked for.
+    shown = tuple(place for place in range(len(columns)) if place != 4 or any(row[4].text for row in rows))
+    return [Table("speed", words("speed.caption"), columns, rows, frozenset({2, 3, 4, 5}), shown)]
 
 
 def _speed_row(row: TimingRecord, words: Words) -> tuple[Cell, ...]:

@@ -96,7 +96,9 @@ def test_the_study_says_what_its_records_say() -> None:
     assert all(0 < low < high < 5 for low, high in map(ends, gaps_of))
     for gap, text in zip(gaps_of, ("on stories", "on Python code"), strict=True):
         assert all(f"about {value(gap):.0f}% higher {text}" in told for told in (page, readme))
-    frozen, thin = (next(row for row in found if row[0].startswith(start)) for start in ("both frozen", "both learn, an eighth"))
+    frozen, thin = (
+        next(row for row in found if row[0].startswith(start)) for start in ("both frozen", "both learn, an eighth")
+    )
     assert frozen[-1] == "no" and value(thin[1]) > value(sliced[1])
     assert all(f"perplexity is about {value(frozen[1]):.0f}% higher on stories" in told for told in (page, readme))
     assert all(f"at about {value(thin[1]):.0f}% on stories" in told for told in (page, readme))

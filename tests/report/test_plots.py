@@ -35,6 +35,15 @@ def test_a_target_in_points_is_labelled_and_named_too() -> None:
     assert {"0.00", "\u22120.05", "baseline", "target -5 points"} <= set(texts(of_intervals((-0.02, 0.01), target=points_lost)))
 
 
+def test_labels_of_several_lines_are_all_there() -> None:
+    names = ["first", "second", "third"]
+    rows = [{"name": name, "arm": "set", "value": 1, "low": 0.9, "high": 1.1, "text": "", "verdict": ""} for name in names]
+    labels = {"first": ("one", "two"), "second": ("three", "four", "five")}
+    spec = forest_by_set(rows, ["set"], target=TARGET, title="ratio", labels=labels)
+    drawn = texts(ET.fromstring(chart_svg(spec, config=PAPER, prefix="still")))
+    assert {"onetwo", "threefourfive", "third"} <= {"".join(text.split()) for text in drawn}
+
+
 def test_ticks_stay_few_however_far_an_interval_reaches() -> None:
     assert len(texts(of_intervals((0.5, 90.0)))) < 20
 

@@ -76,7 +76,11 @@ def forest_by_set(
     order = list(dict.fromkeys(row["name"] for row in rows))
     shown = [(labels or {}).get(name, (name,)) for name in order]
     most_lines = max(map(len, shown))
+    height = len(order) * max(12 * len(sets) + 16, _LINE_HEIGHT * most_lines + 12)
     axis: dict[str, Any] = {"labelLimit": 320, "grid": True}
+    if height <= _MOST_HEIGHT:
+        # Every label has room, though Vega takes lines this close for overlapping.
+        axis["labelOverlap"] = False
     if most_lines > 1:
         # Vega puts the first line in the middle of the row; blank lines above put the middle line of every label there.
         lines = {name: [*[""] * ((most_lines - len(own)) // 2), *own] for name, own in zip(order, shown, strict=True)}
@@ -101,8 +105,7 @@ def forest_by_set(
         "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
         "encoding": {**shared, "shape": shape, "x": _axis("value", title, zero=False) | ticks},
     }
-    height = min(_MOST_HEIGHT, len(order) * max(12 * len(sets) + 16, _LINE_HEIGHT * most_lines + 6))
-    return _chart(rows, {"layer": [*_lines(rows, target), interval, point]}, height=height)
+    return _chart(rows, {"layer": [*_lines(rows, target), interval, point]}, height=min(_MOST_HEIGHT, height))
 
 
 def _ends(rows: Rows, target: Target) -> tuple[float, float]:

@@ -213,8 +213,8 @@ def test_a_baseline_of_which_one_seed_does_not_beat_the_5_gram_is_reported(tmp_p
 
 def record_best(root: Path, bits: float) -> None:
     (fingerprint,) = {read_json(path)["data"]["fingerprint"] for path in root.glob("*/*/*/*/manifest.json")}
-    best = {"val": TextCounter(vocabulary=2048, order=8, bits_per_byte=bits)}
-    write_plain(root / "counters.json", Counters().with_text(fingerprint, best).model_dump(mode="json"))
+    counters = Counters().with_text(fingerprint, {"val": TextCounter(vocabulary=2048, order=8, bits_per_byte=bits)})
+    write_plain(root / "counters.json", counters.model_dump(mode="json"))
 
 
 def test_the_best_counter_is_shown_in_bits_per_byte_once_it_is_recorded(tmp_path: Path) -> None:

@@ -239,7 +239,7 @@ def test_a_baseline_that_loses_to_the_best_counter_is_reported(tmp_path: Path) -
 def test_counters_that_cannot_be_read_are_an_error_that_names_the_file(tmp_path: Path) -> None:
     write_baseline(tmp_path)
     (tmp_path / "counters.json").write_text('{"format": "oelm-counters-1", "best": {"x": {"val": {"order": 0}}}}')
-    with pytest.raises(DataError, match=r"counters\.json: best\.x\.val"):
+    with pytest.raises(DataError, match=r"counters\.json: best\.x\.val.*: oelm data info NAME --counters"):
         english(tmp_path, catalog=package_catalog())
 
 

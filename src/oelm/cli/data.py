@@ -122,7 +122,7 @@ def info(
         typer.Option("--counters", help="Also bits per byte of n-grams up to order 8 at vocabularies 512, 2,048 and 8,192."),
     ] = False,
     record: Annotated[
-        Path | None, typer.Option(help="With --counters: record the best for the report on the runs in this folder.")
+        Path | None, typer.Option(help="With --counters: write the best to this folder of runs, for its report.")
     ] = None,
     context: Annotated[
         int | None, typer.Option(min=1, help="With --ngram: let n-grams look back no further than windows of N tokens.")
@@ -133,9 +133,9 @@ def info(
     from oelm.errors import ConfigError
 
     if context is not None and not ngram:
-        raise ConfigError("--context has a meaning with --ngram only; add it, or leave --context out")
+        raise ConfigError("--context needs --ngram: add it, or leave --context out")
     if record is not None and not counters:
-        raise ConfigError("--record has a meaning with --counters only; add it, or leave --record out")
+        raise ConfigError("--record needs --counters: add it, or leave --record out")
     if record is not None and not record.is_dir():
         raise ConfigError(f"--record {record}: no such folder; give the folder of the runs, such as outputs")
     for path in find_sets([what]):

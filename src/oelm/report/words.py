@@ -24,7 +24,7 @@ class Words:
         return self._templates[key].format(**values)
 
     def optional(self, key: str) -> str:
-        """Return a text without places, or nothing where there is none."""
+        """Return a text that takes no values, or an empty one if the language has none."""
         return self._templates.get(key, "")
 
     def listed(self, parts: Iterable[object]) -> str:

@@ -114,7 +114,13 @@ class Counters(Strict):
     @staticmethod
     def read(root: Path) -> Counters:
         """Return what is recorded in a folder of runs, if anything."""
-        return read_as(Counters, root / COUNTERS) if (root / COUNTERS).is_file() else Counters()
+        if not (root / COUNTERS).is_file():
+            return Counters()
+        try:
+            return read_as(Counters, root / COUNTERS)
+        except DataError as problem:
+            again = f"oelm data info NAME --counters --record {root}"
+            raise DataError(f"{problem}; delete the file and write it again: {again}") from None
 
     def with_text(self, fingerprint: str, best: dict[Split, TextCounter]) -> Counters:
         """Return the record with the figures of one more text."""

@@ -98,7 +98,7 @@ def _size(line: Line, found: Found) -> str:
 
 
 def _plain_title(line: Line, found: Found, words: Words, more: str = "") -> str:
-    """Return a line's name for a sentence: what it means, if there are words for it, before what it is called."""
+    """Return a line's name for a sentence: plain words, if there are any, then the name in brackets."""
     if not line.called:
         return title_of(line, found, words, more)
     return f"{words.listed(_clauses(line))} ({line.name}{_size(line, found)}{more})"

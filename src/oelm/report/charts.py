@@ -88,13 +88,13 @@ def forest_by_set(
     shared: dict[str, Any] = {
         "y": {"field": "name", "type": "nominal", "sort": order, "title": None, "axis": axis},
         "yOffset": {"field": "arm", "sort": list(sets)},
-        # Names of data sets are short: a row holds four, and what the last of them measures, by whatever font, moves nothing.
-        "color": _colour(sets, columns=4),
+        # One name a row: next to each other, the width of a name, which differs from font to font, would move the others.
+        "color": _colour(sets, columns=1),
         "tooltip": [{"field": name, "type": "nominal", "title": " "} for name in ("name", "arm", "text", "verdict")],
     }
     if faint:
         shared["opacity"] = {"condition": {"test": f"datum.{faint}", "value": 1}, "value": 0.3}
-    shape = _colour(sets, columns=4)
+    shape = _colour(sets, columns=1)
     shape["scale"] = {"domain": list(sets), "range": [_SHAPES[number % len(_SHAPES)] for number in range(len(sets))]}
     ticks = _ticks(rows, target)
     interval = {

@@ -347,9 +347,19 @@ def recipes() -> list[list[str]]:
 
 
 def search() -> list[list[str]]:
-    """The arms of the search at `workstation`, each next to the baseline of its family at the same rate."""
+    """The arms of the search at `workstation`."""
+    return selection("search")
+
+
+def qualify() -> list[list[str]]:
+    """The runs at `workstation` that decide whether a corpus and its rate qualify."""
+    return selection("qualify")
+
+
+def selection(folder: str) -> list[list[str]]:
+    """Return the runs of a folder at `workstation`, each next to the baseline of its family at the same rate."""
     found = {}
-    for path in sorted((RESULTS / "search").glob("*/workstation/*/seed-*")):
+    for path in sorted((RESULTS / folder).glob("*/workstation/*/seed-*")):
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         arm, _, data = path.parts[-4].partition(".")
         family = "conv-learn" if arm.startswith("conv-") else "learn"
@@ -405,6 +415,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "slices": slices,
     "recipes": recipes,
     "search": search,
+    "qualify": qualify,
     "speed-ideas": speed_ideas,
     "engine-ideas": engine_ideas,
 }

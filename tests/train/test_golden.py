@@ -1,6 +1,6 @@
-"""Golden losses: a change meant to be neutral leaves them untouched, to the last bit on the machine they name.
+"""Golden losses: a change meant to be neutral leaves them untouched, to the last bit on the CPUs they name.
 
-Record anew, after a change that is meant to matter, with OELM_RECORD_GOLDEN=1.
+Record again, after a change that is meant to matter or on another CPU, with OELM_RECORD_GOLDEN=1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ METHODS = ("baseline", "oelm_freeze", "oelm_random", "gaussian_matched", "oelm_g
 
 @pytest.fixture(scope="module")
 def golden() -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {"losses": {}}
+    """What was recorded, by the name of the CPU: the environment, and the losses of each method."""
+    data: dict[str, Any] = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     return data
 
 
@@ -36,13 +37,14 @@ def test_losses_are_golden(method: str, golden: dict[str, Any], text_file: Path,
     ]
     here = environment(Compute("cpu", "float32", "test"))
     if os.environ.get("OELM_RECORD_GOLDEN"):
-        golden["environment"] = here
-        golden["losses"][method] = [loss.hex() for loss in losses]
+        golden.setdefault(here["cpu"], {"losses": {}})["environment"] = here
+        golden[here["cpu"]]["losses"][method] = [loss.hex() for loss in losses]
         write_json(GOLDEN, golden)
+    of_cpu = golden.get(here["cpu"], next(iter(golden.values())))
     # Settings added to the environment since would make every machine another one, and no bit would ever be compared.
-    assert here.keys() == golden["environment"].keys()
-    recorded = [float.fromhex(text) for text in golden["losses"][method]]
-    if here == golden["environment"]:
+    assert here.keys() == of_cpu["environment"].keys()
+    recorded = [float.fromhex(text) for text in of_cpu["losses"][method]]
+    if here == of_cpu["environment"]:
         assert losses == recorded
     else:
         # Elsewhere every product may round its last bit the other way. Twelve steps of Adam at a rate of 2e-3 turn a

@@ -112,9 +112,22 @@ def environment(compute: Compute, *, processes: int = 1) -> dict[str, str]:
         "precision": compute.precision,
         "threads": str(torch.get_num_threads()),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu": processor(),
         "machine": platform.machine(),
         "processes": str(processes),
     }
+
+
+@functools.cache
+def processor() -> str:
+    """Return maker, family, model and stepping of the CPU: two CPUs of one capability may round differently."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    except (OSError, UnicodeDecodeError):
+        return platform.processor() or "unknown"
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    parts = [fields.get(name, "") for name in ("vendor_id", "cpu family", "model", "stepping")]
+    return " ".join(filter(None, parts)) or platform.processor() or "unknown"
 
 
 def software() -> dict[str, str]:

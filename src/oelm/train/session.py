@@ -293,8 +293,10 @@ def _check_same_setting(session: Session, checkpoint: Checkpoint, *, strict: boo
             f"the data is not what this run began with (fingerprint {now[:12]}..., then {saved.data_fingerprint[:12]}...): "
             "bring back the old text or start a new run with another --out"
         )
-    there = {"processes": "1", **saved.environment}
-    setting = _changes(there, environment(session.compute, processes=session.world.size))
+    here = environment(session.compute, processes=session.world.size)
+    # Older checkpoints do not name the CPU.
+    there = {"processes": "1", "cpu": here["cpu"], **saved.environment}
+    setting = _changes(there, here)
     code = _changes(saved.software, software()) if saved.software else []
     if (setting or code) and strict:
         raise OelmError(f"refused by --strict: {'; '.join(setting + code)}; restore the setting or leave --strict out")

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oelm.data import readers
@@ -59,6 +59,8 @@ def test_every_document_is_in_exactly_one_split(texts: Documents) -> None:
     assert sorted(found.get("train", []) + found.get("val", [])) == sorted(texts)
 
 
+# Both of these have fractions below the usual share of validation.
+@example(["c\ncaca\n \n", "a" * 16])
 @given(UNIQUE)
 def test_however_few_documents_one_is_for_validation_and_one_is_left_to_train(texts: Documents) -> None:
     found = by_split(corpus_of(made_part(texts)))

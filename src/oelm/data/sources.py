@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import re
 import socket
 import urllib.parse
@@ -407,10 +408,11 @@ class Survey:
     documents: int
     text_bytes: int
     threshold: float
+    highest: float = 1.0
 
     def for_extract(self, text_bytes: float) -> Survey:
         """Return the survey with the validation share that so much of the text needs."""
-        return replace(self, threshold=max(self.threshold, _share(min(text_bytes, self.text_bytes))))
+        return replace(self, threshold=max(self.threshold, _share(min(text_bytes, self.text_bytes), below=self.highest)))
 
 
 def survey(corpus: Corpus, *, tell: Callable[[int], None]) -> tuple[Corpus, Survey]:
@@ -425,11 +427,11 @@ def survey(corpus: Corpus, *, tell: Callable[[int], None]) -> tuple[Corpus, Surv
         return corpus, Survey(key, 0, corpus.text_bytes, _share(corpus.text_bytes))
     files = [part.file for part in corpus.parts if part.file is not None]
     if len(files) == len(corpus.parts):
-        how = f"survey 1 of {corpus.name}, {corpus.column}, {[part.split for part in corpus.parts]}"
+        how = f"survey 2 of {corpus.name}, {corpus.column}, {[part.split for part in corpus.parts]}"
         found = computed_once(how, files, lambda: _read_through(corpus, tell))
     else:
         found = _read_through(corpus, tell)
-    look = Survey(found["fingerprint"], found["documents"], found["text_bytes"], found["threshold"])
+    look = Survey(found["fingerprint"], found["documents"], found["text_bytes"], found["threshold"], found["highest"])
     if found["loose"] == 1 and all(part.split in (None, "test") for part in corpus.parts):
         corpus = _cut_in_two(corpus, found["characters"])
     return corpus, look
@@ -439,7 +441,7 @@ def _read_through(corpus: Corpus, tell: Callable[[int], None]) -> dict[str, Any]
     """Return a survey's fields; and how many documents have no given split, and their characters."""
     state = hashlib.sha256(corpus.name.encode())
     documents = text_bytes = loose = characters = 0
-    lowest, begun = 1.0, False
+    lowest, highest, begun = 1.0, 0.0, False
     for part in corpus.parts:
         state.update(f"\0{part.split}\0".encode())
         for piece in part.read():
@@ -448,7 +450,8 @@ def _read_through(corpus: Corpus, tell: Callable[[int], None]) -> dict[str, Any]
             digest = hashlib.sha256(encoded).digest()
             state.update(digest + (b"." if piece.ends else b"+"))
             if part.split is None and not begun:
-                lowest = min(lowest, fraction_of(digest))
+                own = fraction_of(digest)
+                lowest, highest = min(lowest, own), max(highest, own)
             begun = not piece.ends
             documents += piece.ends
             if (text_bytes + len(encoded)) // _TELL_BYTES > text_bytes // _TELL_BYTES:
@@ -462,14 +465,16 @@ def _read_through(corpus: Corpus, tell: Callable[[int], None]) -> dict[str, Any]
         "fingerprint": state.hexdigest(),
         "documents": documents,
         "text_bytes": text_bytes,
-        "threshold": max(lowest, _share(text_bytes)),
+        "threshold": max(lowest, _share(text_bytes, below=highest)),
+        "highest": highest,
         "loose": loose,
         "characters": characters,
     }
 
 
-def _share(text_bytes: float) -> float:
-    return min(VALIDATION_SHARE, VALIDATION_BYTES / text_bytes)
+def _share(text_bytes: float, *, below: float = 1.0) -> float:
+    """Return the validation share of so much text, and less than `below`: a document with that fraction is left to train."""
+    return min(VALIDATION_SHARE, VALIDATION_BYTES / text_bytes, math.nextafter(below, 0.0))
 
 
 def _cut_in_two(corpus: Corpus, characters: int) -> Corpus:

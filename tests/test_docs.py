@@ -93,6 +93,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_what_your_own_loop_saved_opens_without_oelm(own_loop: tuple[Path, list[tuple[str, list[str]]]]) -> None:
     root, _ = own_loop
     folders = sorted(str(path.parent.relative_to(root)) for path in root.rglob("config.json"))

@@ -24,6 +24,7 @@ def printed(path: Path) -> list[str]:
     return ["".join(line for output in cell["outputs"] for line in output["text"]) for cell in code_cells(path)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_prints_what_is_stored_in_it(notebook: Path, tmp_path: Path) -> None:
     copy = tmp_path / notebook.name

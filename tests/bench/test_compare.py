@@ -94,6 +94,7 @@ def test_a_classifier_s_batch_is_padded_to_its_longest_example() -> None:
     assert found[0] == found[2] < found[1] == counted_operations(config)
 
 
+@pytest.mark.slow
 def test_classifiers_are_compared_and_their_sizes_are_those_of_the_model() -> None:
     arms = [(name, small_bert(name)) for name in ("baseline", "oelm_freeze")]
     (found,) = compare(arms, rounds=2, progress=lambda text: None)
@@ -126,8 +127,11 @@ AXES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("more", [{}, *LEARNT, *AXES, {"init": "axes", "gain": "matrix", "correction": 0.25}], ids=str)
-@pytest.mark.parametrize("micro", [4, 2])
+@pytest.mark.parametrize(
+    ("micro", "more"),
+    [(2, {}), *((4, more) for more in [{}, *LEARNT, *AXES, {"init": "axes", "gain": "matrix", "correction": 0.25}])],
+    ids=str,
+)
 def test_what_a_step_multiplies_is_torchs_own_count(text_file: Path, more: dict[str, Any], micro: int) -> None:
     method = {"init": "orthogonal", "freeze": ["q", "k"], **more}
     settings = {"model__vocab_size": 300, "batch_size": 4, "micro_batch_size": micro}
@@ -167,6 +171,7 @@ def test_bytes_fall_by_exactly_the_frozen_share(text_file: Path) -> None:
     assert both.bound > queries.bound > 1 and both.first.peak_bytes is None
 
 
+@pytest.mark.slow
 def test_memory_is_measured_of_each_arm_alone() -> None:
     told: list[str] = []
     arms = [(name, shape_config("tiny", name)) for name in ("baseline", "oelm_freeze")]

@@ -110,6 +110,7 @@ def test_export_of_a_step_without_evaluation_mentions_no_loss(run: Path, tmp_pat
     assert "validation loss" not in (tmp_path / "hf" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_bench_prints_interval_bound_and_a_sentence() -> None:
     output = oelm("bench", "baseline", "oelm_freeze", "--budget", "smoke", "--rounds", 3, "--set", "model.short_conv=2")
     words = " ".join(output.split())

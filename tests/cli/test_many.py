@@ -45,6 +45,7 @@ def run_of(place: Path, name: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_one_word_more_puts_each_run_on_two_processes(place: Path) -> None:
     printed = say([*OELM, "run", "mine", "--budget", "smoke", "--nproc", "2"], place)
     assert "2 runs at budget smoke, each on 2 processes" in printed

@@ -219,6 +219,7 @@ def test_data_that_cannot_be_had_does_not_keep_the_rest_from_being_prepared(plac
     assert "cannot begin" not in oelm(*prepare, "mine-01")
 
 
+@pytest.mark.slow
 def test_queue_tells_how_long_it_takes_before_its_first_run_has_ended(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oelm.cli.queue._PLAIN_EVERY_S", 0.0)
     printed = oelm("run", "mine-01", *SMOKE, "--jobs", "1")
@@ -237,6 +238,7 @@ def test_odd_names_of_folders_and_files_arrive_whole(name: str, queue: Queue) ->
     assert list(queue.folder.rglob("pwned")) == []
 
 
+@pytest.mark.slow
 def test_real_runs_in_a_folder_of_an_odd_name_one_done_and_one_failed(text_file: Path, tmp_path: Path) -> None:
     name = "-" + "".join(NASTY)
     with queue_in(tmp_path / "queue", text_file) as queue:
@@ -292,6 +294,7 @@ def test_sweep_shows_values_as_they_are_given(queue: Queue) -> None:
     assert printed.count(" null │") == 2 and " None │" not in printed
 
 
+@pytest.mark.slow
 def test_sweep_of_another_is_taken_over_and_used(queue: Queue) -> None:
     queue.add("mine-03", "{extends: mine-02, title: elsewhere}")
     queue.finish(*SWEEP, "optim.lr=0.001,0.01,0.1")
@@ -321,6 +324,7 @@ def test_sweep_with_a_failure_that_can_be_mended_has_no_best_until_it_is(queue: 
     queue.finish(*TUNED)
 
 
+@pytest.mark.slow
 def test_sweep_that_is_widened_and_interrupted_leaves_tuned_runs_what_they_had(queue: Queue) -> None:
     queue.finish(*SWEEP, "optim.lr=0.001,0.01")
     queue.finish(*TUNED)

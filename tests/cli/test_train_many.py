@@ -148,6 +148,7 @@ def write_reviews(path: Path) -> None:
 REVIEWS = ("--task", "mine.csv", "--columns", "text=review,label=verdict", "--budget", "smoke", "--steps", 4)
 
 
+@pytest.mark.slow
 def test_a_table_of_ones_own_trains_a_new_model_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants
 

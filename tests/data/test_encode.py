@@ -190,6 +190,7 @@ def ids_by_document(extract: TokenSet, split: str) -> list[list[int]]:
     return [ids[:-1].tolist() for ids in np.split(data, np.flatnonzero(data == 50256) + 1)[:-1]]
 
 
+@pytest.mark.slow
 def test_every_document_of_a_real_extract_has_tiktokens_ids(extract: TokenSet, tiktoken_gpt2: tiktoken.Encoding) -> None:
     read, splits = EXTRACTS[extract.meta.name]
     for split, names in splits.items():
@@ -203,6 +204,7 @@ def test_three_hundred_documents_of_a_real_extract_have_tokenizers_ids(extract: 
     assert ids_by_document(extract, "val")[:300] == [encoding.ids for encoding in tokenizers_gpt2.encode_batch(texts)]
 
 
+@pytest.mark.slow
 def test_a_million_blanks_are_encoded_too(gpt2: Tokenizer) -> None:
     text = "a" + " " * 1_500_000 + "b"
     assert encoder(gpt2)([text])[0].tolist() == gpt2.encode(text).ids

@@ -48,6 +48,7 @@ def test_a_text_is_prepared_to_the_limit(cache: Path, texts: Path) -> None:
     assert extract.meta.max_tokens == LIMIT and LIMIT <= len(extract.train) < LIMIT + longest < len(whole.train)
 
 
+@pytest.mark.slow
 def test_the_standard_library_is_prepared_to_the_limit(cache: Path) -> None:
     extract = prepare("stdlib", tokenizer=SPEC, max_tokens=LIMIT)
     # No file of the standard library that comes early has as many tokens.

@@ -189,6 +189,7 @@ def test_of_very_much_text_the_start_is_taken(monkeypatch: pytest.MonkeyPatch) -
     assert found(train, train, 12) == expected
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_training_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "_PART", 2**13)
     monkeypatch.setattr(ngram, "_BLOCK", 2**13)

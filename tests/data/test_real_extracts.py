@@ -20,9 +20,10 @@ from oelm.data.tokens import TokenSet
 from tests.conftest import run_here, tiny_config
 
 EXTRACTS = Path(__file__).parents[3] / "shared" / "data"
-pytestmark = pytest.mark.skipif(
+MISSING = pytest.mark.skipif(
     not (EXTRACTS / "SHA256SUMS").is_file(), reason=f"no extracts of the public data sets in {EXTRACTS}"
 )
+pytestmark = [MISSING, pytest.mark.slow]
 CORPORA = ("tinystories", "openwebtext", "wikitext103")
 TASKS = ("sst2", "mnli", "xnli")
 

@@ -106,6 +106,7 @@ def test_dry_run_writes_scripts_that_a_shell_understands_and_submits_nothing(pla
     assert not list((place / "outputs").glob("mine*"))
 
 
+@pytest.mark.slow
 def test_members_continue_the_runs_of_the_command_that_submitted_them(place: Path) -> None:
     """The member's own command, as the script has it, by hand."""
     oelm(*SMOKE, "--dry-run")

@@ -27,6 +27,7 @@ def test_the_whole_catalog_runs_at_smoke_and_every_figure_recomputes(tmp_path: P
         assert read_any_config(run).as_dict() == record.config
 
 
+@pytest.mark.slow
 def test_one_experiment_and_its_baseline_run_at_smoke(tmp_path: Path) -> None:
     command = oelm_command("run", "GPT-02", "--budget", "smoke", "--out", str(tmp_path / "outputs"))
     child = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True)

@@ -68,7 +68,13 @@ def assert_goes_on(config: RunConfig, run: Path, oracle: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
-    "fault", ["rank 1 killed", "writer killed", "writer killed while saving", "rank 1 killed while saving"]
+    "fault",
+    [
+        "rank 1 killed",
+        pytest.param("writer killed", marks=pytest.mark.slow),
+        "writer killed while saving",
+        pytest.param("rank 1 killed while saving", marks=pytest.mark.slow),
+    ],
 )
 def test_survivor_of_a_killed_process_ends_at_once_and_the_run_goes_on(
     fault: str, config: RunConfig, oracle: dict[str, Any], tmp_path: Path
@@ -84,6 +90,7 @@ def test_survivor_of_a_killed_process_ends_at_once_and_the_run_goes_on(
     assert_goes_on(config, tmp_path / "run", oracle)
 
 
+@pytest.mark.slow
 def test_others_leave_a_suspended_process_after_their_patience(
     config: RunConfig, oracle: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -96,11 +103,13 @@ def test_others_leave_a_suspended_process_after_their_patience(
     assert_goes_on(config, tmp_path / "run", oracle)
 
 
+@pytest.mark.slow
 def test_writer_may_take_longer_than_the_others_patience(config: RunConfig, oracle: dict[str, Any], tmp_path: Path) -> None:
     run_forked(config, tmp_path / "run", 2, fault="slow saves", timeout_s=PATIENCE_S)
     assert evidence(tmp_path / "run") == oracle
 
 
+@pytest.mark.slow
 def test_the_others_may_take_longer_than_the_writers_patience_to_open_their_data(
     config: RunConfig, oracle: dict[str, Any], tmp_path: Path
 ) -> None:

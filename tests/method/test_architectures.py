@@ -38,6 +38,8 @@ every = pytest.mark.parametrize("tiny", ARCHITECTURES, ids=lambda tiny: tiny.nam
 # One of each kind: separate maps, the three layouts of a fused one, grouped queries, cross-attention, and ours.
 KINDS = {"bert", "gpt2", "gpt_neox", "torch", "llama", "gpt2_cross", "our_gpt"}
 assert KINDS <= {tiny.name for tiny in ARCHITECTURES}
+# Projections apart, fused, and our own: these train for 200 steps, the others for 20.
+LONG = {"bert", "gpt2", "our_gpt"}
 # Compiling takes two seconds each: a fused map and ours, and all the others under `make test-all`.
 compiled = pytest.mark.parametrize(
     "tiny",
@@ -45,8 +47,8 @@ compiled = pytest.mark.parametrize(
 )
 # One of each kind takes 200 steps; the others take 20, and 200 under `make test-all`.
 TRAININGS = [
-    *(pytest.param((t, 200), id=t.name, marks=() if t.name in KINDS else pytest.mark.slow) for t in ARCHITECTURES),
-    *(pytest.param((t, 20), id=f"{t.name}-20") for t in ARCHITECTURES if t.name not in KINDS),
+    *(pytest.param((t, 200), id=t.name, marks=() if t.name in LONG else pytest.mark.slow) for t in ARCHITECTURES),
+    *(pytest.param((t, 20), id=f"{t.name}-20") for t in ARCHITECTURES if t.name not in LONG),
 ]
 every_fused = pytest.mark.parametrize("tiny", FUSED, ids=lambda tiny: tiny.name)
 
@@ -257,6 +259,7 @@ print(json.dumps(worst))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [KINDS, pytest.param(set(BY_NAME), marks=pytest.mark.slow)], ids=["kinds", "all"])
 def test_saved_models_read_the_same_without_us(names: set[str], tmp_path: Path) -> None:
     readable = [tiny for tiny in ARCHITECTURES if tiny.name in names and not tiny.name.startswith("our")]
@@ -401,6 +404,7 @@ def test_a_compiled_model_gives_the_same_loss_and_gradients(tiny: Tiny) -> None:
     assert_unmoved(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [SLICED, pytest.param(tuple(BY_NAME), marks=pytest.mark.slow)], ids=["kinds", "all"])
 def test_two_processes_train_every_architecture_alike(names: tuple[str, ...], tmp_path: Path) -> None:
     assert run_pair(tmp_path, names) == [list(names)] * 2

@@ -206,6 +206,7 @@ except oelm.errors.MethodError as problem:
 """
 
 
+@pytest.mark.slow
 def test_peft_that_is_imported_after_freezing_is_guarded_too(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     ended = subprocess.run([sys.executable, "-c", PEFT_LATER, str(tmp_path)], capture_output=True, text=True)

@@ -56,6 +56,7 @@ def writer(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[L
     return loaded, root / "hf"
 
 
+@pytest.mark.slow
 def test_greedy_texts_of_ten_prompts_are_equal(writer: tuple[LoadedRun, Path], text_file: Path) -> None:
     loaded, folder = writer
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -78,6 +79,7 @@ def test_tokenizer_gives_the_same_ids_and_text(writer: tuple[LoadedRun, Path]) -
     assert theirs.eos_token_id == end_of_text_id(loaded.tokenizer())
 
 
+@pytest.mark.slow
 def test_a_process_without_oelm_can_write_with_it(writer: tuple[LoadedRun, Path]) -> None:
     program = (
         "import sys; sys.modules['oelm'] = None\n"

@@ -76,6 +76,7 @@ def one(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return load_run(root / "run"), root / "hf"
 
 
+@pytest.mark.slow
 def test_the_cards_code_runs_in_a_process_of_its_own(one: Exported) -> None:
     card = (one[1] / "README.md").read_text()
     assert "short convolution of 2" in card and "No code of this folder is run." in card and "gpt2" not in card
@@ -85,6 +86,7 @@ def test_the_cards_code_runs_in_a_process_of_its_own(one: Exported) -> None:
     assert child.returncode == 0 and child.stdout.startswith("Once"), child.stderr
 
 
+@pytest.mark.slow
 def test_without_our_class_the_folder_is_refused_and_nothing_in_it_is_code(one: Exported) -> None:
     code = f"import oelm, transformers; transformers.AutoModelForCausalLM.from_pretrained({str(one[1])!r})"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -242,6 +242,7 @@ def fixed_load(moment: Moment) -> Moment:
     return Moment(moment.views, moment.report, moment.baselines, {"load": "1"}, moment.written, moment.root)
 
 
+@pytest.mark.slow
 def test_a_thousand_runs_make_a_page_under_200_kb(tmp_path: Path) -> None:
     experiments = [entry for entry in load_catalog() if entry.id.startswith("GPT-0")][:67]
     for entry in experiments:

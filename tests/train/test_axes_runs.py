@@ -24,7 +24,7 @@ from oelm.train.optim import layer_factors
 from tests.conftest import run_here, tiny_config
 from tests.train.test_plan_runs import at_step, disturb, evidence
 
-METHODS = ("oelm_axes", "oelm_axes_lowrank", "oelm_axes_q")
+METHODS = ("oelm_axes", "oelm_axes_lowrank")
 THAWED = {"init": "axes", "freeze": ["q", "k"], "thaw": {"start": 0.25, "end": 0.75, "order": "first_first"}}
 # Two layers, twelve steps: the first thaws before the fourth update, the second before the tenth.
 MOMENTS = (3, 9)
@@ -35,7 +35,9 @@ def config_of(text: Path, method: Any, **more: Any) -> RunConfig:
     return tiny_config(text, method=method, **(settings | more))
 
 
-@pytest.fixture(scope="module", params=[*METHODS, "thawed"])
+@pytest.fixture(
+    scope="module", params=["oelm_axes_q", "thawed", *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS)]
+)
 def whole(request: pytest.FixtureRequest, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """An undisturbed run that kept a checkpoint of every step."""
     method = THAWED if request.param == "thawed" else request.param
@@ -49,7 +51,7 @@ Whole = tuple[Any, Path]
 
 # Where nothing thaws, one place is as good as another.
 @pytest.mark.parametrize(
-    ("whole", "near"), [("thawed", -1), ("thawed", 0), ("thawed", 1), *((name, 0) for name in METHODS)], indirect=["whole"]
+    ("whole", "near"), [("thawed", -1), ("thawed", 0), ("thawed", 1), ("oelm_axes_q", 0)], indirect=["whole"]
 )
 def test_a_run_stopped_around_a_thaw_ends_in_the_same_bits(near: int, whole: Whole, text_file: Path, tmp_path: Path) -> None:
     stops = tuple(moment + near for moment in MOMENTS)

@@ -251,7 +251,9 @@ def test_a_trainer_resumed_before_a_thaw_follows_the_method_bit_for_bit(tmp_path
     assert models[0] == models[1]
 
 
-@pytest.mark.parametrize("what", ["layer by layer", "at once", "frozen later"])
+@pytest.mark.parametrize(
+    "what", ["layer by layer", *(pytest.param(what, marks=pytest.mark.slow) for what in ("at once", "frozen later"))]
+)
 def test_a_trainer_resumes_bit_for_bit_before_and_after_a_thaw(what: str, tmp_path: Path) -> None:
     def end_of(resume: str | None) -> tuple[dict[str, str], dict[str, tuple[int, str]]]:
         model = tiny_bert()

@@ -55,7 +55,11 @@ def stopped_at(config: FinetuneConfig, out: Path, *steps: int, in_evaluation: bo
 
 
 # 4 is a save, 5 an evaluation, 16 the end of an epoch.
-@pytest.mark.parametrize("steps", [(1,), (4,), (5,), (7,), (16,), (2, 3, 11, 17)], ids=str)
+@pytest.mark.parametrize(
+    "steps",
+    [(4,), (2, 3, 11, 17), *(pytest.param((step,), marks=pytest.mark.slow) for step in (1, 5, 7, 16))],
+    ids=str,
+)
 def test_stopped_run_continues_bit_for_bit(
     steps: tuple[int, ...], undisturbed: Path, bert: Path, tables: Path, tmp_path: Path
 ) -> None:

@@ -155,6 +155,7 @@ def test_thawing_on_two_processes_is_thawing_on_one(init: str, text_file: Path, 
     assert counts == sorted(counts) and counts[0] == 4 * 22_912 and counts[-1] == 4 * 27_008
 
 
+@pytest.mark.slow
 def test_epochs_last_batch_may_leave_a_process_without_a_share(calm_bert: Path, tables: Path, tmp_path: Path) -> None:
     """95 examples by fours end with three, for four processes; evaluations take turns at batches of 64."""
     config = tiny_finetune(calm_bert, tables, batch_size=4, micro_batch_size=1, steps=24, eval_every=24, save_every=24)

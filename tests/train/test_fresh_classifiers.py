@@ -45,7 +45,7 @@ def fresh_config(architecture: str, **overrides: Any) -> FinetuneConfig:
     return parse_as(FinetuneConfig, settings, where="test")
 
 
-@pytest.fixture(scope="module", params=["t5", "bart"])
+@pytest.fixture(scope="module", params=["t5", pytest.param("bart", marks=pytest.mark.slow)])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder named by the architecture, with an undisturbed run and one that was stopped on the way."""
     root = tmp_path_factory.mktemp("fresh") / str(request.param)

@@ -207,7 +207,7 @@ def run_config(text: Path, method: Any) -> RunConfig:
     return tiny_config(text, method=method, optim__name="muon", save_every=3, eval_every=6, keep_checkpoints=9)
 
 
-@pytest.mark.parametrize("method", ["baseline", "oelm_lowrank", "thaw_first_first"])
+@pytest.mark.parametrize("method", [pytest.param("baseline", marks=pytest.mark.slow), "oelm_lowrank", "thaw_first_first"])
 def test_a_disturbed_run_ends_in_the_same_bits(method: str, text_file: Path, tmp_path: Path) -> None:
     config = run_config(text_file, method)
     run_here(config, tmp_path / "whole")

@@ -181,8 +181,9 @@ def evidence(run: Path) -> dict[str, Any]:
 
 
 def cases(values: tuple[int, ...], *, first: int) -> list[Any]:
-    """Pair every method with every value: one that thaws and one that freezes with each, the others quickly with the first."""
-    slow = [(m, v) for m in MOMENTS for v in values if v != first and m not in ("thaw_first_first", "train_then_freeze")]
+    """Pair every method with every value; quick are one that thaws with each, and one that freezes with the first."""
+    quick = [("train_then_freeze", first), *(("thaw_first_first", value) for value in values)]
+    slow = [(m, v) for m in MOMENTS for v in values if (m, v) not in quick]
     return [pytest.param(m, v, marks=[pytest.mark.slow] * ((m, v) in slow)) for m in MOMENTS for v in values]
 
 
@@ -210,9 +211,7 @@ def test_a_run_killed_around_every_moment_ends_in_the_same_bits(
     "method",
     [
         "thaw_first_first",
-        "train_then_freeze",
-        "oelm_freeze",
-        pytest.param("oelm_lowrank", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("train_then_freeze", "oelm_freeze", "oelm_lowrank")),
         "oelm_lowrank_first",
     ],
 )
@@ -314,7 +313,7 @@ def test_a_weight_that_moves_after_its_freezing_cannot_be_saved(text_file: Path,
     assert load_run(tmp_path / "run", which="latest").step == 5
 
 
-@pytest.mark.parametrize("stop_at", [3, 4, 9])
+@pytest.mark.parametrize("stop_at", [pytest.param(3, marks=pytest.mark.slow), 4, pytest.param(9, marks=pytest.mark.slow)])
 def test_a_classifier_that_thaws_ends_in_the_same_bits(stop_at: int, bert: Path, tables: Path, tmp_path: Path) -> None:
     thaw = {"start": 0.25, "end": 0.75, "order": "last_first"}
     method = {"init": "orthonormalized", "freeze": ["q", "k"], "thaw": thaw, "layer_lr_decay": 0.8}

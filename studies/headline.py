@@ -12,7 +12,8 @@ from oelm.bench.speed import TimingRecord, read_timings
 from oelm.experiments.catalog import load_catalog
 from oelm.report.arms import Arm
 from oelm.report.build import build_report
-from oelm.report.pairs import is_uniform, method_of, plain_text
+from oelm.report.pairs import is_uniform, plain_text
+from oelm.report.sections.costs import timing_of
 from oelm.report.sections.verdicts import JudgedPair, decided_by
 from oelm.report.words import Words
 
@@ -28,7 +29,16 @@ HEADS = {
     "zh": ("Q、K（查询和键）", "{text} 的困惑度 [95%]", "参数", "训练速度 [95%]", "困惑度在 +5% 以内？"),
 }
 # The rows after the baseline's.
-ARMS = ("conv-slices-q", "conv-slices-q-lowrank", "conv-slices", "conv-frames", "conv-thin", "conv-uniform")
+ARMS = (
+    "conv-slices-q",
+    "conv-slices-q-lowrank",
+    "conv-slices-lowrank",
+    "conv-slices",
+    "conv-frames",
+    "conv-half",
+    "conv-thin",
+    "conv-uniform",
+)
 TEXTS: dict[str, dict[str, str]] = {
     "en": {
         "baseline": "both learn (the baseline)",
@@ -57,7 +67,7 @@ def table(lang: str) -> list[list[str]]:
     """Return the rows of the table, its head first: the baseline, then every arm with a convolution, over all texts."""
     texts, words, catalog = TEXTS[lang], Words(lang), load_catalog()
     report = build_report([STUDY], catalog)
-    timings = {timing.second: timing for timing in read_timings(STUDY) if timing.shape.short_conv}
+    timings = read_timings(STUDY)
     by_arm: dict[str, dict[str, JudgedPair]] = {}
     for row in report.judged:
         arm, _, data = row.pair.arm.experiment.partition(".")
@@ -73,9 +83,8 @@ def table(lang: str) -> list[list[str]]:
         found = by_arm[arm]
         gaps = [decided_by(found[data], words).text if data in found else "" for data in sets]
         sample = next(iter(found.values())).pair
-        # A control has its baseline's method, and is timed by its own name.
-        speed = timings.get(arm.removeprefix("conv-")) or timings.get(method_of(sample.arm, catalog) or "")
-        rows.append([plain_text(sample, catalog, words), *gaps, _stored(sample.arm), _speed(speed), _told(found, texts)])
+        speed = _speed(timing_of(sample, timings, catalog))
+        rows.append([plain_text(sample, catalog, words), *gaps, _stored(sample.arm), speed, _told(found, texts)])
     return rows
 
 

@@ -11,7 +11,7 @@ import pytest
 from oelm.bench.speed import FOLDER, TimedShape, write_timing
 from oelm.report.arms import load_runs
 from oelm.report.build import build_report
-from oelm.report.document import Document
+from oelm.report.document import Document, Table
 from tests.bench.test_record import OLD, timing
 from tests.report.reading import rows
 from tests.report.synthetic import package_catalog, write_arm
@@ -91,3 +91,54 @@ def test_energy_is_the_median_over_runs_of_what_all_of_them_measured(root: Path)
 def test_energy_that_no_counter_gives_makes_a_record_unusable(root: Path, energy: dict[str, Any]) -> None:
     add_energy(root, "GPT-02", 0, energy)
     assert "timing_stats.json" in next(row["problem"] for row in load_runs(root) if row["problem"])
+
+
+def shape_of(root: Path) -> TimedShape:
+    """Return the shape of the recorded runs, as `oelm bench` would record it."""
+    config = json.loads((root / "GPT-01" / "laptop" / "default" / "seed-0" / "config.json").read_text())
+    model = {key: value for key, value in config["model"].items() if key in TimedShape.model_fields}
+    return TimedShape(**model, batch_size=config["batch_size"])
+
+
+def seconds(root: Path) -> list[dict[str, str]]:
+    return rows(document(root, "en"), "seconds") if "seconds" in table_names(root) else []
+
+
+def table_names(root: Path) -> set[str]:
+    sections = document(root, "en").sections
+    return {block.name for section in sections for block in section.blocks if isinstance(block, Table)}
+
+
+def test_an_arm_is_compared_with_a_baseline_of_as_many_seconds(root: Path) -> None:
+    write_timing(root, timing(shape=shape_of(root), value=1.25, low=1.2, high=1.3, optimizer="adamw"))
+    assert seconds(root) == []
+    write_arm(root, "GPT-01", [24.0, 24.24], seeds=[0, 1], variant="steps-16-01234567", settings={"steps": 16})
+    (row,) = seconds(root)
+    assert row["steps, arm / baseline"] == "20 / 16"
+    # 20 steps at 1.25 times the speed take as long as 16.
+    assert row["time [95%]"] == "1.000x [0.962, 1.042]"
+    assert row["gap at equal steps"].startswith("+0.0%") and row["gap at equal seconds"].startswith("-16.7%")
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "another arm": {"second": "oelm_random"},
+    "another reference": {"first": "oelm_random"},
+    "another optimizer": {"optimizer": "muon"},
+    "no optimizer": {"optimizer": None},
+    "another shape": {"shape": {"model_dim": 128}},
+}
+
+
+@pytest.mark.parametrize("changes", OTHERS.values(), ids=OTHERS)
+def test_a_timing_of_something_else_says_nothing_of_seconds(root: Path, changes: dict[str, Any]) -> None:
+    write_arm(root, "GPT-01", [24.0, 24.24], seeds=[0, 1], variant="steps-16-01234567", settings={"steps": 16})
+    shape = shape_of(root).model_copy(update=changes.get("shape", {}))
+    write_timing(root, timing(**({"optimizer": "adamw"} | changes | {"shape": shape})))
+    assert seconds(root) == []
+
+
+def test_a_baseline_that_differs_in_more_than_its_steps_is_no_measure_of_seconds(root: Path) -> None:
+    write_timing(root, timing(shape=shape_of(root), optimizer="adamw"))
+    changed = {"steps": 16, "optim.lr": 0.5}
+    write_arm(root, "GPT-01", [24.0, 24.24], seeds=[0, 1], variant="lr-0.5_steps-16-01234567", settings=changed)
+    assert seconds(root) == []

@@ -291,9 +291,9 @@ _SHAPES = {
 # The shape of bert-base with fresh weights: the earlier study's classifier, at its batch and length.
 CLASSIFIER = "bert"
 _BERT = {"vocab_size": 30522, "model_dim": 768, "num_layers": 12, "num_heads": 12, "ff_dim": 3072, "num_labels": 3}
-# The arm with an eighth of the rows in Q and K, which learn: in speed, the rival of freezing them.
+# Arms whose Q and K learn with one row in so many: in speed, the rivals of freezing them.
 THIN = "thin"
-_THIN_SHARE = 8
+RIVALS = {THIN: 8, "half": 2}
 
 
 def shape_settings(name: str) -> dict[str, Any]:
@@ -321,14 +321,14 @@ def shape_settings(name: str) -> dict[str, Any]:
 
 
 def with_arm(settings: dict[str, Any], arm: str) -> dict[str, Any]:
-    """Return the settings with a method, or those of the baseline with thin Q and K."""
+    """Return the settings with a method, or those of the baseline with fewer rows in Q and K."""
     changed = copy.deepcopy(settings)
-    if arm != THIN:
+    if arm not in RIVALS:
         return changed | {"method": arm}
     if "examples" in changed:
-        raise ConfigError(f"{THIN!r} needs our GPT, and shape '{CLASSIFIER}' is a BERT; give a method, e.g. oelm_freeze")
+        raise ConfigError(f"{arm!r} needs our GPT, and shape '{CLASSIFIER}' is a BERT; give a method, e.g. oelm_freeze")
     head_dim = changed["model"]["model_dim"] // changed["model"]["num_heads"]
-    changed["model"]["qk_dim"] = max(1, head_dim // _THIN_SHARE)
+    changed["model"]["qk_dim"] = max(1, head_dim // RIVALS[arm])
     return changed | {"method": "baseline"}
 
 

@@ -24,7 +24,7 @@ _SECOND = "oelm_freeze"
 def bench(
     arms: Annotated[
         list[str] | None,
-        typer.Argument(help="A, the reference, then the others: names of methods, 'thin', or config.json files of runs."),
+        typer.Argument(help="A, the reference, then the others: methods, 'thin', 'half', or config.json files of runs."),
     ] = None,
     budget: Annotated[str, typer.Option(help="Size for methods: paper (Medium-512), workstation, laptop or smoke.")] = "paper",
     shape: Annotated[

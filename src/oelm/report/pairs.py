@@ -392,11 +392,16 @@ def pair_text(pair: Pair, catalog: Catalog, words: Words) -> str:
     """Return the name of an arm among others of its baseline: by its method, or as the control that it is."""
     if class_of(pair) != "control":
         return method_text(pair.arm, catalog, words)
-    return on_architecture(pair.arm, _control_name(pair) or method_of(pair.arm, catalog) or pair.arm.experiment, words)
+    return on_architecture(pair.arm, rival_of(pair) or method_of(pair.arm, catalog) or pair.arm.experiment, words)
 
 
-def _control_name(pair: Pair) -> str:
-    """Return what a control's name has that its baseline's has not: of `GPT-01-thin`, and of `conv-thin.stdlib`, thin."""
+def rival_of(pair: Pair) -> str:
+    """Return what a control's name has that its baseline's has not: of `GPT-01-thin`, and of `conv-thin.stdlib`, thin.
+
+    It is empty for arms that are no controls.
+    """
+    if class_of(pair) != "control":
+        return ""
     name, dot, data = pair.arm.experiment.rpartition(".")
     ours, theirs = pair.arm.experiment, pair.baseline.experiment
     if dot and theirs.endswith(dot + data):
@@ -406,8 +411,7 @@ def _control_name(pair: Pair) -> str:
 
 def plain_text(pair: Pair, catalog: Catalog, words: Words) -> str:
     """Return what learns in an arm's Q and K in plain words; nothing if there are no words for it."""
-    is_control = class_of(pair) == "control"
-    return words.optional(f"plain.{_control_name(pair) if is_control else method_of(pair.arm, catalog)}")
+    return words.optional(f"plain.{rival_of(pair) or method_of(pair.arm, catalog)}")
 
 
 # What is asked about, apart from experiment and budget: the method, the model, how much text. The data is known by

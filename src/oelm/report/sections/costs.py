@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Iterable
 
 from oelm.bench.speed import TimedShape, TimingRecord, read_timings
-from oelm.report.arms import Arm, FinishedRun
+from oelm.experiments.catalog import Catalog
+from oelm.report.arms import Arm, FinishedRun, differing_settings
 from oelm.report.document import Block, Cell, Section, Table, Text
-from oelm.report.pairs import Findings, change_later, label
+from oelm.report.pairs import Findings, Pair, change_later, gap_between, label, method_of, pair_text, rival_of
 from oelm.report.words import Words
 
 _MIB = 2**20
@@ -31,7 +32,7 @@ def costs_section(findings: Findings, words: Words) -> Section | None:
         columns.append(words("costs.energy"))
         texts.append(Text(words("costs.energy_text")))
     table = Table("costs", words("costs.caption"), tuple(columns), tuple(rows), frozenset(range(2, len(columns))))
-    blocks: list[Block] = [*texts, table, *_speed(findings, words)]
+    blocks: list[Block] = [*texts, table, *_speed(findings, words), *_at_equal_seconds(findings, words)]
     return Section("costs", words("costs.title"), tuple(blocks))
 
 
@@ -97,6 +98,51 @@ def _speed_row(row: TimingRecord, words: Words) -> tuple[Cell, ...]:
         Cell(f"{row.bound:.3f}x", row.bound),
         Cell(memory, second),
         Cell(str(row.rounds), row.rounds),
+    )
+
+
+def timing_of(pair: Pair, timings: Iterable[TimingRecord], catalog: Catalog) -> TimingRecord | None:
+    """Return the timing of an arm's step against its baseline's, at their shape and with their optimizer, if there is one."""
+    config = pair.baseline.first.config
+    sizes = {"short_conv": 0, "qk_dim": None, **config["model"], "batch_size": config["batch_size"], "is_classifier": False}
+    name = rival_of(pair) or method_of(pair.arm, catalog)
+    for timing in timings:
+        is_same = all(value in (None, sizes.get(key)) for key, value in timing.shape.model_dump().items())
+        if is_same and (timing.first, timing.second) == ("baseline", name) and timing.optimizer == config["optim"].get("name", "adamw"):
+            return timing
+    return None
+
+
+def _at_equal_seconds(findings: Findings, words: Words) -> list[Block]:
+    """Return gaps to baselines that were given as many seconds as the arm: as many steps fewer as its steps are faster."""
+    timings = [timing for root in findings.roots for timing in read_timings(root)]
+    rows: list[tuple[Cell, ...]] = []
+    for pair in findings.pairs:
+        timing = None if pair.confounded or pair.arm.metric != "ppl" else timing_of(pair, timings, findings.catalog)
+        if timing is not None:
+            lengths = _of_other_length(pair.baseline, findings.arms)
+            rows += [_seconds_row(pair, shorter, timing, findings.catalog, words) for shorter in lengths]
+    columns = tuple(words(f"seconds.{name}") for name in ("arm", "data", "steps", "time", "at_steps", "at_seconds"))
+    return [Table("seconds", words("seconds.caption"), columns, tuple(rows), frozenset({2, 3, 4, 5}))] if rows else []
+
+
+def _of_other_length(baseline: Arm, arms: Iterable[Arm]) -> list[Arm]:
+    """Return the arms that differ from a baseline in the number of steps and in nothing else."""
+    alike = [arm for arm in arms if arm.is_usable and (arm.experiment, arm.budget) == (baseline.experiment, baseline.budget)]
+    return [arm for arm in alike if differing_settings(arm.first.recipe, baseline.first.recipe).keys() == {"steps"}]
+
+
+def _seconds_row(pair: Pair, shorter: Arm, timing: TimingRecord, catalog: Catalog, words: Words) -> tuple[Cell, ...]:
+    ours, theirs = (arm.first.config["steps"] for arm in (pair.arm, shorter))
+    value, low, high = (ours / theirs / speed for speed in (timing.value, timing.high, timing.low))
+    gap = gap_between(pair.arm, shorter, pair.split)
+    return (
+        Cell(pair_text(pair, catalog, words)),
+        Cell(pair.arm.data),
+        Cell(f"{ours:,} / {theirs:,}", theirs),
+        Cell(f"{value:.3f}x [{low:.3f}, {high:.3f}]", value),
+        Cell(pair.gap.text, pair.gap.value),
+        Cell(gap.text, gap.value),
     )
 
 

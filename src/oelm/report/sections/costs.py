@@ -105,10 +105,10 @@ def timing_of(pair: Pair, timings: Iterable[TimingRecord], catalog: Catalog) -> 
     """Return the timing of an arm's step against its baseline's, at their shape and with their optimizer, if there is one."""
     config = pair.baseline.first.config
     sizes = {"short_conv": 0, "qk_dim": None, **config["model"], "batch_size": config["batch_size"], "is_classifier": False}
-    name = rival_of(pair) or method_of(pair.arm, catalog)
+    wanted = ("baseline", rival_of(pair) or method_of(pair.arm, catalog), config["optim"].get("name", "adamw"))
     for timing in timings:
-        is_same = all(value in (None, sizes.get(key)) for key, value in timing.shape.model_dump().items())
-        if is_same and (timing.first, timing.second) == ("baseline", name) and timing.optimizer == config["optim"].get("name", "adamw"):
+        is_same_shape = all(value in (None, sizes.get(key)) for key, value in timing.shape.model_dump().items())
+        if is_same_shape and (timing.first, timing.second, timing.optimizer) == wanted:
             return timing
     return None
 

@@ -150,8 +150,8 @@ def test_an_unknown_language_is_refused() -> None:
 def test_every_key_in_the_source_has_words_and_all_words_are_used() -> None:
     used = {key for path in SOURCES for key in keys_in(path)}
     assert used - set(templates("en")) == set(), "no words for these"
-    # Methods that have plain words, and the control.
-    optional = {f"plain.{name}" for name in (*PRESETS, "thin")}
+    # Methods that have plain words, and the controls.
+    optional = {f"plain.{name}" for name in (*PRESETS, "thin", "half")}
     assert set(templates("en")) - used - optional == set(), "nothing says these"
 
 

@@ -104,8 +104,9 @@ def _speed_row(row: TimingRecord, words: Words) -> tuple[Cell, ...]:
 def timing_of(pair: Pair, timings: Iterable[TimingRecord], catalog: Catalog) -> TimingRecord | None:
     """Return the timing of an arm's step against its baseline's, at their shape and with their optimizer, if there is one."""
     config = pair.baseline.first.config
-    sizes = {"short_conv": 0, "qk_dim": None, **config["model"], "batch_size": config["batch_size"], "is_classifier": False}
-    wanted = ("baseline", rival_of(pair) or method_of(pair.arm, catalog), config["optim"].get("name", "adamw"))
+    sizes = {"short_conv": 0, "qk_dim": None, **config.get("model", {}), "batch_size": config.get("batch_size")}
+    sizes["is_classifier"] = False
+    wanted = ("baseline", rival_of(pair) or method_of(pair.arm, catalog), config.get("optim", {}).get("name", "adamw"))
     for timing in timings:
         is_same_shape = all(value in (None, sizes.get(key)) for key, value in timing.shape.model_dump().items())
         if is_same_shape and (timing.first, timing.second, timing.optimizer) == wanted:

@@ -185,6 +185,16 @@ def test_a_control_stands_beside_what_it_controls(study: Path) -> None:
     assert "controls" not in [block.name for block in blocks(_without(study, "GPT-01-thin")) if isinstance(block, Table)]
 
 
+@pytest.mark.parametrize("learns", [QK // 2, QK // 4])
+def test_a_partial_arm_stands_beside_a_control_of_as_few_parameters(study: Path, learns: int) -> None:
+    for run in write_class(study, "GPT-01-thin", name="GPT-01-lean"):
+        audit = read_json(run / "audit.json")
+        audit["by_role"]["query"]["trainable"] = learns
+        write_json(run / "audit.json", audit, durable=False)
+    (row,) = [row for row in rows(english(study), "controls") if row["method"] == "oelm_last_half"]
+    assert row["control"] == "lean" and row["tinystories"].startswith("-1.0% [")
+
+
 def _without(root: Path, experiment: str) -> Document:
     shutil.rmtree(root / experiment)
     return english(root)

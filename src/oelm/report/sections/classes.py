@@ -142,11 +142,11 @@ def _point(title: str, name: str, row: JudgedPair, words: Words) -> dict[str, An
 
 
 def _beside_controls(found: Found, words: Words) -> list[Block]:
-    """Return arms on which a little learns against the controls of as few parameters: what the frames are worth."""
+    """Return arms of which a part learns against the controls of as few parameters: what the frames or slices are worth."""
     controls = {line: by_set for line, by_set in found.items() if CLASSES[line.place] == "control"}
     sets, rows = sets_of(controls), []
     for line, by_set in found.items():
-        if CLASSES[line.place] not in ("little", "much"):
+        if CLASSES[line.place] not in ("little", "partial", "much"):
             continue
         for control, theirs in controls.items():
             pairs = [(by_set.get(name), theirs.get(name)) for name in sets]

@@ -246,10 +246,11 @@ def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:
     from oelm.data.prepared import find_tokens
     from oelm.data.tokens import read_meta
     from oelm.errors import DataError
+    from oelm.report.sections.baselines import MOST_OF_FIVE_GRAM
 
     if not isinstance(config, RunConfig):
         return {}
-    data = config.data
+    data, rule = config.data, f"a real baseline has at most {MOST_OF_FIVE_GRAM:g} times its perplexity"
     name = f"stdlib-{platform.python_version()}" if data.source == "stdlib" else data.source
     try:
         path = Path(data.source) if is_token_set(data.source) else None
@@ -260,6 +261,6 @@ def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:
         path, figures = None, None
     if figures is None:
         how = f"oelm data info {path} --ngram" if path is not None else "no set of its data is found here by name"
-        return {"5-gram": f"not counted yet ({how}); a baseline must beat it to be a real one"}
+        return {"5-gram": f"not counted yet ({how}); {rule}"}
     shown = ", ".join(f"{split} PPL {values[-1]:.2f}" for split, values in figures.up_to(ORDERS).items())
-    return {"5-gram": f"{shown}; a baseline must beat it to be a real one"}
+    return {"5-gram": f"{shown}; {rule}"}

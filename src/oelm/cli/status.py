@@ -275,7 +275,7 @@ def one_line(text: str) -> str:
 def _summary(views: Sequence[RunView]) -> Text:
     groups: dict[tuple[str, str, str], list[RunView]] = {}
     for view in views:
-        groups.setdefault((view.experiment, view.budget, view.variant), []).append(view)
+        groups.setdefault(view.arm, []).append(view)
     rows = [[*name, str(len(those)), _counted(those)] for name, those in groups.items()]
     return _aligned(("experiment", "budget", "variant", "runs", "of these"), rows, keys=3, right={"runs"})
 
@@ -307,7 +307,7 @@ def _largest_class(views: Sequence[RunView]) -> list[str]:
     from oelm.files import read_json
 
     done = [view for view in views if view.state == "done" and view.status is not None and view.status.metric == "accuracy"]
-    first = {(view.experiment, view.budget, view.variant): view for view in reversed(done)}
+    first = {view.arm: view for view in reversed(done)}
     shares: set[str] = set()
     for view in first.values():
         with contextlib.suppress(OelmError, KeyError, TypeError, ValueError):

@@ -21,6 +21,8 @@ from oelm.runs.status import Locks, Metric, State, Status, decide, is_held, is_h
 from oelm.text import NAME
 
 _SEED = re.compile(r"seed-(0|[1-9][0-9]{0,18})")
+# Experiment, budget, variant.
+ArmKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,10 @@ class RunView:
     @property
     def path(self) -> Path:
         return Path(self.folder)
+
+    @property
+    def arm(self) -> ArmKey:
+        return self.experiment, self.budget, self.variant
 
     @property
     def root(self) -> Path:
@@ -167,8 +173,6 @@ def _size(path: Path) -> int:
 
 # Commands whose runs have no entry in the catalog. Such a run's baseline is the run of the same config but the method.
 OWN = ("train", "finetune")
-# Experiment, budget, variant.
-ArmKey = tuple[str, str, str]
 
 
 def own_baselines(configs: Mapping[ArmKey, Mapping[str, Any]]) -> dict[ArmKey, ArmKey]:
@@ -201,6 +205,12 @@ def baselines_near(views: Sequence[RunView]) -> dict[ArmKey, ArmKey]:
     return found
 
 
+def baselines_of(views: Sequence[RunView], baselines: Mapping[str, str]) -> dict[ArmKey, ArmKey]:
+    """Return the baseline of each arm among views that has one: as the catalog's `baselines` name it, or by the configs."""
+    named = {view.arm: (baselines[view.experiment], *view.arm[1:]) for view in views if view.experiment in baselines}
+    return baselines_near(views) | named
+
+
 def _first_config(variant: Path) -> dict[str, Any] | None:
     """Return the config of the first run of a variant: those of its other seeds have the same one."""
     for name in _folders(variant):
@@ -219,7 +229,7 @@ def baseline_folder(path: Path, baselines: Mapping[str, str]) -> Path | None:
     view = look_at(place if is_run else place / "seed-0")
     variant = path.parent if is_run else path
     if view.experiment in OWN:
-        key = baselines_near([view]).get((view.experiment, view.budget, view.variant))
+        key = baselines_near([view]).get(view.arm)
         found = None if key is None else variant.with_name(key[2])
     else:
         name = baselines.get(view.experiment)
@@ -244,12 +254,9 @@ def gaps(views: Sequence[RunView], baselines: Mapping[str, str]) -> list[Gap | N
 
     `baselines` are the catalog's. A run of `oelm train` or `oelm finetune` is compared with the one of the same config.
     """
-    known = {(view.experiment, view.budget, view.variant, view.seed): view.status for view in views}
-    others = baselines_near(views)
-    for view in views:
-        if (name := baselines.get(view.experiment)) is not None:
-            others[view.experiment, view.budget, view.variant] = name, view.budget, view.variant
-    return [_gap_of(view, others.get((view.experiment, view.budget, view.variant)), known) for view in views]
+    known = {(*view.arm, view.seed): view.status for view in views}
+    others = baselines_of(views, baselines)
+    return [_gap_of(view, others.get(view.arm), known) for view in views]
 
 
 def _gap_of(view: RunView, baseline: ArmKey | None, known: Mapping[tuple[str, str, str, int], Status | None]) -> Gap | None:

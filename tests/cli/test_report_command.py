@@ -231,6 +231,25 @@ def test_compare_refuses_what_cannot_be_compared(root: Path) -> None:
     oelm("compare", run, write_arm(root, "SST-2-01", [0.9], seeds=[0])[0], code=2)
 
 
+def test_compare_says_of_one_path_why_it_has_nothing_to_compare(root: Path, tmp_path: Path) -> None:
+    def said(path: Path) -> str:
+        return oelm("compare", path, code=2).output.removeprefix(f"error: {path}: ")
+
+    (file := tmp_path / "file").touch()
+    assert said(tmp_path / "nope").startswith("no such folder; give a run's folder")
+    assert said(file).startswith("is a file; give a run's folder")
+    assert said(root).startswith("is no run, and holds no seed-0, seed-1, ...; give one below it, such as ")
+    assert said(root / "GPT-02").endswith(f"such as {root / 'GPT-02' / 'laptop' / 'default'}\n")
+    (run, _) = write_arm(root, "train", ARM[:2], seeds=range(2), variant="lonely", method="oelm_freeze")
+    told = "no baseline with the same text and settings was trained; run the same command with --method baseline"
+    assert said(run).startswith(told) and said(run.parent).startswith(told)
+    assert said(write_arm(root, "train", BASE[:1], seeds=[0], variant="base")[0]).startswith("is itself a baseline;")
+    assert said(root / "GPT-01" / "laptop" / "default").startswith("is itself a baseline;")
+    assert said(run.rename(tmp_path / "solo")).startswith("its folder is not that of an experiment with a baseline;")
+    write_run(root, "train", 0, Fate(ppl=31.0, method="oelm_freeze", settings={"steps": 40}), variant="lonely")
+    assert said(run.parent).startswith("seed-0 and seed-1 differ in steps (40 / ")
+
+
 def test_compare_prints_hostile_names_as_text(root: Path, tmp_path: Path) -> None:
     run = root / "GPT-01" / "laptop" / "default" / "seed-0"
     moved = (root / "GPT-02" / "laptop" / "default" / "seed-0").rename(tmp_path / "[red]a\x1b[31mb\u202e")

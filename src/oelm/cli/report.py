@@ -270,15 +270,13 @@ def compare(
 
 
 def _baseline_of(run: Path) -> Path:
-    """Return the folder of a run's baseline; ConfigError where it has none, or none is found."""
+    """Return the folder of a run's baseline; ConfigError where the run cannot be compared, or has none."""
     from oelm.experiments.catalog import load_catalog
+    from oelm.report.compare import read_folder
     from oelm.runs.find import baseline_folder
 
-    found = baseline_folder(run, load_catalog().baselines())
-    if found is None or not found.is_dir():
-        where = "is a baseline, or has none of its config next to it" if found is None else f"its baseline is not at {found}"
-        raise ConfigError(f"{run}: {where}; train one (--method baseline), or give two runs: oelm compare RUN RUN")
-    return found
+    read_folder(run)
+    return baseline_folder(run, load_catalog().baselines())
 
 
 @reported

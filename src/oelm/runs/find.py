@@ -222,8 +222,8 @@ def _first_config(variant: Path) -> dict[str, Any] | None:
     return None
 
 
-def baseline_folder(path: Path, baselines: Mapping[str, str]) -> Path | None:
-    """Return where the baseline of a run, or of a folder of seeds, is; `baselines` are the catalog's. None if it has none."""
+def baseline_folder(path: Path, baselines: Mapping[str, str]) -> Path:
+    """Return where the baseline of a run, or of a folder of seeds, is; `baselines` are the catalog's. ConfigError if none."""
     is_run = (path / CONFIG).is_file()
     place = path.absolute()
     view = look_at(place if is_run else place / "seed-0")
@@ -234,7 +234,22 @@ def baseline_folder(path: Path, baselines: Mapping[str, str]) -> Path | None:
     else:
         name = baselines.get(view.experiment)
         found = None if name is None else Path(os.path.normpath(variant / "../../.." / name / view.budget / view.variant))
-    return found / path.name if found is not None and is_run else found
+    if found is None:
+        config = read_json(path / CONFIG) if is_run else _first_config(path)
+        raise ConfigError(f"{path}: {_why_alone(view, config or {})} give two runs: oelm compare RUN RUN")
+    found = found / path.name if is_run else found
+    if not found.is_dir():
+        raise ConfigError(f"{path}: its baseline is not at {found}; train it, or give two runs: oelm compare RUN RUN")
+    return found
+
+
+def _why_alone(view: RunView, config: Mapping[str, Any]) -> str:
+    """Return why a run has no baseline, as the first words of a message."""
+    if _is_baseline(config.get("method")):
+        return "is itself a baseline;"
+    if view.experiment in OWN:
+        return "no baseline with the same text and settings was trained; run the same command with --method baseline, or"
+    return "its folder is not that of an experiment with a baseline;"
 
 
 _COLUMN: dict[Metric, str] = {"ppl": "val_ppl", "accuracy": "val_accuracy"}

@@ -179,12 +179,18 @@ def test_one_table_or_picture_goes_into_no_file(root: Path, tmp_path: Path, one:
 )
 def test_a_misspelt_table_or_picture_is_refused_with_the_nearest(root: Path, one: tuple[str, str], near: str) -> None:
     found = " ".join(oelm("report", *one, code=2).output.split())
-    assert f"{one[0]} '{one[1]}' (did you mean '{near}'?): this report has " in found
+    assert f"{one[0]} '{one[1]}' (did you mean '{near}'?): this report has no such {one[0][2:]}; it has " in found
 
 
 def test_a_table_of_runs_that_are_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
     found = oelm("report", "--out", tmp_path, "--table", "classes", code=2).output
-    assert "this report has reported; no arm in it has finished runs together with its baseline" in " ".join(found.split())
+    told = "--table 'classes': this report has no such table; it has reported; no arm in it has finished runs together with"
+    assert told in " ".join(found.split())
+
+
+def test_a_table_that_other_reports_have_is_not_called_misspelt(root: Path) -> None:
+    found = " ".join(oelm("report", "--table", "imported", code=2).output.split())
+    assert "--table 'imported': this report has no such table; it has classes" in found
 
 
 def test_looks_are_counted(root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from oelm.report import build
 from oelm.report.build import Report, build_report
 from oelm.report.document import Chart, Document
 from oelm.report.html import render_html
@@ -460,3 +462,10 @@ def test_a_report_takes_a_study_of_every_kind_at_once(tmp_path: Path) -> None:
     ]
     assert names(english(tmp_path)) == expected
     assert names(built(tmp_path).document("zh")) == expected
+
+
+def test_every_table_of_a_report_is_known_by_its_name() -> None:
+    folder = Path(build.__file__).parent
+    sources = [*(folder / "sections").glob("*.py"), folder / "foreign.py"]
+    named = {name for path in sources for name in re.findall(r'\bTable\("([a-z]+)"', path.read_text(encoding="utf-8"))}
+    assert sorted(named) == list(build.TABLES)

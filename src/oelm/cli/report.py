@@ -142,6 +142,7 @@ def _check_files(files: Mapping[str, Path | None]) -> None:
 
 
 def _one(document: Document, *, table: str | None, picture: str | None) -> str:
+    from oelm.report.build import TABLES
     from oelm.report.document import Chart, Table
     from oelm.report.markdown import picture_text, table_text
 
@@ -154,7 +155,10 @@ def _one(document: Document, *, table: str | None, picture: str | None) -> str:
     nothing = "" if "verdicts" in tables else "; no arm in it has finished runs together with its baseline"
     for option, name, there in (("--table", table, list(tables)), ("--picture", picture, list(charts))):
         if name is not None and name not in there:
-            raise ConfigError(f"{option} {name!r}{suggest(name, there)}: this report has {', '.join(there) or 'none'}{nothing}")
+            # A table that other reports have is not misspelt.
+            hint = "" if name in TABLES else suggest(name, there)
+            kind, found = option.removeprefix("--"), ", ".join(there) or "none"
+            raise ConfigError(f"{option} {name!r}{hint}: this report has no such {kind}; it has {found}{nothing}")
     return table_text(tables[table]) if table is not None else picture_text(charts[picture or ""])
 
 

@@ -184,7 +184,7 @@ def test_a_misspelt_table_or_picture_is_refused_with_the_nearest(root: Path, one
 
 def test_a_table_of_runs_that_are_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
     found = oelm("report", "--out", tmp_path, "--table", "classes", code=2).output
-    told = "--table 'classes': this report has no such table; it has reported; no arm in it has finished runs together with"
+    told = "--table 'classes': this report has no such table; it has none; no arm in it has finished runs together with"
     assert told in " ".join(found.split())
 
 

@@ -415,6 +415,13 @@ def test_a_report_names_no_host_and_no_home_folder(tmp_path: Path, monkeypatch: 
     assert "~/text.txt" in shown and "~/runs/GPT-03/laptop/default/seed-0/audit.json" in shown
 
 
+def test_an_arm_of_oelm_train_without_its_baseline_is_named_with_what_to_train(tmp_path: Path) -> None:
+    write_arm(tmp_path, "train", [30.0], seeds=[0], variant="baseline-00000001", settings={"steps": 40})
+    write_arm(tmp_path, "train", [30.6], seeds=[0], variant="oelm-freeze-00000002", method="oelm_freeze")
+    told = "because no baseline with the same text and settings was trained; run the same command with --method baseline."
+    assert f"train/laptop/oelm-freeze-00000002: compared with nothing, {told}" in texts(english(tmp_path), "verdicts")
+
+
 def test_only_what_is_asked_for_and_its_baseline_is_reported(tmp_path: Path) -> None:
     write_study(tmp_path, 1.02)
     write_study(tmp_path, 1.02, arm="GPT-03")

@@ -115,8 +115,20 @@ def test_an_unknown_budget_is_refused_with_the_nearest(root: Path) -> None:
     assert "no budget called 'labtop' (did you mean 'laptop'?); choose one of paper, workstation, laptop, smoke" in shown
 
 
-def test_a_budget_without_runs_is_an_empty_report(root: Path) -> None:
-    assert "there is nothing to judge yet" in oelm("report", "--budget", "paper").output
+def test_what_has_no_runs_is_refused_with_where_there_are_some_and_writes_nothing(root: Path, tmp_path: Path) -> None:
+    shown = oelm("report", "--budget", "paper", "--markdown", tmp_path / "report.md", code=2).output
+    assert "error: no runs at budget paper under outputs; the runs are at laptop\n" in shown
+    assert not (tmp_path / "report.md").exists()
+    shown = oelm("report", "GPT-02", "--budget", "smoke", code=2).output
+    assert "no runs of GPT-02 at budget smoke under outputs; the runs of GPT-02 are at laptop\n" in shown
+    assert "no runs of GPT-05 under outputs; `oelm status` shows all" in oelm("report", "GPT-05", code=2).output
+
+
+def test_a_run_given_as_the_folder_of_runs_is_refused_with_what_to_use(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    run = (root / "GPT-02" / "laptop" / "default" / "seed-0").rename(tmp_path / "alone" / "run")
+    assert f"{run} is itself a run: use `oelm compare RUN RUN` or `oelm eval" in oelm("report", "--out", run, code=2).output
+    assert f"{run.parent} holds runs directly, such as {run}: use" in oelm("report", "--out", run.parent, code=2).output
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:

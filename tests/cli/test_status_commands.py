@@ -35,6 +35,11 @@ def test_no_runs_is_said_with_the_command_to_begin_with(root: Path) -> None:
     assert json.loads(oelm("status", "--json").stdout) == []
 
 
+def test_a_root_that_is_itself_a_run_is_called_so(root: Path) -> None:
+    run = record(root, "done")
+    assert oelm("status", "--out", run).stdout.startswith(f"{run} is itself a run: use `oelm compare RUN RUN` or `oelm eval")
+
+
 def test_a_root_that_is_a_file_is_refused(root: Path) -> None:
     root.write_text("x")
     assert "is a file" in oelm("status", code=3).stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -94,6 +94,8 @@ def report(
     named = [name for name in ids or () if name not in OWN]
     only = own + ([experiment.id for experiment in found.select(named)] if named else [])
     made = build_report(places, found, only=only, budgets=budget or (), question=question)
+    if not made.findings.arms and not made.imported:
+        _refuse_if_elsewhere(places, ids or (), only, budget or ())
     document = made.document(lang)
     one = _one(document, table=table, picture=picture) if table is not None or picture is not None else None
     # Before anything is shown: a verdict that was seen counts, whatever happens next.
@@ -110,6 +112,22 @@ def report(
         say(f"No runs under {', '.join(map(str, places))} yet; start with `oelm demo`")
     elif not any((html, markdown, csv, latex)):
         say("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex")
+
+
+def _refuse_if_elsewhere(places: list[Path], ids: Sequence[str], only: Sequence[str], budgets: Sequence[str]) -> None:
+    """Raise ConfigError where runs exist, but not those asked for, or not where a report looks for them."""
+    from oelm.runs.find import misplaced, scan
+
+    if remark := next(filter(None, map(misplaced, places)), ""):
+        raise ConfigError(remark)
+    views = [view for place in places for view in scan(place)]
+    if not views:
+        return
+    of = f" of {', '.join(ids)}" if ids else ""
+    at = f" at budget {', '.join(budgets)}" if budgets else ""
+    others = {view.budget for view in views if view.experiment in only or not only}
+    hint = f"the runs{of} are at {', '.join(sorted(others))}" if others else "`oelm status` shows all that are there"
+    raise ConfigError(f"no runs{of}{at} under {', '.join(map(str, places))}; {hint}")
 
 
 def _check_language(lang: str) -> None:

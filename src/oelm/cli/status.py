@@ -128,6 +128,10 @@ def find_runs(
 
 def no_answer(root: Path, ids: Sequence[str], budget: str | None) -> str:
     """Say that there is nothing of what was asked for, and what to do next."""
+    from oelm.runs.find import misplaced
+
+    if remark := misplaced(root):
+        return printable(remark)
     if not ids and budget is None:
         return f"No runs under {root}; begin with `oelm run GPT-02 --budget smoke`"
     what = (["of", ", ".join(ids)] if ids else []) + (["at", budget] if budget is not None else [])

@@ -94,6 +94,16 @@ def scan_flat(folder: Path) -> list[RunView]:
     return [look_at(path) for path in (folder, *sorted(folder.iterdir())) if os.path.lexists(path / STATUS)]
 
 
+def misplaced(root: Path) -> str:
+    """Return what to do about a folder that is a run, or holds runs directly, as `oelm train --out` leaves them; else ''."""
+    found = scan_flat(root) if root.is_dir() else []
+    if not found:
+        return ""
+    what = "is itself a run" if found[0].path == root else f"holds runs directly, such as {found[0].path}"
+    use = "use `oelm compare RUN RUN` or `oelm eval RUN`"
+    return f"{root} {what}: {use}, or give a folder that holds EXPERIMENT/BUDGET/VARIANT/seed-N"
+
+
 def _seen(place: RunView, status: Status | None, locks: Locks | None, *, now: float) -> RunView:
     here = is_here(status)
     # Only what a run says while it runs needs a second witness.

@@ -35,6 +35,12 @@ def test_no_runs_is_said_with_the_command_to_begin_with(root: Path) -> None:
     assert json.loads(oelm("status", "--json").stdout) == []
 
 
+def test_only_folders_with_runs_are_called_experiments_that_have_some(root: Path) -> None:
+    record(root, "done")
+    (root / "bench").mkdir()
+    assert "no runs of 'nope' under outputs; runs here: GPT-02\n" in oelm("status", "nope", code=2).stderr
+
+
 def test_a_root_that_is_itself_a_run_is_called_so(root: Path) -> None:
     run = record(root, "done")
     assert oelm("status", "--out", run).stdout.startswith(f"{run} is itself a run: use `oelm compare RUN RUN` or `oelm eval")

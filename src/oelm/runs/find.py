@@ -168,7 +168,9 @@ def choose(root: Path, names: Collection[str], *, groups: Mapping[str, Collectio
     for name in names:
         found = ({name.lower()} if name.lower() in there else by_group.get(name.lower(), set())) & there.keys()
         if not found:
-            hint = suggest(name, there.values()) or f"; runs here: {', '.join(sorted(there.values())) or 'none'}"
+            # Not every folder holds runs: timings and imported runs have theirs, too.
+            known = sorted({place.experiment for place in _places(os.fspath(root), ())})
+            hint = suggest(name, known) or f"; runs here: {', '.join(known) or 'none'}"
             raise ConfigError(f"no runs of {name!r} under {root}{hint}")
         chosen |= {there[key] for key in found}
     return sorted(chosen)

@@ -66,6 +66,13 @@ def test_the_table_shows_what_each_run_does_and_the_footer_counts(root: Path) ->
     assert lines[8].startswith("dead: killed; rerun the command that started them")
 
 
+def test_a_done_run_whose_config_is_damaged_is_marked(root: Path) -> None:
+    record(root, "done", seed=1)
+    (record(root, "done") / "config.json").write_text('{"method": {"in')
+    damaged, whole = oelm("status").stdout.splitlines()[1:3]
+    assert "done, config unreadable  600/600" in damaged and "unreadable" not in whole
+
+
 def test_accuracies_have_the_largest_class_below_them(root: Path) -> None:
     run = record(root, "done", experiment="SST-2-01", best=0.9, metric="accuracy")
     assert "largest class" not in oelm("status").stdout

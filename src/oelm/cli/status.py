@@ -22,7 +22,7 @@ from rich.text import Text
 from oelm.cli.options import OnlyBudget, Out, SomeIds
 from oelm.cli.shell import echo, out, printable, reported, warn
 from oelm.errors import ClusterError, ConfigError, OelmError
-from oelm.runs.layout import SUBMISSIONS, TIMING
+from oelm.runs.layout import CONFIG, SUBMISSIONS, TIMING
 from oelm.text import column_bands, duration, fixed
 
 if TYPE_CHECKING:
@@ -189,11 +189,28 @@ def _page(
 
 def _table(views: Sequence[RunView], distances: Sequence[Gap | None], jobs: Mapping[Path, JobState]) -> Text:
     rows = [_cells(view, gap) for view, gap in zip(views, distances, strict=True)]
+    for number in _unreadable(views):
+        rows[number][_HEADINGS.index("state")] += ", config unreadable"
     if not jobs:
         return _aligned(_HEADINGS, rows, keys=4, right=_RIGHT, styled="state")
     told = [str(jobs.get(view.path, "")) for view in views]
     with_jobs = [[*row, one_line(text)] for row, text in zip(rows, told, strict=True)]
     return _aligned((*_HEADINGS, "SLURM"), with_jobs, keys=4, right=_RIGHT, styled="state")
+
+
+def _unreadable(views: Sequence[RunView]) -> list[int]:
+    """Return which runs seem done and cannot be used, for their config.json is damaged."""
+    from oelm.files import read_json
+
+    # Reading ten thousand would take a fifth of a second; a report names them, too.
+    found = []
+    for number, view in enumerate(views if len(views) <= _MAX_LINES else ()):
+        try:
+            if view.state == "done":
+                read_json(view.path / CONFIG)
+        except OelmError:
+            found.append(number)
+    return found
 
 
 def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], *, keys: int, right: set[str], styled: str = "") -> Text:

@@ -176,6 +176,8 @@ def test_memory_is_measured_of_each_arm_alone() -> None:
     told: list[str] = []
     arms = [(name, shape_config("tiny", name)) for name in ("baseline", "oelm_freeze")]
     (result,) = compare(arms, rounds=3, progress=told.append)
+    assert told[0] == "timing training steps of A baseline, B oelm_freeze in turn: 3 rounds after 2 to warm up"
+    told = [text for text in told if not text.startswith("round ")]
     assert (result.first.peak_bytes or 0) > 0 and (result.second.peak_bytes or 0) > 0 and len(told) == 3
 
 

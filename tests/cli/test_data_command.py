@@ -346,7 +346,7 @@ def test_show_has_the_5_gram_of_an_experiments_text_once_it_is_counted(files: Pa
     show = ["show", "GPT-01", *(part for setting in settings for part in ("--set", setting))]
     assert "5-gram         not counted yet (no set of its data is found here by name)" in succeeded(oelm(*show)).stdout
     prepare_stories(files, "--max-tokens", "100000")
-    assert "--ngram); a baseline must beat it" in succeeded(oelm(*show)).stdout
+    assert "--ngram); a real baseline has at most 0.95 times its perplexity" in succeeded(oelm(*show)).stdout
     counted = succeeded(oelm("data", "info", "tinystories", "--ngram")).stdout
     found = re.search(r"val (\d+\.\d\d) for order 5", counted)
-    assert found is not None and f"val PPL {found[1]}; a baseline must beat it" in succeeded(oelm(*show)).stdout
+    assert found is not None and f"val PPL {found[1]}; a real baseline has at most 0.95 times" in succeeded(oelm(*show)).stdout

@@ -115,8 +115,20 @@ def test_an_unknown_budget_is_refused_with_the_nearest(root: Path) -> None:
     assert "no budget called 'labtop' (did you mean 'laptop'?); choose one of paper, workstation, laptop, smoke" in shown
 
 
-def test_a_budget_without_runs_is_an_empty_report(root: Path) -> None:
-    assert "there is nothing to judge yet" in oelm("report", "--budget", "paper").output
+def test_what_has_no_runs_is_refused_with_where_there_are_some_and_writes_nothing(root: Path, tmp_path: Path) -> None:
+    shown = oelm("report", "--budget", "paper", "--markdown", tmp_path / "report.md", code=2).output
+    assert "error: no runs at budget paper under outputs; the runs are at laptop\n" in shown
+    assert not (tmp_path / "report.md").exists()
+    shown = oelm("report", "GPT-02", "--budget", "smoke", code=2).output
+    assert "no runs of GPT-02 at budget smoke under outputs; the runs of GPT-02 are at laptop\n" in shown
+    assert "no runs of GPT-05 under outputs; `oelm status` shows all" in oelm("report", "GPT-05", code=2).output
+
+
+def test_a_run_given_as_the_folder_of_runs_is_refused_with_what_to_use(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "alone").mkdir()
+    run = (root / "GPT-02" / "laptop" / "default" / "seed-0").rename(tmp_path / "alone" / "run")
+    assert f"{run} is itself a run: use `oelm compare RUN RUN` or `oelm eval" in oelm("report", "--out", run, code=2).output
+    assert f"{run.parent} holds runs directly, such as {run}: use" in oelm("report", "--out", run.parent, code=2).output
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
@@ -179,12 +191,18 @@ def test_one_table_or_picture_goes_into_no_file(root: Path, tmp_path: Path, one:
 )
 def test_a_misspelt_table_or_picture_is_refused_with_the_nearest(root: Path, one: tuple[str, str], near: str) -> None:
     found = " ".join(oelm("report", *one, code=2).output.split())
-    assert f"{one[0]} '{one[1]}' (did you mean '{near}'?): this report has " in found
+    assert f"{one[0]} '{one[1]}' (did you mean '{near}'?): this report has no such {one[0][2:]}; it has " in found
 
 
 def test_a_table_of_runs_that_are_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
     found = oelm("report", "--out", tmp_path, "--table", "classes", code=2).output
-    assert "this report has reported; no arm in it has finished runs together with its baseline" in " ".join(found.split())
+    told = "--table 'classes': this report has no such table; it has none; no arm in it has finished runs together with"
+    assert told in " ".join(found.split())
+
+
+def test_a_table_that_other_reports_have_is_not_called_misspelt(root: Path) -> None:
+    found = " ".join(oelm("report", "--table", "imported", code=2).output.split())
+    assert "--table 'imported': this report has no such table; it has classes" in found
 
 
 def test_looks_are_counted(root: Path) -> None:
@@ -229,6 +247,25 @@ def test_compare_refuses_what_cannot_be_compared(root: Path) -> None:
     oelm("compare", run, root / "nothing", code=2)
     oelm("compare", run, record(root, "failed", experiment="GPT-03"), code=2)
     oelm("compare", run, write_arm(root, "SST-2-01", [0.9], seeds=[0])[0], code=2)
+
+
+def test_compare_says_of_one_path_why_it_has_nothing_to_compare(root: Path, tmp_path: Path) -> None:
+    def said(path: Path) -> str:
+        return oelm("compare", path, code=2).output.removeprefix(f"error: {path}: ")
+
+    (file := tmp_path / "file").touch()
+    assert said(tmp_path / "nope").startswith("no such folder; give a run's folder")
+    assert said(file).startswith("is a file; give a run's folder")
+    assert said(root).startswith("is no run, and holds no seed-0, seed-1, ...; give one below it, such as ")
+    assert said(root / "GPT-02").endswith(f"such as {root / 'GPT-02' / 'laptop' / 'default'}\n")
+    (run, _) = write_arm(root, "train", ARM[:2], seeds=range(2), variant="lonely", method="oelm_freeze")
+    told = "no baseline with the same text and settings was trained; run the same command with --method baseline"
+    assert said(run).startswith(told) and said(run.parent).startswith(told)
+    assert said(write_arm(root, "train", BASE[:1], seeds=[0], variant="base")[0]).startswith("is itself a baseline;")
+    assert said(root / "GPT-01" / "laptop" / "default").startswith("is itself a baseline;")
+    assert said(run.rename(tmp_path / "solo")).startswith("its folder is not that of an experiment with a baseline;")
+    write_run(root, "train", 0, Fate(ppl=31.0, method="oelm_freeze", settings={"steps": 40}), variant="lonely")
+    assert said(run.parent).startswith("seed-0 and seed-1 differ in steps (40 / ")
 
 
 def test_compare_prints_hostile_names_as_text(root: Path, tmp_path: Path) -> None:

@@ -35,6 +35,17 @@ def test_no_runs_is_said_with_the_command_to_begin_with(root: Path) -> None:
     assert json.loads(oelm("status", "--json").stdout) == []
 
 
+def test_only_folders_with_runs_are_called_experiments_that_have_some(root: Path) -> None:
+    record(root, "done")
+    (root / "bench").mkdir()
+    assert "no runs of 'nope' under outputs; runs here: GPT-02\n" in oelm("status", "nope", code=2).stderr
+
+
+def test_a_root_that_is_itself_a_run_is_called_so(root: Path) -> None:
+    run = record(root, "done")
+    assert oelm("status", "--out", run).stdout.startswith(f"{run} is itself a run: use `oelm compare RUN RUN` or `oelm eval")
+
+
 def test_a_root_that_is_a_file_is_refused(root: Path) -> None:
     root.write_text("x")
     assert "is a file" in oelm("status", code=3).stderr
@@ -53,6 +64,13 @@ def test_the_table_shows_what_each_run_does_and_the_footer_counts(root: Path) ->
     assert lines[5].split()[4:7] == ["queued", "0/600", "91.50%"]
     assert lines[7] == "5 runs: 1 running, 1 queued, 1 dead, 2 done"
     assert lines[8].startswith("dead: killed; rerun the command that started them")
+
+
+def test_a_done_run_whose_config_is_damaged_is_marked(root: Path) -> None:
+    record(root, "done", seed=1)
+    (record(root, "done") / "config.json").write_text('{"method": {"in')
+    damaged, whole = oelm("status").stdout.splitlines()[1:3]
+    assert "done, config unreadable  600/600" in damaged and "unreadable" not in whole
 
 
 def test_accuracies_have_the_largest_class_below_them(root: Path) -> None:

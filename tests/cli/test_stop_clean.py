@@ -71,6 +71,19 @@ def test_clean_lists_first_and_deletes_when_told(root: Path) -> None:
     assert [path.name for path in run.iterdir()] == ["thesis.tex"]
 
 
+def test_clean_deletes_the_pictures_that_inspect_wrote(root: Path) -> None:
+    run = record(root, "done")
+    for name in ("heads-step-30.png", "heads-step-30.svg"):
+        (run / name).touch()
+    assert "not written by oelm" not in oelm("clean", "GPT-02", "--yes").stdout and not run.exists()
+
+
+@pytest.mark.parametrize("command", ["stop", "clean"])
+def test_the_help_of_what_ends_or_deletes_runs_asks_for_names(command: str) -> None:
+    shown = oelm(command, "--help").stdout
+    assert "or give --all" in shown and "default: all" not in shown
+
+
 def test_clean_keeps_to_its_budget(root: Path) -> None:
     record(root, "done")
     other = record(root, "done", budget="laptop")

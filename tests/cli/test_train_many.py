@@ -94,7 +94,7 @@ def test_one_folder_is_compared_with_its_baseline(here: str) -> None:
     assert oelm("compare", arm) == oelm("compare", baseline, arm)
     alone = oelm("compare", arm / "seed-0")
     assert f"{baseline}/seed-0" in alone and "one seed: no interval" in alone
-    assert "is a baseline, or has none of its config next to it" in oelm("compare", baseline, code=2)
+    assert f"error: {baseline}: is itself a baseline; give two runs" in oelm("compare", baseline, code=2)
 
 
 def test_status_shows_the_distance_to_the_baseline_of_the_same_config(here: str) -> None:

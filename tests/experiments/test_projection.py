@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,13 @@ def test_command_says_that_it_is_paper() -> None:
     assert result.exit_code == 0, result.output
     assert "calculated on paper, not measured" in " ".join(result.output.split())
     assert "10 runs at paper" in result.output
+
+
+def test_one_gpu_has_one_time_and_one_cost_with_its_price() -> None:
+    printed = CliRunner(env={"COLUMNS": "140"}).invoke(app, ["show", "GPT-02", "--on", "A100", "--price", "3"]).output
+    assert printed.splitlines()[0].split("  ")[2] == "each alone" and "each on 1" not in printed
+    (summed,) = [line for line in printed.splitlines() if line.startswith("10 runs at paper: ")]
+    assert re.fullmatch(r"10 runs at paper: \S+ h on 1 A100 \(cost \d+ at 3 per GPU and hour\)", summed)
 
 
 def test_settings_change_what_is_projected() -> None:

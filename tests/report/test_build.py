@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from oelm.report import build
 from oelm.report.build import Report, build_report
 from oelm.report.document import Chart, Document
 from oelm.report.html import render_html
@@ -107,8 +109,8 @@ def test_smoke_never_gets_a_verdict(tmp_path: Path) -> None:
     assert cells(document, "verdicts", "verdict")[0].text == "smoke: never a result"
     assert not report.judged[0].judgement.is_look
     assert "0 pass" not in everything(document) and "None can be given a verdict" in texts(document, "verdicts")[0]
-    assert "answer" not in names(document)
-    assert {row["measured"] for row in rows(document, "reported")} == {"not measured"}
+    # Nor is it what was measured of what the earlier study reported.
+    assert not {"answer", "reported"} & {*names(document)}
 
 
 def test_paper_arms_of_different_rates_get_no_verdict(tmp_path: Path) -> None:
@@ -362,7 +364,7 @@ def test_a_report_on_nothing_but_runs_that_cannot_be_used_says_so(tmp_path: Path
     write, told = FATES[fate]
     write(tmp_path)
     document = english(tmp_path)
-    assert names(document) == ["verdicts", "reported"]
+    assert names(document) == ["verdicts"]
     warnings = texts(document, "verdicts", "warning")
     assert told in warnings[0] and warnings[1].startswith("No arm has a finished run together with its baseline")
     assert not shows_it(document)
@@ -370,7 +372,7 @@ def test_a_report_on_nothing_but_runs_that_cannot_be_used_says_so(tmp_path: Path
 
 def test_a_report_on_no_runs_says_so(tmp_path: Path) -> None:
     document = english(tmp_path)
-    assert names(document) == ["verdicts", "reported"]
+    assert names(document) == ["verdicts"]
     assert texts(document, "verdicts") == [
         "No arm has a finished run together with its baseline, so there is nothing to judge yet."
     ]
@@ -411,6 +413,13 @@ def test_a_report_names_no_host_and_no_home_folder(tmp_path: Path, monkeypatch: 
     shown = everything(english(home / "runs"))
     assert "alice" not in shown and "secret-host-name" not in shown
     assert "~/text.txt" in shown and "~/runs/GPT-03/laptop/default/seed-0/audit.json" in shown
+
+
+def test_an_arm_of_oelm_train_without_its_baseline_is_named_with_what_to_train(tmp_path: Path) -> None:
+    write_arm(tmp_path, "train", [30.0], seeds=[0], variant="baseline-00000001", settings={"steps": 40})
+    write_arm(tmp_path, "train", [30.6], seeds=[0], variant="oelm-freeze-00000002", method="oelm_freeze")
+    told = "because no baseline with the same text and settings was trained; run the same command with --method baseline."
+    assert f"train/laptop/oelm-freeze-00000002: compared with nothing, {told}" in texts(english(tmp_path), "verdicts")
 
 
 def test_only_what_is_asked_for_and_its_baseline_is_reported(tmp_path: Path) -> None:
@@ -460,3 +469,10 @@ def test_a_report_takes_a_study_of_every_kind_at_once(tmp_path: Path) -> None:
     ]
     assert names(english(tmp_path)) == expected
     assert names(built(tmp_path).document("zh")) == expected
+
+
+def test_every_table_of_a_report_is_known_by_its_name() -> None:
+    folder = Path(build.__file__).parent
+    sources = [*(folder / "sections").glob("*.py"), folder / "foreign.py"]
+    named = {name for path in sources for name in re.findall(r'\bTable\("([a-z]+)"', path.read_text(encoding="utf-8"))}
+    assert sorted(named) == list(build.TABLES)

@@ -140,8 +140,11 @@ def test_one_table_is_printed_alone_as_markdown(study: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "answer"),
     [
-        (["--table", "clases"], "--table 'clases' (did you mean 'classes'?): this report has classes"),
-        (["--picture", "clases"], "--picture 'clases' (did you mean 'classes'?): this report has classes"),
+        (["--table", "clases"], "--table 'clases' (did you mean 'classes'?): this report has no such table; it has classes"),
+        (
+            ["--picture", "clases"],
+            "--picture 'clases' (did you mean 'classes'?): this report has no such picture; it has classes",
+        ),
         (["--table", "classes", "--picture", "classes"], "one of them at a time"),
     ],
 )

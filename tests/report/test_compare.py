@@ -143,12 +143,12 @@ def test_a_damaged_run_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
         compare_runs([first, second])
 
 
-@pytest.mark.parametrize("name", ["nowhere", "empty", "file"])
-def test_what_is_no_run_is_refused_with_what_to_give(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "what"), [("nowhere", "no such folder"), ("empty", "is no run"), ("file", "is a file")])
+def test_what_is_no_run_is_refused_with_what_to_give(tmp_path: Path, name: str, what: str) -> None:
     first, _ = write_pair(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(ConfigError, match=f"{name}: no finished run there; give a run's folder"):
+    with pytest.raises(ConfigError, match=f"{name}: {what}.*; give a run's folder"):
         compare_runs([first, tmp_path / name])
 
 

@@ -178,6 +178,15 @@ def test_curves_are_means_over_the_seeds_that_reached_a_step_with_their_band(tmp
     assert chart.caption.startswith("GPT-01 and the arms compared with it, budget laptop.")
 
 
+def test_arms_of_oelm_train_are_drawn_with_the_baseline_of_the_same_config(tmp_path: Path) -> None:
+    write_arm(tmp_path, "train", BASE[:2], seeds=range(2), variant="baseline-00000001")
+    write_arm(tmp_path, "train", ARM[:2], seeds=range(2), variant="oelm-freeze-00000002", method="oelm_freeze")
+    (chart,) = [chart for chart in charts(page_of(tmp_path)) if chart.name.startswith("learning")]
+    assert chart.caption.startswith("train (baseline-00000001) and the arms compared with it")
+    arms = list(dict.fromkeys(row["arm"] for row in chart.spec["data"]["values"]))
+    assert arms == ["train (baseline-00000001)", "train (oelm-freeze-00000002)"]
+
+
 def test_a_long_curve_is_thinned_to_its_end(tmp_path: Path) -> None:
     under_way(tmp_path, "GPT-01", 0, tuple(5.0 - 0.001 * n for n in range(1000)))
     (chart,) = charts(page_of(tmp_path))

@@ -279,6 +279,7 @@ PRINTED = {
 
 @pytest.mark.parametrize("experiment", PRINTED)
 def test_reported_gaps_follow_from_the_reported_figures(tmp_path: Path, experiment: str) -> None:
+    write_by_seed(tmp_path, "GPT-01", BASE)
     found = {row["experiment"]: row for row in rows(english(tmp_path), "reported")}
     assert found[experiment]["reported gap"] == PRINTED[experiment]
     assert len(found) == 14
@@ -293,6 +294,7 @@ def test_what_was_imported_of_the_earlier_study_is_among_others_runs(tmp_path: P
 def test_a_users_own_reported_figures_of_another_kind_are_shown_as_they_are(tmp_path: Path) -> None:
     own = "OWN: {kind: language_model, data: stdlib, reported: {source: mine, figures: {final_loss: 0.5, hours: 3}}}"
     other = "OTHER: {extends: OWN, baseline: OWN, reported: {source: mine, figures: {best_ppl: 4}}}"
+    write_by_seed(tmp_path, "GPT-01", BASE)
     found = rows(english(tmp_path, catalog=catalog_with(own, other)), "reported")[-2:]
     assert [(row["reported"], row["reported gap"]) for row in found] == [("final_loss 0.5, hours 3", ""), ("4", "")]
 

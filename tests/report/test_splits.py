@@ -15,6 +15,7 @@ from oelm.files import read_json
 from oelm.report.arms import collect, common_split, load_runs
 from oelm.report.compare import compare_runs
 from oelm.report.document import Document
+from oelm.report.sections.baselines import MOST_OF_FIVE_GRAM
 from oelm.runs.records import Counters, TextCounter
 from tests.report.by_hand import BASE, LADDER, ratio_by_hand
 from tests.report.reading import english, everything, rows, table, texts, values
@@ -202,6 +203,12 @@ def test_a_baseline_is_next_to_the_5_gram_of_its_text(tmp_path: Path) -> None:
     assert row["n-gram PPL, order 1 to 5"] == "512.00 / 256.00 / 128.00 / 64.00 / 32.00"
     assert row["final loss above its minimum"] == "0.00%" and row["on"] == "validation"
     assert not warned(document, "counting") and not warned(document, "overfitted") and not warned(document, "bigram")
+
+
+def test_the_page_gives_the_rule_for_a_real_baseline_that_verdicts_follow(tmp_path: Path) -> None:
+    document = write_baseline(tmp_path, five_gram=32.0)
+    (rule,) = [text for text in texts(document, "baselines") if "A baseline is a real one" in text]
+    assert f"when every seed has at most {MOST_OF_FIVE_GRAM:g} times the perplexity of that" in rule
 
 
 def test_a_baseline_of_which_one_seed_does_not_beat_the_5_gram_is_reported(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from oelm.bench.interleave import against, interleave
+from oelm.bench.interleave import Progress, against, interleave, silent
 from oelm.config import RunConfig
 from oelm.data.tokenizer import train_bpe
 from oelm.errors import OelmError
@@ -36,7 +36,12 @@ class Writer:
 
 
 def compare_generation(
-    arms: Sequence[tuple[str, RunConfig]], *, rounds: int, num_tokens: int, has_transformers: bool
+    arms: Sequence[tuple[str, RunConfig]],
+    *,
+    rounds: int,
+    num_tokens: int,
+    has_transformers: bool,
+    progress: Progress = silent,
 ) -> list[Writer]:
     """Time every arm's greedy text against the first arm's, and against `transformers` on that arm's export.
 
@@ -68,7 +73,8 @@ def compare_generation(
 
         return run
 
-    seconds = interleave({name: repeated(write) for name, write in writers.items()}, rounds=rounds)
+    progress(f"timing greedy text of {', '.join(writers)} in turn: {rounds} rounds after 1 to warm up")
+    seconds = interleave({name: repeated(write) for name, write in writers.items()}, rounds=rounds, progress=progress)
     timed = against(first, seconds)
     reference = against(TRANSFORMERS, seconds) if has_transformers else {}
     return [

@@ -26,16 +26,27 @@ from oelm.models.gpt import GPT, build_gpt
 from oelm.models.hub import ClassifierShape, fresh_classifier
 from oelm.models.shape import GPTConfig, MethodWork, method_work
 from oelm.stats import Ratio, mean_ratio
+from oelm.text import duration
 from oelm.train.device import Compute, choose_compute, synchronize
 from oelm.train.dist import ALONE, World
 from oelm.train.loss import mean_cross_entropy
 from oelm.train.optim import build_optimizer, muon_parameters
 from oelm.train.step import train_step
 
+Progress = Callable[[str], None]
+_LINE_EVERY_S = 1.0
 
-def interleave(contenders: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 1) -> dict[str, list[float]]:
+
+def silent(text: str) -> None:
+    """Print nothing."""
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 1, progress: Progress = silent
+) -> dict[str, list[float]]:
     """Run every contender once per round, in an order that reverses each round; return seconds, warm-up left out."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    on_round = round_lines(progress, warmup + rounds)
     for number in range(-warmup, rounds):
         # A-B-B-A: a machine that slows down steadily favours nobody.
         for name in list(contenders) if number % 2 else reversed(list(contenders)):
@@ -43,7 +54,23 @@ def interleave(contenders: Mapping[str, Callable[[], object]], *, rounds: int, w
             contenders[name]()
             if number >= 0:
                 seconds[name].append(time.perf_counter() - started)
+        # Between rounds, where nothing is timed.
+        on_round(warmup + number + 1)
     return seconds
+
+
+def round_lines(progress: Progress, total: int, *, clock: Callable[[], float] = time.monotonic) -> Callable[[int], None]:
+    """Return what to call after each of the rounds: it prints how many are done and the time left, at most once a second."""
+    began = last = clock()
+
+    def on_round(done: int) -> None:
+        nonlocal last
+        now = clock()
+        if done < total and now - last >= _LINE_EVERY_S:
+            last = now
+            progress(f"round {done} of {total}, ETA {duration((now - began) * (total - done) / done)}")
+
+    return on_round
 
 
 @dataclass(frozen=True)
@@ -102,14 +129,16 @@ class Comparison:
 
 
 def compare(
-    arms: Sequence[tuple[str, BenchConfig]], *, rounds: int, progress: Callable[[str], None], has_memory: bool = True
+    arms: Sequence[tuple[str, BenchConfig]], *, rounds: int, progress: Progress, has_memory: bool = True
 ) -> list[Comparison]:
     """Measure every config against the first: steps in turn in one process, memory in a separate process each."""
     configs = {letter: config for letter, (_, config) in zip(ascii_uppercase, arms, strict=False)}
     if len(configs) < len(arms):
         raise ConfigError(f"{len(arms)} arms are too many to take turns; give {len(ascii_uppercase)} at most")
-    progress(f"timing {rounds} rounds of {', '.join(configs)} in turn, after 2 to warm up")
-    seconds = interleave({letter: training_step(config) for letter, config in configs.items()}, rounds=rounds, warmup=2)
+    titles = ", ".join(f"{letter} {name}" for letter, (name, _) in zip(configs, arms, strict=True))
+    progress(f"timing training steps of {titles} in turn: {rounds} rounds after 2 to warm up")
+    steps = {letter: training_step(config) for letter, config in configs.items()}
+    seconds = interleave(steps, rounds=rounds, warmup=2, progress=progress)
     timed = against("A", seconds)
     sides = []
     for (name, config), letter in zip(arms, configs, strict=True):

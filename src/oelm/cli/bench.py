@@ -56,7 +56,7 @@ def bench(
         return
     from oelm.bench.interleave import compare
 
-    comparisons = compare(sides, rounds=rounds, progress=lambda text: out.print(text), has_memory=memory)
+    comparisons = compare(sides, rounds=rounds, progress=say, has_memory=memory)
     timed = _timed_shape(sides[0][1])
     _print(comparisons, timed)
     for comparison in comparisons:
@@ -156,7 +156,7 @@ def _generate(sides: list[tuple[str, RunConfig]], *, rounds: int, tokens: int) -
     from oelm.bench.greedy import can_export, compare_generation
 
     has_transformers = can_export(sides[0][1])
-    writers = compare_generation(sides, rounds=rounds, num_tokens=tokens, has_transformers=has_transformers)
+    writers = compare_generation(sides, rounds=rounds, num_tokens=tokens, has_transformers=has_transformers, progress=say)
     headings = ("greedy text, batch 1", "tokens/s", f"against {sides[0][0]} [95%]", "against transformers [95%]")
     rows = [(each.name, f"{each.tokens_per_s:,.0f}", str(each.ratio), str(each.against_transformers or "")) for each in writers]
     print_table(headings, rows, left=headings, boxed=True)

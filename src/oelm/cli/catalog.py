@@ -15,6 +15,7 @@ from oelm.cli.shell import counted, echo, out, print_table, printable, reported,
 if TYPE_CHECKING:
     from oelm.config import FinetuneConfig, RunConfig
     from oelm.experiments.catalog import Catalog, Experiment
+    from oelm.experiments.forecast import Assumptions, Projection
     from oelm.experiments.plan import PlannedRun
     from oelm.method.audit import Audit
     from oelm.models.shape import WeightCounts
@@ -127,7 +128,7 @@ def _print_projection(name: str, gpus: str, budget: str, price: float, overrides
     from oelm.budget import budget_settings
     from oelm.config import parse_config, parse_overrides
     from oelm.experiments.catalog import load_catalog
-    from oelm.experiments.forecast import Assumptions, Projection, parse_gpus, project, queue_s, reported_efficiency
+    from oelm.experiments.forecast import Assumptions, parse_gpus, project, reported_efficiency
     from oelm.experiments.study import Study
     from oelm.train.device import gibibytes
 
@@ -143,21 +144,31 @@ def _print_projection(name: str, gpus: str, budget: str, price: float, overrides
         if own:
             first = own[0]
             memory, summed = gibibytes(first.memory_bytes), f"{first.summed_bytes / 1e6:.1f} MB"
-            cells.append((each, str(len(own)), roughly(first.alone_s), roughly(first.spread_s), memory, summed))
+            times = [roughly(first.alone_s), roughly(first.spread_s)][: 1 if count == 1 else 2]
+            cells.append((each, str(len(own)), *times, memory, summed))
         found += own
-    headings = ("experiment", "runs", "each alone", f"each on {count}", "memory", "summed a step")
-    print_table(headings, cells, left=("experiment",))
-    alone, queued, spread = sum(p.alone_s for p in found), queue_s(found, count), sum(p.spread_s for p in found)
-    cost, cost_of_all = (f"{seconds / 3600 * price:,.0f}" for seconds in (alone, spread * count))
-    say(
-        f"\n{counted(len(found), 'run')} at {budget}: {roughly(alone)} on 1 {gpu.name} (cost {cost}); "
-        f"{roughly(queued)} on {count}, a run each ({cost}); {roughly(spread)} on {count}, each run on all ({cost_of_all})"
-    )
+    on_all = [f"each on {count}"] if count > 1 else []
+    print_table(("experiment", "runs", "each alone", *on_all, "memory", "summed a step"), cells, left=("experiment",))
+    say(f"\n{counted(len(found), 'run')} at {budget}: {_times_and_costs(found, assumed)}")
     unknown = f"; {len(runs) - len(found)} runs of models not known here are left out" if len(found) < len(runs) else ""
     say(
         f"calculated on paper, not measured: {100 * share:.1f}% of the data sheet's {gpu.operations_per_s / 1e12:.0f} "
-        f"TFLOP/s, {price:g} per GPU and hour, gradients summed without overlap{unknown}"
+        f"TFLOP/s, gradients summed without overlap{unknown}"
     )
+
+
+def _times_and_costs(found: list[Projection], assumed: Assumptions) -> str:
+    """Return the hours of all runs on one GPU and, with several, in a queue and with each run on all, with their costs."""
+    from oelm.experiments.forecast import queue_s
+
+    count, price = assumed.count, assumed.price_per_hour
+    alone, queued, spread = sum(p.alone_s for p in found), queue_s(found, count), sum(p.spread_s for p in found)
+    cost, cost_of_all = (f"{seconds / 3600 * price:,.0f}" for seconds in (alone, spread * count))
+    on_one = f"{roughly(alone)} on 1 {assumed.gpu.name} (cost {cost} at {price:g} per GPU and hour)"
+    if count == 1:
+        return on_one
+    queue = f"{roughly(queued)} on {count}, a run each ({cost})"
+    return f"{on_one}; {queue}; {roughly(spread)} on {count}, each run on all ({cost_of_all})"
 
 
 def _costs(run: PlannedRun, root: Path) -> dict[str, str]:
@@ -246,10 +257,11 @@ def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:
     from oelm.data.prepared import find_tokens
     from oelm.data.tokens import read_meta
     from oelm.errors import DataError
+    from oelm.report.sections.baselines import MOST_OF_FIVE_GRAM
 
     if not isinstance(config, RunConfig):
         return {}
-    data = config.data
+    data, rule = config.data, f"a real baseline has at most {MOST_OF_FIVE_GRAM:g} times its perplexity"
     name = f"stdlib-{platform.python_version()}" if data.source == "stdlib" else data.source
     try:
         path = Path(data.source) if is_token_set(data.source) else None
@@ -260,6 +272,6 @@ def _counted(config: RunConfig | FinetuneConfig) -> dict[str, str]:
         path, figures = None, None
     if figures is None:
         how = f"oelm data info {path} --ngram" if path is not None else "no set of its data is found here by name"
-        return {"5-gram": f"not counted yet ({how}); a baseline must beat it to be a real one"}
+        return {"5-gram": f"not counted yet ({how}); {rule}"}
     shown = ", ".join(f"{split} PPL {values[-1]:.2f}" for split, values in figures.up_to(ORDERS).items())
-    return {"5-gram": f"{shown}; a baseline must beat it to be a real one"}
+    return {"5-gram": f"{shown}; {rule}"}

@@ -115,7 +115,7 @@ def prepare(
 def info(
     what: Annotated[str, typer.Argument(help="A prepared set: its folder, or its name where one was prepared under it.")],
     ngram: Annotated[
-        bool, typer.Option("--ngram", help="Count n-grams now: the 5-gram's perplexity, which a real baseline is below.")
+        bool, typer.Option("--ngram", help="Count n-grams now, up to the 5-gram, which a real baseline clearly beats.")
     ] = False,
     counters: Annotated[
         bool,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from oelm.cli.options import OnlyBudget, Out, SomeIds
+from oelm.cli.options import OnlyBudget, Out
 from oelm.cli.shell import counted, echo, err, out, printable, reported, say, warn
 from oelm.cli.status import find_runs, jobs_of, load_known, no_answer
 from oelm.errors import ClusterError, ConfigError, DataError, RunDirError
@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from oelm.runs.find import RunView
     from oelm.runs.manage import Asked, Refusal, Removal
 
+# Not all by default, as of commands that only show: what ends or deletes runs must be named.
+NamedIds = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Experiments or groups; or give --all.")]
+
 
 @reported
 def stop(
-    ids: SomeIds = None,
+    ids: NamedIds = None,
     everything: Annotated[bool, typer.Option("--all", help="Every run.")] = False,
     out_dir: Out = Path("outputs"),
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait for runs to save and end.")] = 60.0,
@@ -108,7 +111,7 @@ def _wait(asked: Asked, timeout_s: float) -> list[RunView]:
 
 @reported
 def clean(
-    ids: SomeIds = None,
+    ids: NamedIds = None,
     everything: Annotated[bool, typer.Option("--all", help="Every run.")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="Only the checkpoints of finished runs; figures stay.")] = False,
     budget: OnlyBudget = None,

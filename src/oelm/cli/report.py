@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -94,6 +94,8 @@ def report(
     named = [name for name in ids or () if name not in OWN]
     only = own + ([experiment.id for experiment in found.select(named)] if named else [])
     made = build_report(places, found, only=only, budgets=budget or (), question=question)
+    if not made.findings.arms and not made.imported:
+        _refuse_if_elsewhere(places, ids or (), only, budget or ())
     document = made.document(lang)
     one = _one(document, table=table, picture=picture) if table is not None or picture is not None else None
     # Before anything is shown: a verdict that was seen counts, whatever happens next.
@@ -110,6 +112,22 @@ def report(
         say(f"No runs under {', '.join(map(str, places))} yet; start with `oelm demo`")
     elif not any((html, markdown, csv, latex)):
         say("\nwrite it: --html report.html, --markdown report.md, --csv FOLDER, --latex report.tex")
+
+
+def _refuse_if_elsewhere(places: list[Path], ids: Sequence[str], only: Sequence[str], budgets: Sequence[str]) -> None:
+    """Raise ConfigError where runs exist, but not those asked for, or not where a report looks for them."""
+    from oelm.runs.find import misplaced, scan
+
+    if remark := next(filter(None, map(misplaced, places)), ""):
+        raise ConfigError(remark)
+    views = [view for place in places for view in scan(place)]
+    if not views:
+        return
+    of = f" of {', '.join(ids)}" if ids else ""
+    at = f" at budget {', '.join(budgets)}" if budgets else ""
+    others = {view.budget for view in views if view.experiment in only or not only}
+    hint = f"the runs{of} are at {', '.join(sorted(others))}" if others else "`oelm status` shows all that are there"
+    raise ConfigError(f"no runs{of}{at} under {', '.join(map(str, places))}; {hint}")
 
 
 def _check_language(lang: str) -> None:
@@ -142,6 +160,7 @@ def _check_files(files: Mapping[str, Path | None]) -> None:
 
 
 def _one(document: Document, *, table: str | None, picture: str | None) -> str:
+    from oelm.report.build import TABLES
     from oelm.report.document import Chart, Table
     from oelm.report.markdown import picture_text, table_text
 
@@ -154,7 +173,10 @@ def _one(document: Document, *, table: str | None, picture: str | None) -> str:
     nothing = "" if "verdicts" in tables else "; no arm in it has finished runs together with its baseline"
     for option, name, there in (("--table", table, list(tables)), ("--picture", picture, list(charts))):
         if name is not None and name not in there:
-            raise ConfigError(f"{option} {name!r}{suggest(name, there)}: this report has {', '.join(there) or 'none'}{nothing}")
+            # A table that other reports have is not misspelt.
+            hint = "" if name in TABLES else suggest(name, there)
+            kind, found = option.removeprefix("--"), ", ".join(there) or "none"
+            raise ConfigError(f"{option} {name!r}{hint}: this report has no such {kind}; it has {found}{nothing}")
     return table_text(tables[table]) if table is not None else picture_text(charts[picture or ""])
 
 
@@ -270,15 +292,13 @@ def compare(
 
 
 def _baseline_of(run: Path) -> Path:
-    """Return the folder of a run's baseline; ConfigError where it has none, or none is found."""
+    """Return the folder of a run's baseline; ConfigError where the run cannot be compared, or has none."""
     from oelm.experiments.catalog import load_catalog
+    from oelm.report.compare import read_folder
     from oelm.runs.find import baseline_folder
 
-    found = baseline_folder(run, load_catalog().baselines())
-    if found is None or not found.is_dir():
-        where = "is a baseline, or has none of its config next to it" if found is None else f"its baseline is not at {found}"
-        raise ConfigError(f"{run}: {where}; train one (--method baseline), or give two runs: oelm compare RUN RUN")
-    return found
+    read_folder(run)
+    return baseline_folder(run, load_catalog().baselines())
 
 
 @reported

@@ -22,7 +22,7 @@ from rich.text import Text
 from oelm.cli.options import OnlyBudget, Out, SomeIds
 from oelm.cli.shell import echo, out, printable, reported, warn
 from oelm.errors import ClusterError, ConfigError, OelmError
-from oelm.runs.layout import SUBMISSIONS, TIMING
+from oelm.runs.layout import CONFIG, SUBMISSIONS, TIMING
 from oelm.text import column_bands, duration, fixed
 
 if TYPE_CHECKING:
@@ -128,6 +128,10 @@ def find_runs(
 
 def no_answer(root: Path, ids: Sequence[str], budget: str | None) -> str:
     """Say that there is nothing of what was asked for, and what to do next."""
+    from oelm.runs.find import misplaced
+
+    if remark := misplaced(root):
+        return printable(remark)
     if not ids and budget is None:
         return f"No runs under {root}; begin with `oelm run GPT-02 --budget smoke`"
     what = (["of", ", ".join(ids)] if ids else []) + (["at", budget] if budget is not None else [])
@@ -185,11 +189,28 @@ def _page(
 
 def _table(views: Sequence[RunView], distances: Sequence[Gap | None], jobs: Mapping[Path, JobState]) -> Text:
     rows = [_cells(view, gap) for view, gap in zip(views, distances, strict=True)]
+    for number in _unreadable(views):
+        rows[number][_HEADINGS.index("state")] += ", config unreadable"
     if not jobs:
         return _aligned(_HEADINGS, rows, keys=4, right=_RIGHT, styled="state")
     told = [str(jobs.get(view.path, "")) for view in views]
     with_jobs = [[*row, one_line(text)] for row, text in zip(rows, told, strict=True)]
     return _aligned((*_HEADINGS, "SLURM"), with_jobs, keys=4, right=_RIGHT, styled="state")
+
+
+def _unreadable(views: Sequence[RunView]) -> list[int]:
+    """Return which runs seem done and cannot be used, for their config.json is damaged."""
+    from oelm.files import read_json
+
+    # Reading ten thousand would take a fifth of a second; a report names them, too.
+    found = []
+    for number, view in enumerate(views if len(views) <= _MAX_LINES else ()):
+        try:
+            if view.state == "done":
+                read_json(view.path / CONFIG)
+        except OelmError:
+            found.append(number)
+    return found
 
 
 def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], *, keys: int, right: set[str], styled: str = "") -> Text:
@@ -275,7 +296,7 @@ def one_line(text: str) -> str:
 def _summary(views: Sequence[RunView]) -> Text:
     groups: dict[tuple[str, str, str], list[RunView]] = {}
     for view in views:
-        groups.setdefault((view.experiment, view.budget, view.variant), []).append(view)
+        groups.setdefault(view.arm, []).append(view)
     rows = [[*name, str(len(those)), _counted(those)] for name, those in groups.items()]
     return _aligned(("experiment", "budget", "variant", "runs", "of these"), rows, keys=3, right={"runs"})
 
@@ -307,7 +328,7 @@ def _largest_class(views: Sequence[RunView]) -> list[str]:
     from oelm.files import read_json
 
     done = [view for view in views if view.state == "done" and view.status is not None and view.status.metric == "accuracy"]
-    first = {(view.experiment, view.budget, view.variant): view for view in reversed(done)}
+    first = {view.arm: view for view in reversed(done)}
     shares: set[str] = set()
     for view in first.values():
         with contextlib.suppress(OelmError, KeyError, TypeError, ValueError):

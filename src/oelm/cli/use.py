@@ -14,7 +14,7 @@ import typer
 from oelm.cli.options import Checkpoint, RunFolder
 from oelm.cli.shell import TerminalWatch, err, out, path_option, print_table, printable, reported, say
 from oelm.errors import ConfigError, DataError, MissingExtraError, StoppedError
-from oelm.runs.layout import MANIFEST
+from oelm.runs.layout import MANIFEST, heads_picture
 from oelm.text import fixed
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def inspect(
             windows = probe_windows(loaded, watch=watch)
         summaries = summarize_heads(loaded.model, windows)
         _print_heads(summaries, windows.numel())
-        target = _without_kind(picture) if picture else loaded.path / f"heads-step-{loaded.step}"
+        target = _without_kind(picture) if picture else loaded.path / heads_picture(loaded.step)
         try:
             svg, png = save_chart(head_grid([summary.as_dict() for summary in summaries]), target)
             say(f"picture: {svg} and {png.name}")

@@ -21,6 +21,25 @@ from oelm.report.sections.verdicts import JudgedPair, judge_all, verdict_section
 from oelm.report.words import Words
 from oelm.runs.status import now_text
 
+# By name, each where its section has rows; one table for each imported study comes on top.
+TABLES = (
+    "baselines",
+    "classes",
+    "controls",
+    "costs",
+    "figures",
+    "heads",
+    "imported",
+    "kept",
+    "plain",
+    "reported",
+    "seconds",
+    "sensitivity",
+    "speed",
+    "tuning",
+    "verdicts",
+)
+
 
 @dataclass(frozen=True)
 class Report:

@@ -35,7 +35,7 @@ def compare_runs(paths: Sequence[Path]) -> tuple[Table, list[str]]:
     """
     if len(paths) < 2:
         raise ConfigError("give two runs at least: oelm compare RUN RUN")
-    folders = [_read_folder(path) for path in paths]
+    folders = [read_folder(path) for path in paths]
     if len({folder.arm.metric for folder in folders}) > 1:
         raise ConfigError("language models and classifiers cannot be compared: perplexity and accuracy are different things")
     first, others = folders[0], folders[1:]
@@ -68,9 +68,9 @@ def _some_tested(folders: Sequence[RunFolder]) -> list[str]:
     return [f"compared on validation, because not every run of {', '.join(without)} has figures on test"]
 
 
-def _read_folder(path: Path) -> RunFolder:
-    is_run = (path / CONFIG).is_file()
-    folders = [path] if is_run else sorted(path.glob("seed-*"), key=lambda folder: (len(folder.name), folder.name))
+def read_folder(path: Path) -> RunFolder:
+    """Return the finished runs of a run's folder, or of one that holds its seeds; ConfigError where no figure can be had."""
+    folders = _run_folders(path)
     runs: dict[int, FinishedRun] = {}
     left_out = []
     for folder in folders:
@@ -87,13 +87,27 @@ def _read_folder(path: Path) -> RunFolder:
             raise ConfigError(f"{folder}: {shown}; give folders in which each seed occurs once")
         runs[seed] = replace(run, seed=seed)
     if not runs:
-        raise ConfigError(f"{path}: no finished run there; give a run's folder, or one that holds seed-0, seed-1, ...")
+        raise ConfigError(f"{path}: none of its {len(folders)} runs can be used: {'; '.join(left_out)}")
     arm = Arm("", "", str(path), tuple(runs.values()), ())
     for run in arm.runs[1:]:
         if changes := run_differences(arm.first, run):
             names = f"{arm.first.path.name} and {run.path.name}"
             raise ConfigError(f"{path}: {names} differ in {'; '.join(changes[:4])}; compare them one by one")
     return RunFolder(path, arm, tuple(left_out))
+
+
+def _run_folders(path: Path) -> list[Path]:
+    """Return the folders of the runs that a path names; ConfigError says what is there instead."""
+    wanted = "give a run's folder, or one that holds seed-0, seed-1, ..."
+    if not path.is_dir():
+        raise ConfigError(f"{path}: {'is a file' if path.exists() else 'no such folder'}; {wanted}")
+    if (path / CONFIG).is_file():
+        return [path]
+    if found := sorted(path.glob("seed-*"), key=lambda folder: (len(folder.name), folder.name)):
+        return found
+    below = next((seed.parent for depth in range(1, 4) for seed in path.glob("*/" * depth + "seed-*")), None)
+    hint = wanted if below is None else f"give one below it, such as {below}"
+    raise ConfigError(f"{path}: is no run, and holds no seed-0, seed-1, ...; {hint}")
 
 
 def _told_apart(paths: Sequence[Path]) -> list[str]:

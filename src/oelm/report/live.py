@@ -29,7 +29,7 @@ from oelm.report.sections.classes import gap_charts
 from oelm.report.sections.learning import small_chart
 from oelm.report.sections.verdicts import decided_by, verdict_table
 from oelm.report.words import Words
-from oelm.runs.find import Gap, RunView, gaps, is_number, scan
+from oelm.runs.find import ArmKey, Gap, RunView, baselines_of, gaps, is_number, scan
 from oelm.runs.layout import CONFIG, SWEEP
 from oelm.runs.metrics import evaluations
 from oelm.runs.status import ALIVE, STATES, now_text
@@ -260,7 +260,7 @@ def _run_table(views: Sequence[RunView], baselines: Mapping[str, str], words: Wo
 
 def _run_row(view: RunView, gap: Gap | None, words: Words) -> tuple[Cell, ...]:
     status = view.status
-    name = (Cell(_arm_name(view)), Cell(str(view.seed), view.seed))
+    name = (Cell(_arm_name(view.arm)), Cell(str(view.seed), view.seed))
     state = Cell(words(f"live.state.{view.state}"), STATES.index(view.state), _MARKS.get(view.state, ""))
     if status is None:
         return (*name, state, *[Cell("")] * 6, Cell(view.budget), Cell(""))
@@ -288,15 +288,16 @@ def _gap_cell(gap: Gap | None, words: Words) -> Cell:
     return Cell(words("live.gap_at", gap=text, step=gap.step), gap.value)
 
 
-def _arm_name(view: RunView) -> str:
-    return view.experiment if view.variant == "default" else f"{view.experiment} ({view.variant})"
+def _arm_name(arm: ArmKey) -> str:
+    experiment, _, variant = arm
+    return experiment if variant == "default" else f"{experiment} ({variant})"
 
 
 def _arm_table(views: Sequence[RunView], words: Words) -> Table:
     """Return one row for each arm: how many of its runs are in which state."""
     arms: dict[tuple[str, str], list[RunView]] = {}
     for view in views:
-        arms.setdefault((_arm_name(view), view.budget), []).append(view)
+        arms.setdefault((_arm_name(view.arm), view.budget), []).append(view)
     rows = []
     for (name, budget), runs in arms.items():
         done = sum(view.state == "done" for view in runs)
@@ -318,7 +319,7 @@ def _trouble_section(moment: Moment, words: Words) -> Section | None:
         at = "" if view.status is None else words("live.steps_short", step=view.status.step, steps=view.status.steps)
         rows.append(
             (
-                Cell(f"{_arm_name(view)}, {view.budget}, {view.seed}"),
+                Cell(f"{_arm_name(view.arm)}, {view.budget}, {view.seed}"),
                 Cell(words(f"live.state.{view.state}"), STATES.index(view.state), _MARKS[view.state]),
                 Cell(at),
                 Cell(machine.stripped(message)),
@@ -367,31 +368,31 @@ def _verdict_section(moment: Moment, words: Words) -> Section:
 
 def _learning_section(moment: Moment, words: Words) -> Section | None:
     """Return validation loss by step of every family, those with a run under way first."""
-    families: dict[tuple[str, str, str], list[RunView]] = {}
+    families: dict[ArmKey, list[RunView]] = {}
+    baselines = baselines_of(moment.views, moment.baselines)
     for view in moment.views:
-        baseline = moment.baselines.get(view.experiment, view.experiment)
-        families.setdefault((baseline, view.budget, view.variant), []).append(view)
+        families.setdefault(baselines.get(view.arm, view.arm), []).append(view)
     ordered = sorted(families.items(), key=lambda item: not any(view.state in ALIVE for view in item[1]))
     blocks: list[Block] = []
-    for number, ((baseline, budget, variant), views) in enumerate(ordered):
+    for number, (baseline, views) in enumerate(ordered):
         if len(blocks) >= (_MOST_FAMILIES if len(moment.views) <= _MOST_RUNS else _FAMILIES_OF_MANY):
             blocks.append(Text(words("pictures.left_out", count=len(ordered) - number), "note"))
             break
-        name = baseline if variant == "default" else f"{baseline} ({variant})"
-        chart = _curves(f"learning-{number}", views, words("learning.caption", baseline=name, budget=budget), words, baseline)
+        caption = words("learning.caption", baseline=_arm_name(baseline), budget=baseline[1])
+        chart = _curves(f"learning-{number}", views, caption, words, baseline)
         blocks += [chart] if chart is not None else []
     if not any(isinstance(block, Chart) for block in blocks):
         return None
     return Section("learning", words("learning.title"), (Text(words("live.learning")), *blocks))
 
 
-def _curves(name: str, views: Sequence[RunView], caption: str, words: Words, baseline: str) -> Chart | None:
+def _curves(name: str, views: Sequence[RunView], caption: str, words: Words, baseline: ArmKey) -> Chart | None:
     arms: dict[str, list[dict[int, float]]] = {}
     # The baseline first, with the palette's first colour, then running arms.
-    for view in sorted(views, key=lambda view: (view.experiment != baseline, view.state not in ALIVE)):
+    for view in sorted(views, key=lambda view: (view.arm != baseline, view.state not in ALIVE)):
         losses = {step: row["val_loss"] for step, row in evaluations(view.folder).items() if is_number(row.get("val_loss"))}
         if losses:
-            arms.setdefault(_arm_name(view), []).append(losses)
+            arms.setdefault(_arm_name(view.arm), []).append(losses)
     is_accuracy = any(view.status is not None and view.status.metric == "accuracy" for view in views)
     return small_chart(name, arms, words, caption=caption, y=words("loss.example") if is_accuracy else words("loss.nats"))
 

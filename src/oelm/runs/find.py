@@ -21,6 +21,8 @@ from oelm.runs.status import Locks, Metric, State, Status, decide, is_held, is_h
 from oelm.text import NAME
 
 _SEED = re.compile(r"seed-(0|[1-9][0-9]{0,18})")
+# Experiment, budget, variant.
+ArmKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,10 @@ class RunView:
     @property
     def path(self) -> Path:
         return Path(self.folder)
+
+    @property
+    def arm(self) -> ArmKey:
+        return self.experiment, self.budget, self.variant
 
     @property
     def root(self) -> Path:
@@ -86,6 +92,16 @@ def look_at(run: Path) -> RunView:
 def scan_flat(folder: Path) -> list[RunView]:
     """Return a folder and those directly in it that are runs, as `oelm train --out` leaves them."""
     return [look_at(path) for path in (folder, *sorted(folder.iterdir())) if os.path.lexists(path / STATUS)]
+
+
+def misplaced(root: Path) -> str:
+    """Return what to do about a folder that is a run, or holds runs directly, as `oelm train --out` leaves them; else ''."""
+    found = scan_flat(root) if root.is_dir() else []
+    if not found:
+        return ""
+    what = "is itself a run" if found[0].path == root else f"holds runs directly, such as {found[0].path}"
+    use = "use `oelm compare RUN RUN` or `oelm eval RUN`"
+    return f"{root} {what}: {use}, or give a folder that holds EXPERIMENT/BUDGET/VARIANT/seed-N"
 
 
 def _seen(place: RunView, status: Status | None, locks: Locks | None, *, now: float) -> RunView:
@@ -152,7 +168,9 @@ def choose(root: Path, names: Collection[str], *, groups: Mapping[str, Collectio
     for name in names:
         found = ({name.lower()} if name.lower() in there else by_group.get(name.lower(), set())) & there.keys()
         if not found:
-            hint = suggest(name, there.values()) or f"; runs here: {', '.join(sorted(there.values())) or 'none'}"
+            # Not every folder holds runs: timings and imported runs have theirs, too.
+            known = sorted({place.experiment for place in _places(os.fspath(root), ())})
+            hint = suggest(name, known) or f"; runs here: {', '.join(known) or 'none'}"
             raise ConfigError(f"no runs of {name!r} under {root}{hint}")
         chosen |= {there[key] for key in found}
     return sorted(chosen)
@@ -167,8 +185,6 @@ def _size(path: Path) -> int:
 
 # Commands whose runs have no entry in the catalog. Such a run's baseline is the run of the same config but the method.
 OWN = ("train", "finetune")
-# Experiment, budget, variant.
-ArmKey = tuple[str, str, str]
 
 
 def own_baselines(configs: Mapping[ArmKey, Mapping[str, Any]]) -> dict[ArmKey, ArmKey]:
@@ -201,6 +217,12 @@ def baselines_near(views: Sequence[RunView]) -> dict[ArmKey, ArmKey]:
     return found
 
 
+def baselines_of(views: Sequence[RunView], baselines: Mapping[str, str]) -> dict[ArmKey, ArmKey]:
+    """Return the baseline of each arm among views that has one: as the catalog's `baselines` name it, or by the configs."""
+    named = {view.arm: (baselines[view.experiment], *view.arm[1:]) for view in views if view.experiment in baselines}
+    return baselines_near(views) | named
+
+
 def _first_config(variant: Path) -> dict[str, Any] | None:
     """Return the config of the first run of a variant: those of its other seeds have the same one."""
     for name in _folders(variant):
@@ -212,19 +234,34 @@ def _first_config(variant: Path) -> dict[str, Any] | None:
     return None
 
 
-def baseline_folder(path: Path, baselines: Mapping[str, str]) -> Path | None:
-    """Return where the baseline of a run, or of a folder of seeds, is; `baselines` are the catalog's. None if it has none."""
+def baseline_folder(path: Path, baselines: Mapping[str, str]) -> Path:
+    """Return where the baseline of a run, or of a folder of seeds, is; `baselines` are the catalog's. ConfigError if none."""
     is_run = (path / CONFIG).is_file()
     place = path.absolute()
     view = look_at(place if is_run else place / "seed-0")
     variant = path.parent if is_run else path
     if view.experiment in OWN:
-        key = baselines_near([view]).get((view.experiment, view.budget, view.variant))
+        key = baselines_near([view]).get(view.arm)
         found = None if key is None else variant.with_name(key[2])
     else:
         name = baselines.get(view.experiment)
         found = None if name is None else Path(os.path.normpath(variant / "../../.." / name / view.budget / view.variant))
-    return found / path.name if found is not None and is_run else found
+    if found is None:
+        config = read_json(path / CONFIG) if is_run else _first_config(path)
+        raise ConfigError(f"{path}: {_why_alone(view, config or {})} give two runs: oelm compare RUN RUN")
+    found = found / path.name if is_run else found
+    if not found.is_dir():
+        raise ConfigError(f"{path}: its baseline is not at {found}; train it, or give two runs: oelm compare RUN RUN")
+    return found
+
+
+def _why_alone(view: RunView, config: Mapping[str, Any]) -> str:
+    """Return why a run has no baseline, as the first words of a message."""
+    if _is_baseline(config.get("method")):
+        return "is itself a baseline;"
+    if view.experiment in OWN:
+        return "no baseline with the same text and settings was trained; run the same command with --method baseline, or"
+    return "its folder is not that of an experiment with a baseline;"
 
 
 _COLUMN: dict[Metric, str] = {"ppl": "val_ppl", "accuracy": "val_accuracy"}
@@ -244,12 +281,9 @@ def gaps(views: Sequence[RunView], baselines: Mapping[str, str]) -> list[Gap | N
 
     `baselines` are the catalog's. A run of `oelm train` or `oelm finetune` is compared with the one of the same config.
     """
-    known = {(view.experiment, view.budget, view.variant, view.seed): view.status for view in views}
-    others = baselines_near(views)
-    for view in views:
-        if (name := baselines.get(view.experiment)) is not None:
-            others[view.experiment, view.budget, view.variant] = name, view.budget, view.variant
-    return [_gap_of(view, others.get((view.experiment, view.budget, view.variant)), known) for view in views]
+    known = {(*view.arm, view.seed): view.status for view in views}
+    others = baselines_of(views, baselines)
+    return [_gap_of(view, others.get(view.arm), known) for view in views]
 
 
 def _gap_of(view: RunView, baseline: ArmKey | None, known: Mapping[tuple[str, str, str, int], Status | None]) -> Gap | None:

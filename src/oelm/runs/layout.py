@@ -59,6 +59,11 @@ def checkpoint_name(step: int) -> str:
     return f"{CHECKPOINTS}/step-{step:08d}"
 
 
+def heads_picture(step: int) -> str:
+    """Return the name, without its kind, of the picture of the heads at a step."""
+    return f"heads-step-{step}"
+
+
 def launch_lock_path(root: Path, run: Path) -> Path:
     """Return the lock that a launcher holds from before it starts a run until after its end."""
     return root / _LAUNCHES / f"{'--'.join(run.relative_to(root).parts)}.lock"

@@ -27,6 +27,7 @@ from oelm.runs.layout import (
     POINTERS,
     RECORDS,
     STATUS,
+    heads_picture,
     launch_lock_path,
 )
 from oelm.runs.status import ALIVE, is_here, read_locks, read_status, silent_s, write_status
@@ -37,6 +38,7 @@ _POLL_S = 0.1
 _OTHER_HOST_S = 3600.0
 _WEIGHTS = re.compile(r"checkpoints(?:/.*)?|(?:best|latest)\.json", re.DOTALL)
 _CHECKPOINT = re.compile(r"checkpoints/(?:step-[0-9]{8,}|\.staging-[^/]+)")
+_PICTURE = re.compile(rf"{heads_picture(0)[:-1]}[0-9]+\.(?:png|svg)")
 _STAGING = re.compile(r"\.staging-[^/]+")
 _OUR_FILES = {*RECORDS, *POINTERS, LOCK, HOLDER, CONSOLE, f"{MODEL_FOLDER}/generation_config.json"}
 # What tells that a run is finished goes first and what tells that it is ours last, so that a clean that was itself
@@ -290,7 +292,9 @@ def _is_wandb(name: str) -> bool:
 def _is_our_file(name: str) -> bool:
     """Whether a run writes a file of this name, seen from its folder."""
     folder, _, last = name.rpartition("/")
-    if name in _OUR_FILES or (_STAGING.fullmatch(last) and (folder in ("", CHECKPOINTS) or _CHECKPOINT.fullmatch(folder))):
+    if name in _OUR_FILES or _PICTURE.fullmatch(name):
+        return True
+    if _STAGING.fullmatch(last) and (folder in ("", CHECKPOINTS) or _CHECKPOINT.fullmatch(folder)):
         return True
     if _is_wandb(folder):
         return True

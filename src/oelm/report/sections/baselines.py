@@ -180,7 +180,7 @@ def baselines_section(findings: Findings, words: Words) -> Section | None:
     empty |= {"bits", "best"} if not any(standing.best for standing in found) else set()
     shown = [n for n, name in enumerate(_COLUMNS) if name not in empty]
     table = Table("baselines", words("baselines.caption"), columns, rows, frozenset({3, 5, 6, 7, 8, 10}), tuple(shown))
-    text = Text(words("baselines.text", above=100 * MOST_ABOVE_MINIMUM))
+    text = Text(words("baselines.text", most=MOST_OF_FIVE_GRAM, above=100 * MOST_ABOVE_MINIMUM))
     notes = [Text(said, "note") for said in _uncounted(found, words)]
     return Section("baselines", words("baselines.title"), (text, *notes, table))
 

@@ -13,15 +13,16 @@ from oelm.text import fixed
 _SOURCE = "source."
 
 
-def reported_section(findings: Findings, words: Words) -> Section:
-    """Return reported and measured figures side by side."""
-    rows = []
+def reported_section(findings: Findings, words: Words) -> Section | None:
+    """Return reported and measured figures side by side; None where nothing reported was measured."""
+    rows, has_measured = [], False
     for experiment in findings.catalog:
         if experiment.reported is None:
             continue
         figures = experiment.reported.figures
         usable = [arm for arm in findings.arms if arm.experiment == experiment.id and arm.is_usable and arm.budget != "smoke"]
         measured = findings.unswept(usable)
+        has_measured |= bool(measured)
         pairs = [pair for pair in findings.pairs if pair.arm.experiment == experiment.id and pair.arm.budget != "smoke"]
         rows.append(
             (
@@ -33,6 +34,8 @@ def reported_section(findings: Findings, words: Words) -> Section:
                 Cell(source_text(experiment.reported.source, words)),
             )
         )
+    if not has_measured:
+        return None
     columns = tuple(words(f"reported.{name}") for name in ("id", "reported", "reported_gap", "measured", "gap", "source"))
     blocks: list[Block] = [Text(words("reported.text"))]
     blocks.append(Table("reported", words("reported.caption"), columns, tuple(rows), frozenset()))

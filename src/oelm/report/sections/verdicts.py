@@ -30,6 +30,7 @@ from oelm.report.pairs import (
 )
 from oelm.report.sections.baselines import baseline_remarks, unfit_baselines
 from oelm.report.words import Words
+from oelm.runs.find import OWN
 from oelm.runs.layout import Split
 from oelm.stats import LEVEL, POWER, Interval, detectable_text, interval_text, level_text, pooled_log_ratio
 from oelm.text import fixed
@@ -354,8 +355,7 @@ def _remarks(findings: Findings, words: Words) -> list[str]:
     """Return what is unfinished, damaged or mixed, arm by arm."""
     machine = this_machine()
     remarks = [_mixed(arm, arm.refused, words) for arm in findings.arms if arm.refused is not None]
-    lonely = findings.without_baseline()
-    remarks += [words("remark.alone", arm="/".join(arm.key), baseline="/".join(key)) for arm, key in lonely]
+    remarks += [_alone(arm, key, findings, words) for arm, key in findings.without_baseline()]
     remarks += [remark for pair in findings.pairs for remark in _some_tested(pair, words)]
     remarks += baseline_remarks(findings, words)
     remarks += [words("remark.damaged", why=machine.stripped(why)) for why in findings.sweeps.damages]
@@ -381,6 +381,15 @@ def _some_tested(pair: Pair, words: Words) -> list[str]:
         return []
     names = {"arm": "/".join(pair.arm.key), "baseline": label(pair.baseline)}
     return [words("remark.some_tested", **names, found=found, runs=len(pair.arm.runs) + len(pair.baseline.runs))]
+
+
+def _alone(arm: Arm, baseline: ArmKey, findings: Findings, words: Words) -> str:
+    """Return why an arm is compared with nothing; `baseline` is where its baseline would be."""
+    name = "/".join(arm.key)
+    # Of `oelm train`, an arm that exists is the baseline of the same config.
+    if arm.experiment in OWN and baseline not in {each.key for each in findings.arms}:
+        return words("remark.untrained", arm=name)
+    return words("remark.alone", arm=name, baseline="/".join(baseline))
 
 
 def _mixed(arm: Arm, mixture: Mixture, words: Words) -> str:

@@ -11,10 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oelm.data import readers
-from oelm.data import sources as survey_module
+from oelm.data import survey as survey_module
 from oelm.data import tokens as tokens_module
 from oelm.data.readers import Piece, pieces
-from oelm.data.sources import VALIDATION_SHARE, Corpus, Item, Part, Survey, batches, file_corpus, items, survey, train_texts
+from oelm.data.sources import Corpus, Item, Part, batches, file_corpus, items, train_texts
+from oelm.data.survey import VALIDATION_SHARE, Survey, survey
 from oelm.data.tokens import Split
 from oelm.errors import DataError
 from tests.conftest import made_text

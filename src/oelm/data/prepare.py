@@ -20,7 +20,8 @@ from tokenizers import Tokenizer
 from oelm.data.prepared import find_tokens
 from oelm.data.public_sets import CORPORA, unknown_set
 from oelm.data.python_source import site_packages_corpus, stdlib_corpus
-from oelm.data.sources import Corpus, Item, Survey, batches, file_corpus, hub_corpus, items, survey, train_texts
+from oelm.data.sources import Corpus, Item, batches, file_corpus, hub_corpus, items, train_texts
+from oelm.data.survey import Survey, survey
 from oelm.data.tokenizer import (
     Encode,
     Ids,

@@ -354,7 +354,8 @@ def test_a_folder_of_text_may_hold_a_meta_json_of_something_else(cache: Path, tm
     (tmp_path / "novel" / "chapter.txt").write_text(made_text(300))
     (tmp_path / "novel" / "meta.json").write_text('{"title": "precious"}')
     tokens = prepare(str(tmp_path / "novel"), tokenizer=SPEC)
-    assert sum(split.documents for split in tokens.meta.splits.values()) == 2
+    # Two documents, the larger of which is cut for validation.
+    assert (tokens.meta.splits["train"].documents, tokens.meta.splits["val"].documents) == (2, 1)
     assert (tmp_path / "novel" / "meta.json").read_text() == '{"title": "precious"}'
 
 

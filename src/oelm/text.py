@@ -13,9 +13,16 @@ _READABLE = 1e6
 
 def fixed(value: float, places: int, *, sign: bool = False) -> str:
     """Return a number with this many decimal places: '23.46'; from a million on '1.0e+304'; 'inf'."""
+    # Not "-0.0": a value that rounds to zero has no sign to tell.
+    value = 0.0 if round(value, places) == 0 else value
     if abs(value) < _READABLE:
         return f"{value:+.{places}f}" if sign else f"{value:.{places}f}"
     return f"{value:+.1e}" if sign else f"{value:.1e}"
+
+
+def counted(count: int, thing: str) -> str:
+    """Return how many there are of something whose plural ends in s, as words."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
 def duration(seconds: float | None) -> str:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.options import OnlyBudget, Out, SomeIds
-from oelm.cli.shell import counted, echo, err, out, printable, reported, say, warn
+from oelm.cli.shell import echo, err, out, printable, reported, say, warn
 from oelm.cli.status import find_runs, jobs_of, load_known, no_answer
 from oelm.errors import ClusterError, ConfigError, DataError, RunDirError
+from oelm.text import counted
 
 if TYPE_CHECKING:
     from oelm.experiments.slurm import JobState

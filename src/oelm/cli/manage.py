@@ -173,7 +173,11 @@ def archive(
 
 def _write(folder: Path, ids: list[str], root: Path, *, weights: bool) -> None:
     from oelm.experiments.portable import archive_runs
+    from oelm.files import check_can_hold
 
+    check_can_hold("FOLDER", folder)
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"--out {root}: is a file; give the folder that holds the runs")
     views = find_runs(root, ids, budget=None, groups=load_known()[1])
     if not views:
         raise ConfigError(no_answer(root, ids, None))

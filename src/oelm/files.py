@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from oelm.errors import DataError, DiskFullError, OelmError
+from oelm.errors import ConfigError, DataError, DiskFullError, OelmError
 
 STAGING_PREFIX = ".staging-"
 _RETIRED = "-old"
@@ -63,6 +63,15 @@ def read_json(path: Path, *, error: type[OelmError] = DataError) -> Any:
         return json.loads(read_plain(path).decode("utf-8"), parse_constant=refuse_constant)
     except (OSError, ValueError, RecursionError) as problem:
         raise error(f"{path}: cannot be read as JSON ({problem})") from problem
+
+
+def check_can_hold(option: str, folder: Path) -> None:
+    """Raise ConfigError unless a folder can be made, or written to, at the path that an option gave."""
+    there = next(parent for parent in (folder, *folder.absolute().parents) if os.path.lexists(parent))
+    if not there.is_dir():
+        raise ConfigError(f"{option} {folder}: {there} is a file; give a folder, new or of runs")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{option} {folder}: {there} cannot be written to; give another folder")
 
 
 def read_as(kind: type[Parsed], path: Path) -> Parsed:

@@ -18,6 +18,11 @@ def fixed(value: float, places: int, *, sign: bool = False) -> str:
     return f"{value:+.1e}" if sign else f"{value:.1e}"
 
 
+def counted(count: int, thing: str) -> str:
+    """Return how many there are of something whose plural ends in s, as words."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+
+
 def duration(seconds: float | None) -> str:
     """Return seconds as h:mm:ss, or m:ss under an hour."""
     if seconds is None:

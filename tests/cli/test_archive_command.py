@@ -71,3 +71,9 @@ def test_archiving_does_not_wait_for_torch(root: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, str(tmp_path / "folder"), str(root)]
     child = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert child.returncode == 0, child.stderr
+
+
+def test_a_file_in_the_place_of_a_folder_is_refused_first(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    assert "FOLDER" in (said := oelm_archive(tmp_path / "notes.txt", "--out", root, code=2)) and "notes.txt is a file" in said
+    assert "notes.txt: is a file" in oelm_archive(tmp_path / "folder", "--out", tmp_path / "notes.txt", code=2)

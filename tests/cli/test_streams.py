@@ -11,7 +11,7 @@ from typing import TextIO
 
 import pytest
 
-from oelm.cli.shell import err, out, print_problem, reported, stoppable
+from oelm.cli.shell import TerminalWatch, err, out, print_problem, reported, stoppable
 from oelm.errors import ConfigError, OelmError, StoppedError
 
 
@@ -101,3 +101,10 @@ def test_what_the_output_cannot_encode_is_written_as_an_escape(tmp_path: Path, m
 def test_a_stop_is_called_one_once(problem: OelmError, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_problem(problem)
     assert capsys.readouterr().err == shown
+
+
+def test_no_rate_is_shown_before_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    with TerminalWatch() as watch:
+        watch.on_preparing("tokenizing", 100_000, 100_000, 21_171)
+    shown = capsys.readouterr().out
+    assert "21,171 tokens" in shown and "tokens/s" not in shown

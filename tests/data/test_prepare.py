@@ -275,6 +275,14 @@ def test_a_chosen_folder_that_holds_another_set_is_refused_and_left_alone(
     assert digests(out) == before
 
 
+def test_a_chosen_folder_with_other_files_is_refused_before_any_text_is_read(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(DataError, match=f"--out {tmp_path} holds other files .thesis.tex.; choose a new folder"):
+        prepare_corpus(made_corpus(), tokenizer=SPEC, out=tmp_path)
+    with pytest.raises(ConfigError, match="--out .*thesis.tex is a file"):
+        prepare_corpus(made_corpus(), tokenizer=SPEC, out=tmp_path / "thesis.tex")
+
+
 def test_progress_ends_with_everything_done(cache: Path, small_steps: None, folder: Path) -> None:
     heard: list[tuple[int, int, int]] = []
 
@@ -354,7 +362,8 @@ def test_a_folder_of_text_may_hold_a_meta_json_of_something_else(cache: Path, tm
     (tmp_path / "novel" / "chapter.txt").write_text(made_text(300))
     (tmp_path / "novel" / "meta.json").write_text('{"title": "precious"}')
     tokens = prepare(str(tmp_path / "novel"), tokenizer=SPEC)
-    assert sum(split.documents for split in tokens.meta.splits.values()) == 2
+    # Two documents, the larger of which is cut for validation.
+    assert (tokens.meta.splits["train"].documents, tokens.meta.splits["val"].documents) == (2, 1)
     assert (tmp_path / "novel" / "meta.json").read_text() == '{"title": "precious"}'
 
 

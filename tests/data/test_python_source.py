@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oelm.data.python_source import held_out_packages, source_text, stdlib_corpus
-from oelm.data.sources import VALIDATION_SHARE, Corpus, documents
+from oelm.data.sources import Corpus, documents
+from oelm.data.survey import VALIDATION_SHARE
 from oelm.errors import DataError
 
 STDLIB = Path(sysconfig.get_path("stdlib"))

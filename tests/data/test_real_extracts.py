@@ -14,7 +14,8 @@ from oelm.data.order import BucketOrder
 from oelm.data.public_sets import CORPORA as ENTRIES
 from oelm.data.readers import fraction
 from oelm.data.request import Request
-from oelm.data.sources import folder_corpus, items, survey
+from oelm.data.sources import folder_corpus, items
+from oelm.data.survey import survey
 from oelm.data.tokenizer import load_tokenizer
 from oelm.data.tokens import TokenSet
 from tests.conftest import run_here, tiny_config

@@ -11,10 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oelm.data import readers
-from oelm.data import sources as survey_module
+from oelm.data import survey as survey_module
 from oelm.data import tokens as tokens_module
-from oelm.data.readers import Piece, pieces
-from oelm.data.sources import VALIDATION_SHARE, Corpus, Item, Part, Survey, batches, file_corpus, items, survey, train_texts
+from oelm.data.readers import Piece, fraction, pieces
+from oelm.data.sources import Corpus, Item, Part, batches, file_corpus, items, train_texts
+from oelm.data.survey import MOST_HELD_OUT, VALIDATION_SHARE, Survey, _Loose, _read_through, survey
 from oelm.data.tokens import Split
 from oelm.errors import DataError
 from tests.conftest import made_text
@@ -51,12 +52,14 @@ def by_split(corpus: Corpus) -> dict[str, Documents]:
 
 
 UNIQUE = st.lists(st.text("abc \n", min_size=1).filter(lambda text: bool(text.strip())), min_size=2, max_size=40, unique=True)
+# Next to so much text, what others give to validation is little, so that none is cut; its fraction sends it to training.
+LARGE = max((made_text(4000) + str(number) for number in range(1000)), key=fraction)
 
 
 @given(UNIQUE)
 def test_every_document_is_in_exactly_one_split(texts: Documents) -> None:
-    found = by_split(corpus_of(made_part(texts)))
-    assert sorted(found.get("train", []) + found.get("val", [])) == sorted(texts)
+    found = by_split(corpus_of(made_part([*texts, LARGE])))
+    assert sorted(found.get("train", []) + found.get("val", [])) == sorted([*texts, LARGE])
 
 
 # Both of these have fractions below the usual share of validation.
@@ -76,7 +79,7 @@ def test_the_split_does_not_depend_on_the_order_of_documents(texts: Documents) -
 @given(UNIQUE, st.lists(st.integers(0, 39), max_size=20))
 def test_equal_documents_fall_on_the_same_side(texts: Documents, again: list[int]) -> None:
     repeated = texts + [texts[number % len(texts)] for number in again]
-    found = by_split(corpus_of(made_part(repeated)))
+    found = by_split(corpus_of(made_part([*repeated, LARGE])))
     assert not set(found["train"]) & set(found["val"])
 
 
@@ -141,6 +144,54 @@ def test_a_single_document_keeps_about_the_usual_share_for_validation() -> None:
     longest_line = max(map(len, text.splitlines(keepends=True)))
     # The cut goes back to the line end before it: at most one line more than the share, and the rounding of one character.
     assert 0 <= len(val) - VALIDATION_SHARE * len(text) <= longest_line + 1
+
+
+# Sizes in words. The hash would give validation the large document, the small one, or one of three that are alike.
+FEW = [(4000, 300), (300, 4000), (900, 900, 900), (4000, 10, 10, 10, 10), (500, 400, 300, 200)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("sizes", FEW, ids=str)
+def test_of_a_few_documents_at_most_a_fifth_is_for_validation(small: None, sizes: tuple[int, ...], seed: int) -> None:
+    texts = [made_text(words, seed=10 * seed + number) for number, words in enumerate(sizes)]
+    found = by_split(corpus_of(made_part(texts)))
+    total, held_out = sum(map(len, texts)), sum(map(len, found["val"]))
+    assert sorted("".join(found["train"] + found["val"])) == sorted("".join(texts))
+    assert 0 < held_out <= MOST_HELD_OUT * total
+
+
+# The hash would give the first of them to validation, whole.
+UNEVEN = [made_text(4000, seed=5), made_text(300, seed=1), made_text(200, seed=2)]
+
+
+def test_the_largest_of_a_few_documents_is_cut_whatever_their_order() -> None:
+    found, other = by_split(corpus_of(made_part(UNEVEN))), by_split(corpus_of(made_part(UNEVEN[:0:-1]), made_part(UNEVEN[:1])))
+    (val,) = found["val"]
+    assert UNEVEN[0].endswith(val) and abs(len(val) - VALIDATION_SHARE * sum(map(len, UNEVEN))) < 100
+    assert other["val"] == found["val"] and sorted(other["train"]) == sorted(found["train"])
+
+
+def test_copies_of_a_cut_document_are_cut_at_the_same_place() -> None:
+    found = by_split(corpus_of(made_part([*UNEVEN, UNEVEN[0]])))
+    assert len(found["val"]) == 2 and len(set(found["val"])) == 1 and not set(found["train"]) & set(found["val"])
+
+
+def test_documents_too_short_to_cut_stay_whole() -> None:
+    assert sorted(map(sorted, by_split(corpus_of(made_part(["a", "b"]))).values())) == [["a"], ["b"]]
+
+
+@pytest.mark.parametrize(("texts", "is_cut"), [(UNEVEN, True), ([made_text(50, seed=n) for n in range(60)], False)])
+def test_only_a_set_whose_split_within_a_document_is_new_has_another_fingerprint(texts: Documents, is_cut: bool) -> None:
+    content = _read_through(corpus_of(made_part(texts)), lambda done: None)["fingerprint"]
+    assert (fingerprint((None, texts)) != content) == is_cut
+
+
+def test_a_survey_keeps_the_sizes_of_few_documents_in_mind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey_module, "VALIDATION_BYTES", 1000)
+    loose = _Loose()
+    for number in range(10_000):
+        loose.add(fraction(str(number)), text_bytes=50, characters=50)
+    assert len(loose.near) < 60 and loose.cut(1000 / 500_000) is None
 
 
 def test_of_a_few_documents_of_many_pieces_one_is_for_validation(small: None) -> None:

@@ -230,6 +230,19 @@ def test_ruined_weights_are_told_by_the_evaluation_and_never_become_the_best(tex
         assert session.state.best_value is None and read_metrics(tmp_path / "run" / "metrics.jsonl") == []
 
 
+@pytest.mark.parametrize(
+    ("save_every", "eval_every", "words"),
+    [(8, 8, "Nothing was saved; "), (1, 8, "The checkpoint of step 1 is good; ")],
+    ids=["nothing-saved", "saved"],
+)
+def test_a_run_that_diverges_tells_what_was_saved_and_which_rate_it_had(
+    text_file: Path, tmp_path: Path, save_every: int, eval_every: int, words: str
+) -> None:
+    config = tiny_config(text_file, optim__lr=1e30, save_every=save_every, eval_every=eval_every)
+    with pytest.raises(NonFiniteError, match=rf"{words}in a new run, lower optim.lr \(now 1e\+30\)"):
+        run_here(config, tmp_path / "run")
+
+
 def test_pointer_that_leads_out_of_the_run_is_refused(text_file: Path, tmp_path: Path) -> None:
     from oelm.train.load import load_run
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.options import CatalogFile, Out, Overrides, SomeIds
-from oelm.cli.shell import counted, echo, out, print_table, printable, reported, roughly, say
+from oelm.cli.shell import echo, out, print_table, printable, reported, roughly, say
+from oelm.text import counted
 
 if TYPE_CHECKING:
     from oelm.config import FinetuneConfig, RunConfig

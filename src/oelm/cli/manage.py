@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.options import OnlyBudget, Out
-from oelm.cli.shell import counted, echo, err, out, printable, reported, say, warn
+from oelm.cli.shell import echo, err, out, printable, reported, say, warn
 from oelm.cli.status import find_runs, jobs_of, load_known, no_answer
 from oelm.errors import ClusterError, ConfigError, DataError, RunDirError
+from oelm.text import counted
 
 if TYPE_CHECKING:
     from oelm.experiments.slurm import JobState
@@ -175,7 +176,11 @@ def archive(
 
 def _write(folder: Path, ids: list[str], root: Path, *, weights: bool) -> None:
     from oelm.experiments.portable import archive_runs
+    from oelm.files import check_can_hold
 
+    check_can_hold("FOLDER", folder)
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"--out {root}: is a file; give the folder that holds the runs")
     views = find_runs(root, ids, budget=None, groups=load_known()[1])
     if not views:
         raise ConfigError(no_answer(root, ids, None))

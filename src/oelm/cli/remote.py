@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import TerminalWatch, counted, err, out, print_next, print_problem, print_result, printable, say
+from oelm.cli.shell import TerminalWatch, err, out, print_next, print_problem, print_result, printable, say
 from oelm.errors import DONE, REFUSED, STOPPED, ClusterError, ConfigError, OelmError, RankLostError
 from oelm.process import is_one_of_many, own_rank
+from oelm.text import counted
 
 if TYPE_CHECKING:
     from oelm.cli.options import Training

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.options import CatalogFile, grouped
-from oelm.cli.shell import ReaderLeftError, counted, echo, err, out, print_table, printable, reported, say
+from oelm.cli.shell import ReaderLeftError, echo, err, out, print_table, printable, reported, say
 from oelm.errors import ConfigError, one_of, suggest
+from oelm.text import counted
 
 if TYPE_CHECKING:
     from oelm.experiments.importer import ImportedRun
@@ -245,7 +246,7 @@ def _write(document: Document, *, html: Path | None, markdown: Path | None, csv:
         files = render_csv(document)
         for name, text in files.items():
             write_text(csv / name, text)
-        out.print(f"wrote {len(files)} tables into {csv}", soft_wrap=True)
+        out.print(f"wrote {counted(len(files), 'table')} into {csv}", soft_wrap=True)
     if latex is not None:
         from oelm.report.tables import render_latex
 

@@ -16,7 +16,6 @@ from oelm.cli.queue import QueueView
 from oelm.cli.remote import How, code_of, quiet_unless_first, refuse_worker, run_by_ranks, submit_study, work_together
 from oelm.cli.shell import (
     TerminalWatch,
-    counted,
     out,
     print_next,
     print_table,
@@ -30,6 +29,7 @@ from oelm.cli.shell import (
 )
 from oelm.errors import STOPPED, ConfigError
 from oelm.process import is_one_of_many
+from oelm.text import counted
 
 if TYPE_CHECKING:
     from oelm.experiments.catalog import Catalog

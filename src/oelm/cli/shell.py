@@ -295,11 +295,6 @@ def roughly(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
-def counted(count: int, thing: str) -> str:
-    """Return how many there are of something whose plural ends in s, as words."""
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
-
-
 def print_result(result: Result, headline: Callable[[dict[str, Any]], str]) -> None:
     """Say how a run ended, with what `headline` makes of its figures; leave with the exit code of a stop where it was one."""
     if result.status == "stopped":
@@ -378,7 +373,9 @@ class TerminalWatch:
         seconds = max(now - began, 1e-9)
         text = f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB" if total > 1 else f"{done / 1e6:,.1f} MB"
         if tokens:
-            text += f"  {tokens:,} tokens  {(tokens - tokens_then) / seconds:,.0f} tokens/s"
+            text += f"  {tokens:,} tokens"
+        if tokens > tokens_then:
+            text += f"  {(tokens - tokens_then) / seconds:,.0f} tokens/s"
         if total > 1 and done > done_then:
             text += f"  ETA {duration((total - done) * seconds / (done - done_then))}"
         return text

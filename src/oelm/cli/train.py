@@ -49,7 +49,12 @@ class Order:
 
     def carry_out(self, headline: Callable[[dict[str, Any]], str], stop: StopFlag) -> None:
         """Train one run in this process, or several as a queue with a comparison at its end."""
+        from oelm.files import check_can_hold
+
+        check_can_hold("--out", self.out or Path("outputs"))
         methods: list[str | None] = [None] if self.method is None else [name.strip() for name in self.method.split(",")]
+        if len(methods) > 1 and "" in methods:
+            raise ConfigError(f"--method {self.method!r}: a name is missing next to a comma; add it, or remove the comma")
         if self.shared.seeds is not None or len(methods) > 1:
             self._train_all(methods, stop)
             return

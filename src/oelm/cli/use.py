@@ -15,7 +15,7 @@ from oelm.cli.options import Checkpoint, RunFolder
 from oelm.cli.shell import TerminalWatch, err, out, path_option, print_table, printable, reported, say
 from oelm.errors import ConfigError, DataError, MissingExtraError, StoppedError
 from oelm.runs.layout import MANIFEST, heads_picture
-from oelm.text import fixed
+from oelm.text import counted, fixed
 
 if TYPE_CHECKING:
     from oelm.config import RunConfig
@@ -159,7 +159,7 @@ def _print(name: str, step: int, evaluation: TokenEvaluation | ClassifierEvaluat
         return
     tokens = sum(row.tokens for row in evaluation.documents)
     lines = [
-        f"{name}: {tokens:,} tokens in {len(evaluation.documents):,} documents, model of step {step:,}",
+        f"{name}: {tokens:,} tokens in {counted(len(evaluation.documents), 'document')}, model of step {step:,}",
         f"loss {evaluation.loss:.4f} nats per token, PPL {fixed(evaluation.perplexity, 3)}, "
         f"{evaluation.bits_per_byte:.4f} bits per byte",
     ]

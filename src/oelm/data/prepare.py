@@ -20,7 +20,8 @@ from tokenizers import Tokenizer
 from oelm.data.prepared import find_tokens
 from oelm.data.public_sets import CORPORA, unknown_set
 from oelm.data.python_source import site_packages_corpus, stdlib_corpus
-from oelm.data.sources import Corpus, Item, Survey, batches, file_corpus, hub_corpus, items, survey, train_texts
+from oelm.data.sources import Corpus, Item, batches, file_corpus, hub_corpus, items, train_texts
+from oelm.data.survey import Survey, survey
 from oelm.data.tokenizer import (
     Encode,
     Ids,
@@ -52,6 +53,7 @@ from oelm.data.tokens import (
 from oelm.errors import ConfigError, DataError, DiskFullError
 from oelm.files import (
     cache_root,
+    check_can_hold,
     dump_json,
     fsync_dir,
     read_json,
@@ -302,6 +304,8 @@ def prepare_corpus(
     The bytes depend on text, tokenizer and limits alone. A preparation that was killed continues after its last shard.
     """
     recipe = tokenizer_recipe(tokenizer)
+    if out is not None:
+        _check_free(out)
     corpus, look = survey(corpus, tell=lambda done: progress("reading", done, 0, 0))
     look = look.for_extract(limits.about_bytes())
     key = hashlib.sha256(f"{FORMAT}\0{recipe.label}\0{look.fingerprint}\0{limits}".encode()).hexdigest()[:12]
@@ -317,6 +321,13 @@ def prepare_corpus(
             f"--out {target} holds another token set ({opened.meta.name}, {opened.meta.tokenizer}); give a new folder"
         )
     return opened
+
+
+def _check_free(out: Path) -> None:
+    """Raise an error, before any text is read, where --out is not for a token set."""
+    check_can_hold("--out", out)
+    if out.is_dir() and (names := {path.name for path in out.iterdir()}) and not names & {"meta.json", "train.bin"}:
+        raise DataError(f"--out {out} holds other files ({min(names)}); choose a new folder")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oelm.data.readers import Piece, pieces
-from oelm.data.sources import VALIDATION_SHARE, Corpus, Part
+from oelm.data.sources import Corpus, Part
+from oelm.data.survey import VALIDATION_SHARE
 from oelm.data.tokens import LeftOut, Split
 from oelm.errors import DataError, MissingExtraError, install_command
 from oelm.files import cache_root, read_json, write_json

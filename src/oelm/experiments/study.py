@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from oelm.experiments.plan import (
     with_baselines,
 )
 from oelm.experiments.sweep import Grid, SweepPlan, plan_sweep, tuned_changes
+from oelm.files import check_can_hold
 from oelm.models.hub import model_folder
 from oelm.process import StopFlag
 from oelm.runs.status import read_status
@@ -166,11 +166,7 @@ class Study:
         ):
             if folder is not None and not folder.is_dir():
                 raise ConfigError(f"{option} {folder}: no such folder; give the one with {content}")
-        there = next(parent for parent in (self.root, *self.root.absolute().parents) if os.path.lexists(parent))
-        if not there.is_dir():
-            raise ConfigError(f"--out {self.root}: {there} is a file; give a new folder or one of runs")
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise ConfigError(f"--out {self.root}: {there} cannot be written to; give another folder")
+        check_can_hold("--out", self.root)
 
 
 def _families(experiments: Sequence[Experiment]) -> list[list[Experiment]]:

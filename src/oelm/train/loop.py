@@ -20,6 +20,15 @@ log = logging.getLogger(__name__)
 
 def run_loop(run: Session) -> None:
     """Train from the session's state to the last step, or to a whole checkpoint at the first boundary after a stop."""
+    try:
+        _train(run)
+    except NonFiniteError as problem:
+        saved = "Nothing was saved" if run.saved is None else f"The checkpoint of step {run.saved.step} is good"
+        advice = f"lower optim.lr (now {run.config.optim.lr:g}), raise schedule.warmup_steps or use precision float32"
+        raise NonFiniteError(f"{problem}. {saved}; in a new run, {advice}") from None
+
+
+def _train(run: Session) -> None:
     while True:
         if is_due(run, run.config.eval_every) and run.state.evaluated_step < run.state.step:
             evaluate(run)
@@ -95,10 +104,7 @@ def evaluate(run: Session) -> None:
     if evaluation is None:
         return
     if not math.isfinite(evaluation.loss):
-        raise NonFiniteError(
-            f"step {run.state.step}: validation loss {evaluation.loss}: training diverged. Checkpoints of earlier steps "
-            "are good: in a new run, lower optim.lr or raise schedule.warmup_steps"
-        )
+        raise NonFiniteError(f"step {run.state.step}: validation loss {evaluation.loss}: training diverged")
     run.last_evaluation = evaluation
     run.state = run.state.evaluated(evaluation.criterion)
     run.folder.check_held()

@@ -69,8 +69,7 @@ def train_step(
         optimizer.zero_grad(set_to_none=True)
         raise NonFiniteError(
             f"step {step + 1}: loss {total}, gradient norm {grad_norm}: stopped before the update. The batch holds "
-            f"{list(batch_ids)} (windows by their first token, or examples by number). Checkpoints of earlier steps are good: "
-            "in a new run, lower optim.lr, raise schedule.warmup_steps or use precision float32"
+            f"{list(batch_ids)} (windows by their first token, or examples by number)"
         )
     scaler.step(optimizer)
     scaler.update()

@@ -77,7 +77,3 @@ def test_no_format_of_a_report_spells_a_diverged_perplexity_out(diverged: dict[s
     for name, text in texts.items():
         found = [text[max(0, match.start() - 60) : match.end()] for match in LONG.finditer(text)]
         assert found == [], name
-
-
-def test_a_value_that_rounds_to_zero_has_no_minus() -> None:
-    assert (fixed(-0.04, 1, sign=True), fixed(-0.04, 1), fixed(-0.06, 1)) == ("+0.0", "0.0", "-0.1")

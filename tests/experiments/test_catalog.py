@@ -53,7 +53,7 @@ CONV = {"GPT-02": "GPT-01", "GPT-05": "GPT-04", "GPT-07": "GPT-06", "GPT-09": "G
 SHAPE = {"GPT-01-lean": "model.ff_dim"} | dict.fromkeys([*THIN, *THINNER], "model.qk_dim")
 # The data sets of the study's own arms, each of which is on all of them.
 SETS = ("tinystories", "wikitext2", "wikipedia", "openwebtext", "stdlib", "site-packages")
-SHAPE |= {f"{arm}.{name}": "model.qk_dim" for arm in ("thin", "conv-thin") for name in SETS}
+SHAPE |= {f"{arm}.{name}": "model.qk_dim" for arm in ("thin", "conv-thin", "conv-half") for name in SETS}
 ON_EVERY_CORPUS = {"scaled": "pure"} | dict.fromkeys(("matrix", "lowrank", "lowrank-first"), "little")
 ON_EVERY_CORPUS |= dict.fromkeys(("last-half", "odd", "first-free"), "partial")
 # Each variant, by what follows the frozen arm's name, and the class of its verdicts.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import re
 from pathlib import Path
 
@@ -87,31 +88,72 @@ def test_the_twenty_lines_of_the_study_recompute_its_headline(monkeypatch: pytes
     assert gap.startswith(arm[1]) and share == f"share kept {share_of.split()[0]}"
 
 
-def test_the_study_says_what_its_records_say() -> None:
-    page, readme = (" ".join((ROOT / name).read_text(encoding="utf-8").split()) for name in ("docs/study.md", "README.md"))
+def shown(gap: str) -> str:
+    """Return a gap as a sentence has it: in whole percents, without sign and interval."""
+    return f"about {abs(value(gap)):.0f}%"
+
+
+def pages() -> tuple[str, str]:
+    """Return the study's page and README, each on one line."""
+    study, readme = (" ".join((ROOT / name).read_text(encoding="utf-8").split()) for name in ("docs/study.md", "README.md"))
+    return study, readme
+
+
+def arms() -> dict[str, list[str]]:
+    """Return the rows of the study's first table by what they say of Q and K."""
     _, *found = rows("docs/study.md", "python studies/headline.py")
-    whole, sliced = (next(row for row in found if row[0].startswith(start)) for start in ("both learn", "queries are slices"))
-    gaps_of = sliced[1:-3]
-    assert len(gaps_of) == 2 and "**two corpora**" in page and "two texts" in readme
+    return {row[0]: row for row in found}
+
+
+def test_the_pages_say_what_freezing_and_slices_cost_and_save() -> None:
+    whole, sliced = arms()["both learn (the baseline)"], arms()["queries are slices of the input; keys learn"]
+    frozen = arms()["both frozen at random"]
+    assert frozen[-1] == "no" and sliced[-1] == "yes"
+    gaps_of = sliced[1:3]
     assert all(0 < low < high < 5 for low, high in map(ends, gaps_of))
-    for gap, text in zip(gaps_of, ("on stories", "on Python code"), strict=True):
-        assert all(f"about {value(gap):.0f}% higher {text}" in told for told in (page, readme))
-    frozen, thin = (
-        next(row for row in found if row[0].startswith(start)) for start in ("both frozen", "both learn, an eighth")
-    )
-    assert frozen[-1] == "no" and value(thin[1]) > value(sliced[1])
-    assert all(f"perplexity is about {value(frozen[1]):.0f}% higher on stories" in told for told in (page, readme))
-    assert all(f"at about {value(thin[1]):.0f}% on stories" in told for told in (page, readme))
     stored = [int(row[-3].replace(",", "")) for row in (whole, sliced)]
-    faster = [100 * (float(end) - 1) for end in re.findall(r"\d\.\d+", sliced[-2])[1:]]
-    assert faster[0] > 0
-    for text in (page, readme):
-        assert f"stores {100 * (1 - stored[1] / stored[0]):.0f}% fewer parameters" in text
-        assert f"training step is about {faster[0]:.0f}% to {faster[1]:.0f}% faster" in text
-    counts = {}
-    for data, text in {"tinystories": "stories", "stdlib": "Python code"}.items():
+    low, high = (100 * (float(end) - 1) for end in re.findall(r"\d\.\d+", sliced[-2])[1:])
+    assert low > 0
+    for page in pages():
+        assert f"perplexity is {shown(frozen[1])} higher on stories" in page
+        assert f"{shown(gaps_of[0])} higher on stories and {shown(gaps_of[1])} higher on code" in page
+        assert f"stores {100 * (1 - stored[1] / stored[0]):.0f}% fewer parameters" in page
+        assert f"training step is about {low:.0f}% to {high:.0f}% faster" in page
+
+
+def test_the_pages_say_that_half_of_the_rows_do_as_well_as_slices() -> None:
+    half, sliced = arms()["both learn, half as wide"], arms()["queries are slices of the input; keys learn"]
+    assert half[-3] == sliced[-3] and half[-1] == "yes"
+    head, *found = rows("docs/study.md", "oelm report --out results/study --table controls")
+    (against,) = [row for row in found if row[0].startswith("oelm_axes_q ") and row[2].startswith("half")]
+    stories, code = (ends(against[head.index(data)]) for data in ("tinystories", "stdlib-3.11.7"))
+    assert stories[0] > 0 and code[0] < 0 < code[1]
+    for page in pages():
+        assert f"{shown(half[1])} on stories and {shown(half[2])} on code" in page
+        assert "Slices are worse than that on stories, and no different on code" in page
+
+
+def test_the_pages_say_what_an_eighth_costs() -> None:
+    lowrank = arms()["both are slices of the input; a small part learns on top"]
+    thin = arms()["both learn, an eighth as wide"]
+    assert lowrank[-3] == thin[-3] and lowrank[-1] == thin[-1] == "undecided"
+    _, *found = rows("docs/study.md", "oelm report --out results/study --table controls")
+    (against,) = [row for row in found if row[0].startswith("oelm_axes_lowrank ") and row[2].startswith("thin")]
+    gap = next(cell for cell in against[4:] if cell)
+    assert ends(gap)[1] <= 0
+    study, _ = pages()
+    assert f"cost {shown(lowrank[1])} on stories" in study and f"cost {shown(thin[1])}" in study
+
+
+def test_the_pages_count_the_seeds_and_the_length_of_tokens() -> None:
+    for data in ("tinystories", "stdlib"):
         base, arm = study_ppls("conv-learn", data), study_ppls("conv-slices-q", data)
-        counts[data] = len(base.keys() & arm.keys())
-        named = f"{text} ({ {3: 'three', 4: 'four', 5: 'five'}[counts[data]] } seeds)"
-        assert named in page and named in readme
-    assert (sliced[-1] == "yes") == (set(counts.values()) == {5})
+        assert base.keys() & arm.keys() == {0, 1, 2, 3, 4}
+    # The same nats per byte are twice as much per token where tokens are twice as long.
+    doubled = []
+    for data in ("tinystories", "stdlib"):
+        base, arm = study_ppls("conv-learn", data), study_ppls("conv-slices-q", data)
+        doubled.append(100 * (math.prod(arm[seed] / base[seed] for seed in arm) ** (2 / len(arm)) - 1))
+    for page in pages():
+        assert "five seeds" in page
+        assert f"about {doubled[0]:.0f}% and {doubled[1]:.0f}%" in page

@@ -19,8 +19,9 @@ SHM := $(shell test "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 {print $$4}')
 # Bytecode is kept whatever the environment says: without it, every worker and every child process compiles all anew.
 test test-all test-faults: export PYTHONDONTWRITEBYTECODE =
 
+# Files in their order: by their number of tests, the long ones with few would come last and leave cores idle.
 test: setup  ## every test but the slow ones
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m "not slow"
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: setup  ## every test
 	@$(BIN)/pytest

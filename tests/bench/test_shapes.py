@@ -52,6 +52,8 @@ def test_an_arm_changes_no_settings_but_its_own() -> None:
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown arm 'haf' \(did you mean 'half'\?\); give a run's config.json or one of"):
+        with_arm(shape_settings("laptop"), "haf")
     with pytest.raises(ConfigError, match=r"unknown shape 'labtop' \(did you mean 'laptop'\?\); shapes: laptop, 512"):
         shape_settings("labtop")
     with pytest.raises((ConfigError, MethodError), match="did you mean 'oelm_freeze'"):

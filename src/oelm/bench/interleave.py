@@ -22,6 +22,7 @@ from oelm.config import FinetuneConfig, RunConfig, parse_as, parse_config
 from oelm.errors import ConfigError, OelmError, suggest
 from oelm.files import dump_json
 from oelm.method.apply import freeze
+from oelm.method.method import PRESETS
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.hub import ClassifierShape, fresh_classifier
 from oelm.models.shape import GPTConfig, MethodWork, method_work
@@ -320,7 +321,7 @@ _SHAPES = {
 # The shape of bert-base with fresh weights: the earlier study's classifier, at its batch and length.
 CLASSIFIER = "bert"
 _BERT = {"vocab_size": 30522, "model_dim": 768, "num_layers": 12, "num_heads": 12, "ff_dim": 3072, "num_labels": 3}
-# Arms whose Q and K learn with one row in so many: in speed, the rivals of freezing them.
+# Arms in which Q and K learn with one row in eight, or one in two: the rivals of freezing them, in speed too.
 THIN = "thin"
 RIVALS = {THIN: 8, "half": 2}
 
@@ -352,8 +353,11 @@ def shape_settings(name: str) -> dict[str, Any]:
 def with_arm(settings: dict[str, Any], arm: str) -> dict[str, Any]:
     """Return the settings with a method, or those of the baseline with fewer rows in Q and K."""
     changed = copy.deepcopy(settings)
-    if arm not in RIVALS:
+    if arm in PRESETS:
         return changed | {"method": arm}
+    if arm not in RIVALS:
+        known = (*PRESETS, *RIVALS)
+        raise ConfigError(f"unknown arm {arm!r}{suggest(arm, known)}; give a run's config.json or one of {', '.join(known)}")
     if "examples" in changed:
         raise ConfigError(f"{arm!r} needs our GPT, and shape '{CLASSIFIER}' is a BERT; give a method, e.g. oelm_freeze")
     head_dim = changed["model"]["model_dim"] // changed["model"]["num_heads"]

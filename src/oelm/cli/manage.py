@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oelm.runs.find import RunView
     from oelm.runs.manage import Asked, Refusal, Removal
 
-# Not all by default, as of commands that only show: what ends or deletes runs must be named.
+# Commands that only show runs take all by default; what ends or deletes runs must be named.
 NamedIds = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Experiments or groups; or give --all.")]
 
 

@@ -104,7 +104,6 @@ def train_one(
 
     check_tracker(shared.track)
     options = Options(strict=shared.strict, exact_step=exact_step, preflight=not shared.no_preflight)
-    say(f"run directory: {path}")
     with _notified(path, shared.notify), world_of(config) as world:
         with TerminalWatch() as terminal, _tracked(terminal, path, shared.track if world.is_writer else None) as watch:
             result = train(config, path, stop=stop, watch=watch, options=options, world=world)

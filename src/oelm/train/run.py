@@ -195,6 +195,7 @@ def _announce(session: Session, needs: Estimate) -> None:
     tokenizer = data.tokenizer_path.read_bytes()
     write_bytes(session.folder.path / TOKENIZER, tokenizer, guard=session.folder.check_held)
     session.folder.write_manifest(_manifest(session))
+    session.watch.on_remark(f"run directory: {session.folder.path}")
     session.watch.on_remark(data.summary)
     session.watch.on_remark(str(report))
     session.watch.on_remark(

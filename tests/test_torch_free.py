@@ -1,4 +1,4 @@
-"""Commands that only read what is on disk load neither torch nor transformers, in a process of their own."""
+"""Commands that only read load neither torch nor transformers, and training does not load torch's compiler."""
 
 from __future__ import annotations
 
@@ -66,3 +66,11 @@ def test_what_answers_at_once_loads_no_numbers_and_no_charts(arguments: list[str
 @pytest.mark.parametrize("code", ["oelm.load_runs('.')", "oelm.Method, oelm.GPTConfig, oelm.PRESETS"])
 def test_nouns_and_records_load_no_torch(code: str, study: Path) -> None:
     assert loaded_by(f"import oelm\n{code}", study) == []
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_training_loads_no_compiler_and_no_transformers(optimizer: str, tmp_path: Path) -> None:
+    """The compiler nearly doubles the time that a run takes to start."""
+    arguments = ["train", "--budget", "smoke", "--method", "oelm_lowrank", "--out", "run", "--set", f"optim.name={optimizer}"]
+    assert loaded_by(COMMAND.format(arguments=arguments), tmp_path, ("torch._dynamo", "sympy", "transformers")) == []
+    assert (tmp_path / "run" / "latest.json").is_file()

@@ -22,7 +22,7 @@ from oelm.method.audit import digest
 from oelm.models.gpt import GPT, build_gpt
 from oelm.train.optim import (
     MOMENTUM,
-    Muon,
+    Optimizer,
     build_optimizer,
     load_optimizer_tensors,
     muon_parameters,
@@ -71,7 +71,7 @@ def test_updates_are_torchs_own_up_to_its_bfloat16(shape: tuple[int, int]) -> No
     ours, theirs = (nn.Parameter(matrix(*shape)) for _ in range(2))
     group = {"params": [ours], "matrices": True, "weight_decay": 0.1, "lr": 0.02}
     optimizers = (
-        Muon([group], lr=0.02, betas=(0.9, 0.999), fused=False),
+        Optimizer([group], fused=False),
         torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, momentum=MOMENTUM),
     )
     for step in range(3):

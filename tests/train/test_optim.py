@@ -73,6 +73,38 @@ def test_the_optimizer_holds_exactly_what_trains() -> None:
     assert held.keys() == {name for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
+def torchs_own(model: nn.Module, *, fused: bool) -> torch.optim.AdamW:
+    """The same groups and settings in torch's class, which our optimizer does not use."""
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for _, p in named if p.dim() >= 2], "weight_decay": CONFIG.weight_decay},
+        {"params": [p for _, p in named if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=CONFIG.lr, betas=CONFIG.betas, fused=fused)
+
+
+@pytest.mark.parametrize(("device", "fused"), [("cpu", True), ("mps", False)])
+def test_updates_and_state_are_those_of_torchs_adamw_bit_for_bit(device: str, fused: bool) -> None:
+    ours, theirs = frozen_gpt(), frozen_gpt()
+    optimizer, reference = build_optimizer(ours, CONFIG, device=device), torchs_own(theirs, fused=fused)
+    train(ours, optimizer, first=0, steps=4)
+    train(theirs, reference, first=0, steps=4)
+    assert all(torch.equal(p, theirs.get_parameter(name)) for name, p in ours.named_parameters())
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        state, expected = optimizer.state.get(one, {}), reference.state.get(other, {})
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(value, expected[key]) for key, value in state.items())
+
+
+def test_gradients_are_dropped() -> None:
+    model = frozen_gpt()
+    optimizer = build_optimizer(model, CONFIG, device="cpu")
+    train(model, optimizer, first=0, steps=1)
+    assert any(p.grad is not None for p in model.parameters())
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
 def test_betas_and_rate_are_those_of_the_config() -> None:
     for group in build_optimizer(frozen_gpt(), CONFIG, device="cpu").param_groups:
         assert (group["betas"], group["lr"]) == ((0.8, 0.9), 1e-3)

@@ -23,7 +23,7 @@ from oelm.errors import ConfigError, OelmError, suggest
 from oelm.files import dump_json
 from oelm.method.apply import freeze
 from oelm.method.method import PRESETS
-from oelm.models.gpt import GPT, build_gpt
+from oelm.models.gpt import GPT, build_gpt, skeleton
 from oelm.models.hub import ClassifierShape, fresh_classifier
 from oelm.models.shape import GPTConfig, MethodWork, method_work
 from oelm.stats import Ratio, mean_ratio
@@ -164,7 +164,7 @@ class ModelSize(NamedTuple):
 def model_size(config: BenchConfig) -> ModelSize:
     """Count a config's model. AdamW keeps two numbers per trainable parameter, Muon one."""
     with torch.device("meta"):
-        model = GPT(config.model) if isinstance(config, RunConfig) else _classifier(config)
+        model = skeleton(config.model) if isinstance(config, RunConfig) else _classifier(config)
     freeze(model, config.method)
     matrices = muon_parameters(model, config.optim)
     learning = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -21,7 +21,7 @@ from oelm.experiments.slots import queue_seconds
 from oelm.files import read_json
 from oelm.method.apply import freeze
 from oelm.method.audit import Audit, audit
-from oelm.models.gpt import GPT
+from oelm.models.gpt import skeleton
 from oelm.models.hub import ClassifierShape, classifier_skeleton, fresh_classifier
 from oelm.models.shape import step_work
 from oelm.runs.layout import TIMING
@@ -130,8 +130,7 @@ def count_parameters(config: RunConfig | FinetuneConfig) -> Audit | None:
 
 def _skeleton(config: RunConfig | FinetuneConfig) -> nn.Module | None:
     if isinstance(config, RunConfig):
-        with torch.device("meta"):
-            return GPT(known_vocabulary(config).model)
+        return skeleton(known_vocabulary(config).model)
     model = config.model
     labels = model.num_labels or num_labels(config)
     if model.source is not None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from oelm.errors import OelmError
 from oelm.files import publish_dir, write_json, write_text
-from oelm.models.gpt import GPT, Attention, Block
+from oelm.models.gpt import GPT, Attention, Block, skeleton
 from oelm.models.shape import GPTConfig
 
 # Of a model that GPT-2 cannot hold: its type in config.json, and what its weights' names begin with.
@@ -30,8 +30,7 @@ def export_gpt(model: GPT, tokenizer: Tokenizer, folder: Path, *, end_of_text: i
 
     Raises OelmError when the folder is not empty, or when axes, learnt gains or corrections were not folded in.
     """
-    with torch.device("meta"):
-        own = dict(GPT(model.config).named_parameters())
+    own = dict(skeleton(model.config).named_parameters())
     if own.keys() != {name for name, _ in model.named_parameters()}:
         raise OelmError("Q and K of this model are not plain weights: call oelm.fold(model) first")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -5,9 +5,13 @@ B batch  T tokens  D model_dim  H heads  K head_dim  V vocab  S queries of a blo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from oelm.errors import ConfigError
 from oelm.models.shape import GPTConfig
@@ -188,14 +192,29 @@ class GPT(nn.Module):
         return F.linear(self(tokens_BT), self.head_VD)
 
 
+class _Undrawn(TorchFunctionMode):
+    """Skips what torch draws for new weights: ours are drawn otherwise, and on the meta device it loads torch's compiler."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        draws = getattr(function, "__module__", None) == "torch.nn.init"
+        return None if draws else function(*args, **(kwargs or {}))
+
+
+def skeleton(config: GPTConfig) -> GPT:
+    """Return a GPT without weights, on the meta device."""
+    with torch.device("meta"), _Undrawn():
+        return GPT(config)
+
+
 def build_gpt(config: GPTConfig, *, seed: int) -> GPT:
     """Build a GPT whose every weight is a function of (seed, its name): arms of one seed share what they share."""
     if not isinstance(config, GPTConfig):
         raise ConfigError(f"build_gpt takes an oelm.GPTConfig, not {config!r} ({type(config).__name__})")
     seed = whole_seed(seed)
-    with torch.device("meta"):
+    with torch.device("cpu"), _Undrawn():
         model = GPT(config)
-    model.to_empty(device="cpu")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() >= 2:

@@ -98,7 +98,9 @@ def apply_determinism(*, deterministic: bool) -> None:
     """Make a GPU bit-reproducible if asked for; a CPU is anyway."""
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS refuses without it
-    torch.use_deterministic_algorithms(deterministic)
+    # Only where it changes something: the call loads torch's compiler.
+    if deterministic != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.benchmark = not deterministic
 
 

@@ -10,10 +10,11 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from oelm.config import OptimConfig, TrainConfig
 from oelm.errors import CheckpointError
@@ -26,48 +27,75 @@ MOMENTUM = 0.95
 # The quintic whose slope at zero is steepest; five rounds bring singular values to between 0.7 and 1.2.
 _COEFFICIENTS, _ROUNDS = (3.4445, -4.7750, 2.0315), 5
 _TINY = 1e-7
+# The names of a parameter's state are torch's.
+_ADAMW_KEYS, _MUON_KEYS, _EPSILON = ("exp_avg", "exp_avg_sq", "step"), ("momentum",), 1e-8
 
 
-class Muon(torch.optim.Optimizer):
-    """Muon for the groups with `matrices`, AdamW for the others; each group has its `lr`."""
+class Optimizer(torch.optim.Optimizer):
+    """AdamW, and Muon for the groups with `matrices`; each group has its `lr`.
 
-    def __init__(self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], fused: bool) -> None:
-        rest, matrices = ([group for group in groups if group["matrices"] == wanted] for wanted in (False, True))
-        self._adamw = torch.optim.AdamW(rest or [{"params": []}], lr=lr, betas=betas, fused=fused)
-        super().__init__(matrices or [{"params": [], "matrices": True}], {"lr": lr})
-        # One list of groups and one state, so that rates, checkpoints and zero_grad see a single optimizer.
-        self.param_groups = self.param_groups + self._adamw.param_groups
-        self._link()
+    torch's own optimizers load its compiler, which nearly doubles the time that a run takes to start. So this one calls AdamW
+    as a function, and overrides the methods that would load the compiler.
+    """
 
-    def _link(self) -> None:
-        """Share this optimizer's groups and state with the AdamW half."""
-        self._own = [group for group in self.param_groups if group.get("matrices")]
-        self._adamw.param_groups = [group for group in self.param_groups if not group.get("matrices")]
-        self._adamw.state = self.state
+    def __init__(self, groups: list[dict[str, Any]], *, fused: bool) -> None:
+        super().__init__(groups, {})
+        self._fused = fused
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_adamw": self._adamw}
+        return super().__getstate__() | {"_fused": self._fused}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # Also called by load_state_dict, with new groups and a new state.
-        super().__setstate__(state)
-        self._link()
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; unlike torch's own method, without a check."""
+        self.param_groups.append(param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop every gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         assert closure is None
-        self._adamw.step()
         by_shape: dict[tuple[Any, ...], list[tuple[nn.Parameter, dict[str, Any]]]] = defaultdict(list)
-        for group in self._own:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    by_shape[(*parameter.shape, parameter.dtype, parameter.device)].append((parameter, group))
+        for group in self.param_groups:
+            learning = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not group["matrices"]:
+                self._update_by_adamw(learning, group)
+                continue
+            for parameter in learning:
+                by_shape[(*parameter.shape, parameter.dtype, parameter.device)].append((parameter, group))
         for members in by_shape.values():
-            self._update([parameter for parameter, _ in members], [group for _, group in members])
+            self._update_by_muon([parameter for parameter, _ in members], [group for _, group in members])
         return None
 
-    def _update(self, parameters: list[nn.Parameter], groups: list[dict[str, Any]]) -> None:
+    def _update_by_adamw(self, parameters: list[nn.Parameter], group: dict[str, Any]) -> None:
+        for parameter in parameters:
+            if not self.state[parameter]:
+                device = parameter.device if self._fused else "cpu"
+                zeros = {key: torch.zeros_like(parameter) for key in _ADAMW_KEYS[:2]}
+                self.state[parameter] = zeros | {"step": torch.zeros((), dtype=torch.float32, device=device)}
+        averages, squares, steps = ([self.state[parameter][key] for parameter in parameters] for key in _ADAMW_KEYS)
+        adamw(
+            cast(list[Tensor], parameters),
+            [cast(Tensor, parameter.grad) for parameter in parameters],
+            averages,
+            squares,
+            [],
+            steps,
+            fused=self._fused,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=_EPSILON,
+            maximize=False,
+        )
+
+    def _update_by_muon(self, parameters: list[nn.Parameter], groups: list[dict[str, Any]]) -> None:
         """Update matrices of one shape, orthogonalized together."""
         directions_NRC = orthogonalized(torch.stack([self._direction(parameter) for parameter in parameters]))
         for parameter, group, direction_RC in zip(parameters, groups, directions_NRC, strict=True):
@@ -103,7 +131,6 @@ def orthogonalized(matrices_NRC: Tensor) -> Tensor:
     return x_NRC.mT if is_tall else x_NRC
 
 
-_ADAMW_KEYS, _MUON_KEYS = ("exp_avg", "exp_avg_sq", "step"), ("momentum",)
 _IN_LAYERS = ("query", "key", "query_key_value", "correction", "value_output", "feed_forward")
 
 
@@ -130,14 +157,14 @@ def build_optimizer(
             factor = factors.get(name, 1.0) * (config.matrix_rate if name in matrices else 1.0)
             key = (name in matrices, decay if decays else 0.0, factor, plan.joined_at(name))
             groups.setdefault(key, []).append(parameter)
+    common = {"lr": config.lr, "betas": config.betas}
     listed = [
-        {"params": members, "matrices": by_muon, "weight_decay": decay, "factor": factor, "joined": joined}
+        # The loop sets the rate before every step.
+        common | {"params": members, "matrices": by_muon, "weight_decay": decay, "factor": factor, "joined": joined}
         for (by_muon, decay, factor, joined), members in groups.items()
         if members or (factor, joined) == (1.0, 0)
     ]
-    # lr as given is never used: the loop sets it before every step.
-    kind = Muon if config.name == "muon" else torch.optim.AdamW
-    optimizer = kind(listed, lr=config.lr, betas=config.betas, fused=device in ("cpu", "cuda"))
+    optimizer = Optimizer(listed, fused=device in ("cpu", "cuda"))
     if before is not None:
         learning = {parameter for group in listed for parameter in group["params"]}  # type: ignore[attr-defined]
         optimizer.state.update({parameter: kept for parameter, kept in before.state.items() if parameter in learning})
@@ -190,9 +217,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float, *, step: int 
 
 def _keys_of(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[str, ...]]:
     """Return the names of each parameter's state after an update."""
-    is_muon = isinstance(optimizer, Muon)
     keys = {True: _MUON_KEYS, False: _ADAMW_KEYS}
-    return {p: keys[is_muon and group["matrices"]] for group in optimizer.param_groups for p in group["params"]}
+    return {p: keys[group["matrices"]] for group in optimizer.param_groups for p in group["params"]}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

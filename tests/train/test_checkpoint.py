@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
-from oelm.config import RunConfig
+from oelm.config import OptimConfig, RunConfig
 from oelm.errors import CheckpointError
 from oelm.files import STAGING_PREFIX, sweep_staging
 from oelm.process import StopFlag
 from oelm.train.checkpoint import Checkpoints, SavedState, TrainState
+from oelm.train.optim import build_optimizer
 from oelm.train.run import Options, train
 from oelm.train.watch import Silence, StepReport
 from tests.conftest import run_here, tiny_config
@@ -31,7 +31,7 @@ def publish(checkpoints: Checkpoints, step: int, *, best: int | None = None) -> 
     model = nn.Linear(2, 2)
     state = TrainState(step=step, evaluated_step=step, best_step=best, best_value=None if best is None else 1.0 / best)
     saved = SavedState(state=state, clock={}, frozen={}, data_fingerprint="", tokenizer_sha256="", environment={})
-    checkpoints.publish(saved, model, torch.optim.AdamW(model.parameters()))
+    checkpoints.publish(saved, model, build_optimizer(model, OptimConfig(lr=1e-3), device="cpu"))
     return saved
 
 

@@ -213,7 +213,7 @@ def _source(data: str | None, text: Path | None) -> str | None:
 
 
 def _config(file: Path | None, budget: str, chosen: dict[str, Any], overrides: list[str], init_from: Path | None) -> RunConfig:
-    from oelm.budget import budget_settings
+    from oelm.budget import EXTRACT_TOKENS, budget_settings
     from oelm.config import parse_config, parse_overrides, with_overrides
     from oelm.data.prepare import check_tokenizer_asked
     from oelm.runs.records import read_config
@@ -231,6 +231,9 @@ def _config(file: Path | None, budget: str, chosen: dict[str, Any], overrides: l
         # Those weights know their own tokens only.
         settings["data"]["tokenizer"] = str(Path(start.checkpoint).parents[1] / TOKENIZER)
     changes = parse_overrides(overrides, flags=chosen)
+    # As `oelm run` does; of text that the user names, all is read.
+    if file is None and budget == "smoke" and "data.source" not in changes:
+        settings["data"]["max_tokens"] = EXTRACT_TOKENS[budget]
     parsed = parse_config(with_overrides(settings, changes), where=f"{where} with your options" if changes else where)
     if "data.tokenizer" in changes:
         check_tokenizer_asked(parsed.data.source, parsed.data.tokenizer)

@@ -171,7 +171,7 @@ def _base(experiment: Experiment, budget: str, *, model: Any) -> dict[str, Any]:
     if experiment.kind == "language_model":
         settings = budget_settings(budget)
         settings["data"]["source"] = data
-        if data in CORPORA:
+        if data in CORPORA or budget == "smoke":
             settings["data"]["max_tokens"] = EXTRACT_TOKENS[budget]
         return settings
     settings = classifier_settings(budget, model=model)

@@ -12,7 +12,7 @@ from oelm.bench.speed import TimingRecord, read_timings
 from oelm.experiments.catalog import load_catalog
 from oelm.report.arms import Arm
 from oelm.report.build import build_report
-from oelm.report.pairs import is_uniform, plain_text
+from oelm.report.pairs import is_uniform, plain_words
 from oelm.report.sections.costs import timing_of
 from oelm.report.sections.verdicts import JudgedPair, decided_by
 from oelm.report.words import Words
@@ -84,7 +84,7 @@ def table(lang: str) -> list[list[str]]:
         gaps = [decided_by(found[data], words).text if data in found else "" for data in sets]
         sample = next(iter(found.values())).pair
         speed = _speed(timing_of(sample, timings, catalog))
-        rows.append([plain_text(sample, catalog, words), *gaps, _stored(sample.arm), speed, _told(found, texts)])
+        rows.append([plain_words(sample, catalog, words), *gaps, _stored(sample.arm), speed, _told(found, texts)])
     return rows
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oelm.cli.train import _perplexities
-from oelm.experiments.summary import figure_text, gap_text
+from oelm.experiments.summary import figure_text, gap_with_interval
 from oelm.report.build import build_report
 from oelm.report.html import render_html
 from oelm.report.markdown import render_markdown
@@ -40,7 +40,7 @@ def test_an_exponential_beyond_a_float_is_infinite() -> None:
 
 def test_a_ratio_whose_interval_is_beyond_a_float_is_told() -> None:
     ratio = mean_ratio([30.0, WORST], [30.0, 30.0])
-    assert ratio.high == math.inf and not LONG.search(gap_text(ratio))
+    assert ratio.high == math.inf and not LONG.search(gap_with_interval(ratio))
 
 
 def test_a_diverged_run_is_short_on_the_terminal_and_in_the_log() -> None:

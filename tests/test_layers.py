@@ -58,6 +58,17 @@ def test_the_method_library_could_be_lifted_out() -> None:
             assert imported.startswith(allowed), f"{path.name} imports {imported}"
 
 
+def test_no_name_of_a_class_or_function_has_two_meanings() -> None:
+    # A command may be called as the function of the library that it calls.
+    for files in ([path for path in FILES if path.parent.name == "cli"], [path for path in FILES if path.parent.name != "cli"]):
+        places: dict[str, list[str]] = {}
+        for path in files:
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(module_name(path))
+        assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
 def test_files_and_functions_stay_small() -> None:
     large = []
     for path in ALL_FILES:

@@ -12,7 +12,17 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.flop_counter import FlopCounterMode
 
-from oelm.bench.interleave import Comparison, Side, _work, bound, compare, model_size, shape_config, training_step, verdict
+from oelm.bench.interleave import (
+    Comparison,
+    Side,
+    _work,
+    bound,
+    compare_arms,
+    conclusion,
+    model_size,
+    shape_config,
+    training_step,
+)
 from oelm.bench.machine import examine, matmul_speeds
 from oelm.config import FinetuneConfig, RunConfig, parse_as, parse_config
 from oelm.errors import ConfigError
@@ -39,7 +49,7 @@ def side(name: str) -> Side:
 )
 def test_sentence_follows_the_interval(low: float, high: float, words: str) -> None:
     comparison = Comparison(side("A"), side("B"), Ratio(1.0, low, high, 5), bound=1.03)
-    assert words in verdict(comparison) and "arithmetic allows at most 1.030x" in verdict(comparison)
+    assert words in conclusion(comparison) and "arithmetic allows at most 1.030x" in conclusion(comparison)
 
 
 def test_bound_of_a_method_against_itself_is_one_and_of_freezing_is_flops_own(text_file: Path) -> None:
@@ -97,7 +107,7 @@ def test_a_classifier_s_batch_is_padded_to_its_longest_example() -> None:
 @pytest.mark.slow
 def test_classifiers_are_compared_and_their_sizes_are_those_of_the_model() -> None:
     arms = [(name, small_bert(name)) for name in ("baseline", "oelm_freeze")]
-    (found,) = compare(arms, rounds=2, progress=lambda text: None)
+    (found,) = compare_arms(arms, rounds=2, progress=lambda text: None)
     assert found.first.stored == found.second.stored and found.first.trainable - found.second.trainable == 2 * 2 * (
         32 * 32 + 32
     )
@@ -110,7 +120,7 @@ def test_classifiers_are_compared_and_their_sizes_are_those_of_the_model() -> No
 
 def test_where_arithmetic_expects_no_difference_none_that_shows_is_no_noise() -> None:
     comparison = Comparison(side("A"), side("B"), Ratio(1.0, 0.98, 1.02, 5), bound=0.9996)
-    assert verdict(comparison).startswith("No measurable difference between B arm and A arm: between 0.980x and 1.020x")
+    assert conclusion(comparison).startswith("No measurable difference between B arm and A arm: between 0.980x and 1.020x")
 
 
 LEARNT: list[dict[str, Any]] = [
@@ -159,7 +169,7 @@ def test_a_correction_allows_no_gain_in_speed_and_pure_freezing_does(text_file: 
 def test_bytes_fall_by_exactly_the_frozen_share(text_file: Path) -> None:
     settings = {"model__vocab_size": 300}
     arms = [(name, tiny_config(text_file, method=name, **settings)) for name in ("baseline", "oelm_freeze", "oelm_q_only")]
-    both, queries = compare(arms, rounds=3, progress=lambda text: None, has_memory=False)
+    both, queries = compare_arms(arms, rounds=3, progress=lambda text: None, has_memory=False)
     titles = [side.title for side in (both.first, both.second, queries.second)]
     assert titles == ["A baseline", "B oelm_freeze", "C oelm_q_only"] and both.first == queries.first
     for result, weights in ((both, 2 * 2 * 32 * 32), (queries, 2 * 32 * 32)):  # Q and K of two layers, or Q alone
@@ -175,7 +185,7 @@ def test_bytes_fall_by_exactly_the_frozen_share(text_file: Path) -> None:
 def test_memory_is_measured_of_each_arm_alone() -> None:
     told: list[str] = []
     arms = [(name, shape_config("tiny", name)) for name in ("baseline", "oelm_freeze")]
-    (result,) = compare(arms, rounds=3, progress=told.append)
+    (result,) = compare_arms(arms, rounds=3, progress=told.append)
     assert told[0] == "timing training steps of A baseline, B oelm_freeze in turn: 3 rounds after 2 to warm up"
     told = [text for text in told if not text.startswith("round ")]
     assert (result.first.peak_bytes or 0) > 0 and (result.second.peak_bytes or 0) > 0 and len(told) == 3
@@ -208,7 +218,7 @@ def test_stored_and_trainable_parameters_are_the_models_own() -> None:
 
 def test_more_arms_than_letters_are_refused() -> None:
     with pytest.raises(ConfigError, match="27 arms are too many to take turns; give 26 at most"):
-        compare([("baseline", shape_config("tiny", "baseline"))] * 27, rounds=3, progress=print)
+        compare_arms([("baseline", shape_config("tiny", "baseline"))] * 27, rounds=3, progress=print)
 
 
 def test_benchmarked_step_really_trains(text_file: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from oelm.cli.queue import QueueView
 from oelm.experiments.plan import PlannedRun
-from oelm.experiments.queue import Job, State
+from oelm.experiments.queue import Job, JobState
 from oelm.experiments.study import Study
 from oelm.files import write_json
 from tests.experiments.planned import PAIR, catalog_of, finish
@@ -22,7 +22,7 @@ def planned(root: Path, count: int) -> list[PlannedRun]:
     return Study(("base",), "smoke", root, seeds=list(range(count))).plan(catalog_of(PAIR))
 
 
-def under_way(run: PlannedRun, eta_s: float | None, state: State = "running") -> Job:
+def under_way(run: PlannedRun, eta_s: float | None, state: JobState = "running") -> Job:
     write_json(run.path / "status.json", status_of("running", eta_s=eta_s).model_dump(mode="json"), durable=False)
     return Job(run, state=state)
 
@@ -84,7 +84,7 @@ def test_the_longest_of_the_last_runs_counts(tmp_path: Path) -> None:
 
 
 def test_a_stopped_run_is_not_counted_as_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    states: tuple[State, ...] = ("done", "stopped", "failed", "found done", "waiting")
+    states: tuple[JobState, ...] = ("done", "stopped", "failed", "found done", "waiting")
     jobs = [Job(run, state=state) for run, state in zip(planned(tmp_path, 5), states, strict=True)]
     view = QueueView(5, 1, {})
     view._shown -= 3600

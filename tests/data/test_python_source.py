@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oelm.data.python_source import held_out_packages, source_text, stdlib_corpus
+from oelm.data.python_source import held_out_packages, python_text, stdlib_corpus
 from oelm.data.sources import Corpus, documents
 from oelm.data.survey import VALIDATION_SHARE
 from oelm.errors import DataError
@@ -118,15 +118,15 @@ def test_the_choice_of_groups_does_not_depend_on_their_order(sizes: dict[str, in
 
 def test_the_text_of_a_file_has_bare_newlines(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_bytes("x = '\u00fc'\r\ny = 1\n".encode())
-    assert source_text(tmp_path / "a.py") == "x = '\u00fc'\ny = 1\n"
+    assert python_text(tmp_path / "a.py") == "x = '\u00fc'\ny = 1\n"
 
 
 @pytest.mark.parametrize("content", [b"", b" \r\n\n", b"x = 1\0", b"x = '\xfc'"], ids=repr)
 def test_a_file_that_is_blank_or_no_text_has_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.py").write_bytes(content)
-    assert source_text(tmp_path / "a.py") is None
+    assert python_text(tmp_path / "a.py") is None
 
 
 def test_a_file_that_cannot_be_read_is_refused_by_path(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.py: cannot be read"):
-        source_text(tmp_path / "a.py")
+        python_text(tmp_path / "a.py")

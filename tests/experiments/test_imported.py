@@ -25,7 +25,7 @@ from oelm.experiments.importer import (
     imported_runs,
     load_imported,
     read_sources,
-    run_path,
+    record_path,
     write_imported,
 )
 from oelm.train.track import SourceRun
@@ -429,7 +429,7 @@ for name in ("runs.csv", "tb"):
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)
-    assert len(load_imported(tmp_path)) == 5 and run_path(tmp_path, load_imported(tmp_path)[0]).is_file()
+    assert len(load_imported(tmp_path)) == 5 and record_path(tmp_path, load_imported(tmp_path)[0]).is_file()
 
 
 # --- The earlier study's folders

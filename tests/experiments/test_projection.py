@@ -13,7 +13,7 @@ from oelm.cli.app import app
 from oelm.config import parse_config
 from oelm.errors import ConfigError
 from oelm.experiments.catalog import load_catalog
-from oelm.experiments.forecast import GPUS, Assumptions, parse_gpus, project, queue_s, reported_efficiency
+from oelm.experiments.forecast import GPUS, Assumptions, named_gpus, project, queue_s, reported_efficiency
 from oelm.experiments.plan import PlannedRun
 from oelm.experiments.study import Study
 
@@ -50,13 +50,13 @@ def test_eight_gpus_take_an_eighth_and_the_exchange(pair: list[PlannedRun]) -> N
 def test_unknown_gpus_and_shares_beyond_one_are_refused() -> None:
     for text in ("ZX-81", "8A100", "0xA100", "x"):
         with pytest.raises(ConfigError, match="give one of A5000"):
-            parse_gpus(text)
+            named_gpus(text)
     with pytest.raises(ConfigError, match="a share from 0 to 1"):
         Assumptions(GPUS["A100"], 8, 1.5, 2.0)
 
 
 def test_gpus_are_named_in_any_case_one_or_several() -> None:
-    assert parse_gpus("a100") == (GPUS["A100"], 1) and parse_gpus("8xh100") == parse_gpus("8XH100") == (GPUS["H100"], 8)
+    assert named_gpus("a100") == (GPUS["A100"], 1) and named_gpus("8xh100") == named_gpus("8XH100") == (GPUS["H100"], 8)
 
 
 def test_command_says_that_it_is_paper() -> None:

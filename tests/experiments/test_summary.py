@@ -9,7 +9,7 @@ import pytest
 
 from oelm.experiments.catalog import Catalog
 from oelm.experiments.plan import PlannedRun, plan_runs
-from oelm.experiments.summary import figure_text, gap_text, split_note, summarize
+from oelm.experiments.summary import figure_text, gap_with_interval, split_note, summarize
 from oelm.stats import Difference, Ratio
 from tests.experiments.planned import PAIR, catalog_of, finish
 from tests.experiments.recorded import record
@@ -109,7 +109,7 @@ def test_a_confounded_arm_says_by_what(tmp_path: Path) -> None:
     ],
 )
 def test_a_gap_is_said_with_its_interval_and_one_seed_has_none(gap: Ratio | Difference | None, text: str) -> None:
-    assert gap_text(gap) == text
+    assert gap_with_interval(gap) == text
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from oelm.errors import FrozenMovedError, MethodError, SiteError
 from oelm.method import sites as site_module
 from oelm.method.apply import adopt_record, fold, freeze, restore, thaw
 from oelm.method.audit import assert_unmoved, audit, digest, record_of
-from oelm.method.fused import Layout, Order, SplitProjection
+from oelm.method.fused import Layout, SplitProjection, WeightOrder
 from oelm.method.layers import class_path
 from oelm.method.method import Gain, Method
 from oelm.method.sites import SitePaths, attention_sites, register_sites
@@ -34,7 +34,7 @@ def digests(model: nn.Module) -> dict[str, str]:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> Layout:
-    order: Order = draw(st.sampled_from(["rows", "columns", "per_head_rows"]))
+    order: WeightOrder = draw(st.sampled_from(["rows", "columns", "per_head_rows"]))
     parts = draw(st.sampled_from(["qkv", "kv", "qk", "q"]))
     num_heads, kv_heads = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     same = order == "per_head_rows"

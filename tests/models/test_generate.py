@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oelm.errors import ConfigError
 from oelm.method.apply import freeze
 from oelm.method.method import Method
-from oelm.models.generate import Sampling, choose, generate, lay_out_by_columns, window_start
+from oelm.models.generate import Sampling, generate, lay_out_by_columns, next_token, window_start
 from oelm.models.gpt import GPT
 from tests.conftest import lively_gpt
 
@@ -90,7 +90,7 @@ def test_context_never_exceeds_the_model_and_never_runs_dry(length: int, seq_len
 @given(seed=st.integers(0, 10**6), top_k=st.integers(1, 8))
 def test_top_k_chooses_among_the_k_likeliest(seed: int, top_k: int) -> None:
     logits = torch.randn(20, generator=torch.Generator().manual_seed(seed))
-    token = choose(logits, Sampling(temperature=2.0, top_k=top_k), torch.Generator().manual_seed(seed))
+    token = next_token(logits, Sampling(temperature=2.0, top_k=top_k), torch.Generator().manual_seed(seed))
     assert token in logits.topk(top_k).indices.tolist()
 
 
@@ -98,7 +98,7 @@ def test_top_k_chooses_among_the_k_likeliest(seed: int, top_k: int) -> None:
 @given(seed=st.integers(0, 10**6), top_p=st.floats(0.01, 1.0))
 def test_top_p_chooses_within_the_share(seed: int, top_p: float) -> None:
     logits = torch.randn(20, generator=torch.Generator().manual_seed(seed))
-    token = choose(logits, Sampling(temperature=1.0, top_p=top_p), torch.Generator().manual_seed(seed))
+    token = next_token(logits, Sampling(temperature=1.0, top_p=top_p), torch.Generator().manual_seed(seed))
     likelier = logits.double().softmax(-1)[logits > logits[token]].sum()
     # The tokens likelier than the chosen one hold less than the share; equality only by float64 rounding.
     assert float(likelier) < top_p + 1e-12
@@ -106,7 +106,7 @@ def test_top_p_chooses_within_the_share(seed: int, top_p: float) -> None:
 
 def test_frequencies_follow_the_softmax() -> None:
     logits, generator = torch.tensor([0.0, 1.0, 2.0]), torch.Generator().manual_seed(0)
-    draws = torch.tensor([choose(logits, Sampling(temperature=2.0), generator) for _ in range(4000)])
+    draws = torch.tensor([next_token(logits, Sampling(temperature=2.0), generator) for _ in range(4000)])
     expected = (logits / 2.0).softmax(-1)
     # Five standard deviations of a binomial share of 4000 draws are below 0.04.
     assert torch.allclose(torch.bincount(draws) / 4000, expected, atol=0.04)
@@ -115,4 +115,4 @@ def test_frequencies_follow_the_softmax() -> None:
 @pytest.mark.parametrize("temperature", [1e-320, 1e-308, 1e-5])
 def test_a_tiny_temperature_takes_the_likeliest(temperature: float) -> None:
     logits = torch.tensor([-3e4, 2.0, 3e4, 1.0])
-    assert choose(logits, Sampling(temperature=temperature), torch.Generator().manual_seed(0)) == 2
+    assert next_token(logits, Sampling(temperature=temperature), torch.Generator().manual_seed(0)) == 2

@@ -11,7 +11,7 @@ from torch import Tensor
 from oelm.method.apply import cast, freeze
 from oelm.method.frames import frame_generator, sample_frames
 from oelm.method.method import PRESETS
-from oelm.models.gpt import GPT, Attention, Block, build_gpt
+from oelm.models.gpt import GPT, Attention, TransformerBlock, build_gpt
 from oelm.models.heads import attention_logits, summarize_heads
 from tests.conftest import tiny_gpt_config
 
@@ -26,7 +26,7 @@ def gpt(preset: str) -> GPT:
 
 def attention_of(model: GPT, layer: int = 0) -> Attention:
     block = model.blocks[layer]
-    assert isinstance(block, Block)
+    assert isinstance(block, TransformerBlock)
     return block.attention
 
 
@@ -118,7 +118,7 @@ def test_logit_spread_is_that_of_the_visible_logits() -> None:
     model = gpt("oelm_freeze")
     tokens = windows(model)
     first = model.blocks[0]
-    assert isinstance(first, Block)
+    assert isinstance(first, TransformerBlock)
     with torch.no_grad():
         embedded = model.token_embedding(tokens) + model.position_embedding(torch.arange(SEQ_LEN))
         logits_BHTT = attention_logits(first.attention, first.attention_norm(embedded))

@@ -21,7 +21,7 @@ from oelm.runs.find import RunView, scan
 from oelm.runs.layout import LOCK
 from oelm.runs.manage import (
     STOPPED_WHILE_QUEUED,
-    Asked,
+    Answers,
     Refusal,
     Removal,
     ask_to_stop,
@@ -74,7 +74,7 @@ def wait_for_steps(run: Path, steps: int = 3) -> None:
         time.sleep(0.01)
 
 
-def ended(asked: Asked, *, timeout_s: float = 60.0) -> tuple[list[str], list[str]]:
+def ended(asked: Answers, *, timeout_s: float = 60.0) -> tuple[list[str], list[str]]:
     over, left = wait_for_end(asked, timeout_s=timeout_s, on_wait=lambda waiting, elapsed_s: None)
     return [f"{view.name} {view.state}" for view in over], [view.name for view in left]
 
@@ -160,7 +160,7 @@ def test_a_process_that_took_over_a_dead_runs_number_is_left_alone(tmp_path: Pat
         assert view.state == "dead"
         seemed_alive = RunView(view.experiment, view.budget, view.variant, view.seed, view.folder, view.status, "running")
         for views in ([view], [seemed_alive]):
-            assert ask_to_stop(views) == Asked()
+            assert ask_to_stop(views) == Answers()
         time.sleep(0.2)
         assert innocent.poll() is None
     finally:
@@ -179,7 +179,7 @@ def test_a_run_of_another_host_is_named_and_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("said", ["done", "failed", "stopped"])
 def test_what_has_ended_is_not_asked(tmp_path: Path, said: Any) -> None:
     record(tmp_path, said)
-    assert ask_to_stop(scan(tmp_path)) == Asked()
+    assert ask_to_stop(scan(tmp_path)) == Answers()
 
 
 def test_a_run_that_does_not_end_is_told_of_after_the_timeout(tmp_path: Path) -> None:

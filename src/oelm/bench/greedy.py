@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from oelm.bench.interleave import Progress, against, interleave, silent
+from oelm.bench.interleave import OnRound, against, interleave, silent
 from oelm.config import RunConfig
 from oelm.data.tokenizer import train_bpe
 from oelm.errors import OelmError
@@ -41,7 +41,7 @@ def compare_generation(
     rounds: int,
     num_tokens: int,
     has_transformers: bool,
-    progress: Progress = silent,
+    progress: OnRound = silent,
 ) -> list[Writer]:
     """Time every arm's greedy text against the first arm's, and against `transformers` on that arm's export.
 

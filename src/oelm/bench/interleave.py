@@ -34,7 +34,7 @@ from oelm.train.loss import mean_cross_entropy
 from oelm.train.optim import build_optimizer, muon_parameters
 from oelm.train.step import train_step
 
-Progress = Callable[[str], None]
+OnRound = Callable[[str], None]
 _LINE_EVERY_S = 1.0
 
 
@@ -43,7 +43,7 @@ def silent(text: str) -> None:
 
 
 def interleave(
-    contenders: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 1, progress: Progress = silent
+    contenders: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int = 1, progress: OnRound = silent
 ) -> dict[str, list[float]]:
     """Run every contender once per round, in an order that reverses each round; return seconds, warm-up left out."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -60,7 +60,7 @@ def interleave(
     return seconds
 
 
-def round_lines(progress: Progress, total: int, *, clock: Callable[[], float] = time.monotonic) -> Callable[[int], None]:
+def round_lines(progress: OnRound, total: int, *, clock: Callable[[], float] = time.monotonic) -> Callable[[int], None]:
     """Return what to call after each of the rounds: it prints how many are done and the time left, at most once a second."""
     began = last = clock()
 
@@ -129,8 +129,8 @@ class Comparison:
     bound: float
 
 
-def compare(
-    arms: Sequence[tuple[str, BenchConfig]], *, rounds: int, progress: Progress, has_memory: bool = True
+def compare_arms(
+    arms: Sequence[tuple[str, BenchConfig]], *, rounds: int, progress: OnRound, has_memory: bool = True
 ) -> list[Comparison]:
     """Measure every config against the first: steps in turn in one process, memory in a separate process each."""
     configs = {letter: config for letter, (_, config) in zip(ascii_uppercase, arms, strict=False)}
@@ -290,7 +290,7 @@ def peak_memory(config: BenchConfig) -> int:
     return int(json.loads(child.stdout)["bytes"])
 
 
-def verdict(comparison: Comparison) -> str:
+def conclusion(comparison: Comparison) -> str:
     """Return a sentence about what the interval shows."""
     ratio, most = comparison.ratio, comparison.bound
     allowed = f"arithmetic allows at most {most:.3f}x" if most >= 1 else f"arithmetic expects {most:.3f}x"

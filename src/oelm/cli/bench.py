@@ -54,9 +54,9 @@ def bench(
             raise ConfigError(f"--generate: shape '{shape}' is a classifier and writes no text; leave one of the two out")
         _generate(texts, rounds=rounds, tokens=tokens)
         return
-    from oelm.bench.interleave import compare
+    from oelm.bench.interleave import compare_arms
 
-    comparisons = compare(sides, rounds=rounds, progress=say, has_memory=memory)
+    comparisons = compare_arms(sides, rounds=rounds, progress=say, has_memory=memory)
     timed = _timed_shape(sides[0][1])
     _print(comparisons, timed)
     for comparison in comparisons:
@@ -122,7 +122,7 @@ def _record(comparison: Comparison, shape: TimedShape, optimizer: str, root: Pat
 
 
 def _print(comparisons: list[Comparison], shape: TimedShape) -> None:
-    from oelm.bench.interleave import verdict
+    from oelm.bench.interleave import conclusion
     from oelm.report.sections.costs import shape_text
     from oelm.report.words import Words
 
@@ -149,7 +149,7 @@ def _print(comparisons: list[Comparison], shape: TimedShape) -> None:
     for comparison in comparisons:
         ratio, title = comparison.ratio, comparison.second.title
         out.print(f"speed of {title} against {comparison.first.title}: {ratio}, 95% interval over {ratio.count} rounds")
-        out.print(verdict(comparison))
+        out.print(conclusion(comparison))
 
 
 def _generate(sides: list[tuple[str, RunConfig]], *, rounds: int, tokens: int) -> None:

@@ -129,11 +129,11 @@ def _print_projection(name: str, gpus: str, budget: str, price: float, overrides
     from oelm.budget import budget_settings
     from oelm.config import parse_config, parse_overrides
     from oelm.experiments.catalog import load_catalog
-    from oelm.experiments.forecast import Assumptions, parse_gpus, project, reported_efficiency
+    from oelm.experiments.forecast import Assumptions, named_gpus, project, reported_efficiency
     from oelm.experiments.study import Study
     from oelm.train.device import gibibytes
 
-    gpu, count = parse_gpus(gpus)
+    gpu, count = named_gpus(gpus)
     share = reported_efficiency(parse_config(budget_settings("paper"), where="paper"))
     assumed = Assumptions(gpu, count, share, price)
     study = Study(names=(name,), budget=budget, root=Path("outputs"), changes=parse_overrides(overrides))

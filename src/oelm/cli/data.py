@@ -25,7 +25,7 @@ from oelm.text import duration
 if TYPE_CHECKING:
     from oelm.data.example_sets import ExampleMeta
     from oelm.data.tokens import TokenMeta
-    from oelm.runs.layout import Split
+    from oelm.runs.layout import EvaluatedSplit
     from oelm.runs.records import TextCounter
 
 data_app = typer.Typer(name="data", cls=Group, help="Data sets: list, prepare, look at, verify.", no_args_is_help=True)
@@ -194,7 +194,7 @@ def _print_counters(path: Path, meta: TokenMeta | ExampleMeta, record: Path | No
         for vocabulary, by_split in figures.counters.items()
     ]
     print_table(("split", "vocabulary", *map(str, range(1, orders + 1))), rows, left=("split",))
-    best: dict[Split, TextCounter] = {}
+    best: dict[EvaluatedSplit, TextCounter] = {}
     for split in (split for split in PREDICTIONS if split in figures.ppl):
         found = figures.best_counter(split)
         assert found is not None
@@ -204,7 +204,7 @@ def _print_counters(path: Path, meta: TokenMeta | ExampleMeta, record: Path | No
         _record_counters(record, meta.fingerprint, best)
 
 
-def _record_counters(folder: Path, fingerprint: str, best: dict[Split, TextCounter]) -> None:
+def _record_counters(folder: Path, fingerprint: str, best: dict[EvaluatedSplit, TextCounter]) -> None:
     from oelm.files import write_json
     from oelm.runs.layout import COUNTERS
     from oelm.runs.records import Counters

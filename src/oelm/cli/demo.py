@@ -48,7 +48,7 @@ def demo(
 
 def _print_results(runs: Sequence[PlannedRun], budget: str) -> None:
     """Print the table of arms, and in two sentences what it says."""
-    from oelm.experiments.summary import figure_text, gap_text, summarize
+    from oelm.experiments.summary import figure_text, gap_with_interval, summarize
 
     rows = summarize(runs)
     audits = {row.experiment.id: _audit(runs, row) for row in rows}
@@ -59,7 +59,7 @@ def _print_results(runs: Sequence[PlannedRun], budget: str) -> None:
     cells = []
     for row in rows:
         counts = audits[row.experiment.id].total, audits[row.experiment.id].trainable
-        figures = figure_text(row.metric, row.mean), gap_text(row.gap), *(f"{count:,}" for count in counts)
+        figures = figure_text(row.metric, row.mean), gap_with_interval(row.gap), *(f"{count:,}" for count in counts)
         cells.append((str(row.experiment.method), *figures))
     say("")
     print_table(("arm", "PPL", "vs baseline", "stored", "trainable"), cells, left=("arm",), title=note, boxed=True)

@@ -18,7 +18,7 @@ from oelm.text import counted
 if TYPE_CHECKING:
     from oelm.experiments.slurm import JobState
     from oelm.runs.find import RunView
-    from oelm.runs.manage import Asked, Refusal, Removal
+    from oelm.runs.manage import Answers, Refusal, Removal
 
 # Commands that only show runs take all by default; what ends or deletes runs must be named.
 NamedIds = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Experiments or groups; or give --all.")]
@@ -60,7 +60,7 @@ def _jobs(root: Path, views: Sequence[RunView]) -> dict[Path, JobState]:
         return {}
 
 
-def _leave_to_slurm(asked: Asked, cancelled: Mapping[Path, JobState]) -> None:
+def _leave_to_slurm(asked: Answers, cancelled: Mapping[Path, JobState]) -> None:
     """Say which runs SLURM was asked to end; those on other hosts are not left alone then, but waited for."""
     for path, state in cancelled.items():
         say(f"{path}: SLURM job {state.job} ({state.state}) asked to end")
@@ -77,7 +77,7 @@ def named_runs(ids: list[str] | None, everything: bool, root: Path, *, budget: s
     return find_runs(root, ids or [], budget=budget, groups=groups)
 
 
-def _tell(asked: Asked) -> None:
+def _tell(asked: Answers) -> None:
     for view in asked.elsewhere:
         host = printable(view.status.host) if view.status is not None else "?"
         say(f"{view.name}: runs on {host}, left alone; give the same command there")
@@ -89,7 +89,7 @@ def _tell(asked: Asked) -> None:
         out.print("nothing to stop: none of these runs is running or queued")
 
 
-def _wait(asked: Asked, timeout_s: float) -> list[RunView]:
+def _wait(asked: Answers, timeout_s: float) -> list[RunView]:
     from oelm.runs.manage import wait_for_end
 
     if not (count := len(asked.signalled) + len(asked.starting)):

@@ -23,8 +23,8 @@ _MACHINE, _DATA, _SLURM = "Machine", "Data", "SLURM (see docs/cluster.md)"
 Budget = Annotated[str, typer.Option(help="Size: paper, workstation, laptop or smoke.")]
 OnlyBudget = Annotated[str | None, typer.Option("--budget", help="Only runs of this budget.")]
 CatalogFile = Annotated[Path | None, typer.Option("--catalog", help="Your own experiments; default: experiments.yaml here.")]
-Checkpoint = Annotated[str, typer.Option(help="'best', 'latest' or the number of a step.")]
-Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="Experiments or groups of `oelm list`.")]
+CheckpointOption = Annotated[str, typer.Option(help="'best', 'latest' or the number of a step.")]
+ExperimentIds = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="Experiments or groups of `oelm list`.")]
 NoPreflight = Annotated[bool, typer.Option("--no-preflight", help="Skip the checks of memory and disk.")]
 Notify = Annotated[
     Path | None, typer.Option(metavar="FILE", help="YAML or JSON: command or webhook to call on failures and at the end.")
@@ -33,7 +33,7 @@ Out = Annotated[Path, typer.Option("--out", help="Where runs are kept.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting by dotted path; repeatable.")
 ]
-RunFolder = Annotated[Path, typer.Argument(help="A run directory, or one of its checkpoints.")]
+RunArgument = Annotated[Path, typer.Argument(help="A run directory, or one of its checkpoints.")]
 SomeIds = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Experiments or groups; default: all.")]
 Track = Annotated[str | None, typer.Option(metavar="TRACKER", help="Also write metrics to tensorboard, wandb or trackio.")]
 
@@ -66,7 +66,7 @@ def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
 class What:
     """Which experiments, at which size, from which files: shared by `oelm run` and `oelm sweep`."""
 
-    ids: Ids = None
+    ids: ExperimentIds = None
     budget: Budget = "laptop"
     overrides: Overrides = None
     root: Out = Path("outputs")

@@ -210,7 +210,7 @@ def _decisions(study: Study, runs: Sequence[PlannedRun], catalog: Path | None) -
 
 def print_summary(runs: Sequence[PlannedRun], budget: str, *, what: str = "experiment") -> None:
     """Print the figures of finished runs next to their baselines; `what` is the heading of their names."""
-    from oelm.experiments.summary import figure_text, gap_text, split_note, summarize
+    from oelm.experiments.summary import figure_text, gap_with_interval, split_note, summarize
 
     rows = summarize(runs)
     if not rows:
@@ -225,7 +225,7 @@ def print_summary(runs: Sequence[PlannedRun], budget: str, *, what: str = "exper
     cells = []
     for row in rows:
         remark = f"CONFOUNDED: {'; '.join(row.confounded)}" if row.confounded else ""
-        against = f"{gap_text(row.gap)} {row.experiment.baseline}" if row.gap is not None else ""
+        against = f"{gap_with_interval(row.gap)} {row.experiment.baseline}" if row.gap is not None else ""
         cells.append((row.experiment.id, str(len(row.best)), figure_text(row.metric, row.mean), against, remark))
     print_table((what, "seeds", "best", "against its baseline", ""), cells, left=(what, ""))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from oelm.cli.options import Checkpoint, RunFolder
+from oelm.cli.options import CheckpointOption, RunArgument
 from oelm.cli.shell import TerminalWatch, err, out, path_option, print_table, printable, reported, say
 from oelm.errors import ConfigError, DataError, MissingExtraError, StoppedError
 from oelm.runs.layout import MANIFEST, heads_picture
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @reported
 def generate(
-    run: RunFolder,
+    run: RunArgument,
     prompt: Annotated[str, typer.Option(help="What to continue; nothing starts a new document.")] = "",
     max_tokens: Annotated[int, typer.Option(min=1, help="How many tokens to write at most.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token every time.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Choose among the k likeliest; 0 among all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Choose among the likeliest that hold this share; 1 among all.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, another text.")] = 0,
-    checkpoint: Checkpoint = "best",
+    checkpoint: CheckpointOption = "best",
 ) -> None:
     """Generate text with a trained model, streamed to the terminal; stops at the end of a document."""
     from pydantic import ValidationError
@@ -89,11 +89,11 @@ def generate(
 
 @reported
 def evaluate(
-    run: RunFolder,
+    run: RunArgument,
     data: Annotated[str | None, typer.Option(help="A token set; by default the run's own.")] = None,
     text: Annotated[Path | None, path_option("A text file or folder, tokenized as the run's own text was.")] = None,
     split: Annotated[str, typer.Option(help="train, val or test, where the token set has it.")] = "val",
-    checkpoint: Checkpoint = "best",
+    checkpoint: CheckpointOption = "best",
     documents: Annotated[
         Path | None, typer.Option(help="Write each document's loss, or example's prediction, to this file, as JSON lines.")
     ] = None,
@@ -170,9 +170,9 @@ def _print(name: str, step: int, evaluation: TokenEvaluation | ClassifierEvaluat
 
 @reported
 def inspect(
-    run: RunFolder,
+    run: RunArgument,
     heads: Annotated[bool, typer.Option("--heads", help="Also show what each head does, as a table and a picture.")] = False,
-    checkpoint: Checkpoint = "best",
+    checkpoint: CheckpointOption = "best",
     picture: Annotated[Path | None, typer.Option(help="Where it goes, as .svg and .png; by default into the run.")] = None,
 ) -> None:
     """Count parameters by role, check every frozen weight by its digest, and look at the heads."""
@@ -244,9 +244,9 @@ def _print_heads(summaries: list[HeadSummary], num_tokens: int) -> None:
 
 @reported
 def export(
-    run: RunFolder,
+    run: RunArgument,
     folder: Annotated[Path, typer.Argument(help="A new folder to write to.")],
-    checkpoint: Checkpoint = "best",
+    checkpoint: CheckpointOption = "best",
 ) -> None:
     """Write a run as a folder that `transformers` loads: GPT-2, a classifier's own kind, or a class of `oelm.hf`."""
     from oelm.data.tokenizer import end_of_text_id

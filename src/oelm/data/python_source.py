@@ -45,7 +45,7 @@ def source_file(label: str, package: str, path: Path, text: str) -> SourceFile:
     return SourceFile(label, package, path, len(encoded), hashlib.sha256(encoded).digest())
 
 
-def source_text(path: Path) -> str | None:
+def python_text(path: Path) -> str | None:
     """Return a file's text with bare newlines; None when it is not UTF-8, holds a zero byte or is blank."""
     try:
         text = path.read_bytes().decode().replace("\r\n", "\n")
@@ -91,7 +91,7 @@ def python_corpus(
 
 
 def _verbatim(path: Path) -> Iterator[Piece]:
-    text = source_text(path)
+    text = python_text(path)
     if text is None:
         raise DataError(f"{path}: the file changed while the corpus was read; repeat the command")
     return pieces([text, None], tidy=False)
@@ -105,7 +105,7 @@ def stdlib_corpus() -> Corpus:
         parts = path.relative_to(root).parts
         if _LEFT_OUT.intersection(parts) or path.name.startswith("_sysconfigdata") or parts[0].startswith("config-"):
             continue
-        if (text := source_text(path)) is not None:
+        if (text := python_text(path)) is not None:
             label = "/".join(parts)
             files.append(source_file(label, package_of(label), path, text))
     if not files:
@@ -268,7 +268,7 @@ def _collected(found: dict[str, Distribution], tally: Tally, tell: Tell) -> list
                 tally.add("listed but not installed", 0)
             elif reason := _reason_in_path(listed):
                 tally.add(reason, path.stat().st_size)
-            elif (text := source_text(path)) is None:
+            elif (text := python_text(path)) is None:
                 tally.add("empty or not UTF-8", path.stat().st_size)
             else:
                 file = source_file(str(listed), package, path, text)
@@ -385,10 +385,10 @@ def _shared(files: list[SourceFile], splits: dict[str, Split], tell: Tell) -> se
         done = 0
         for file in training:
             tell("comparing held-out packages with training", done, total)
-            yield source_text(file.path) or ""
+            yield python_text(file.path) or ""
             done += file.size_bytes
 
-    texts = ((file.digest, source_text(file.path) or "") for file in held_out)
+    texts = ((file.digest, python_text(file.path) or "") for file in held_out)
     return sharing(texts, training_texts(), words=SHARED_WORDS)
 
 

@@ -254,7 +254,7 @@ def reported_efficiency(medium: RunConfig) -> float:
     return operations / _REPORTED_STEP_S / GPUS[_REPORTED_ON].operations_per_s
 
 
-def parse_gpus(text: str) -> tuple[Gpu, int]:
+def named_gpus(text: str) -> tuple[Gpu, int]:
     """Return a GPU by name, whatever its case, and how many: `A100`, or `8xA100`."""
     found = re.fullmatch(r"(?:([1-9][0-9]{0,5})x)?(.+)", text.upper(), re.IGNORECASE)
     if found is None or found[2] not in GPUS:

@@ -26,7 +26,7 @@ IMPORTED = "imported"
 _COPIED = 10
 _MAX_SEED = 2**63 - 1
 _WITH_SEED = re.compile(r"(?P<arm>.*?)[-_. ]*seed[-_=. ]?(?P<seed>[0-9]{1,18})", re.IGNORECASE)
-Text = Annotated[str, Field(min_length=1, max_length=200)]
+ShortText = Annotated[str, Field(min_length=1, max_length=200)]
 Point = tuple[Annotated[int, Field(ge=0)], float]
 
 
@@ -34,13 +34,13 @@ class ImportedRun(Strict):
     """One run that another tool made. `name` is what its source calls it, `source` has the sha256 of every file read."""
 
     label: Literal["imported"] = "imported"
-    study: Text
-    arm: Text
+    study: ShortText
+    arm: ShortText
     seed: int = Field(ge=0, le=_MAX_SEED)
-    name: Text
+    name: ShortText
     format: FormatName
-    curves: dict[Text, Annotated[tuple[Point, ...], Field(min_length=1)]] = Field(min_length=1)
-    source: dict[Text, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
+    curves: dict[ShortText, Annotated[tuple[Point, ...], Field(min_length=1)]] = Field(min_length=1)
+    source: dict[ShortText, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _refuse_copies(runs: Sequence[ImportedRun]) -> None:
             )
 
 
-def run_path(root: Path, run: ImportedRun) -> Path:
+def record_path(root: Path, run: ImportedRun) -> Path:
     """Return where a run is stored; an arm whose name cannot name a folder is stored under a digest."""
     folder = run.arm
     if not is_safe(folder) or len(folder) > 60:
@@ -163,11 +163,12 @@ def write_imported(runs: Sequence[ImportedRun], root: Path, *, replace: bool = F
 
     Raises DataError, and writes nothing, where another run is in the place of one, unless it is to be replaced.
     """
-    for folder in (root / IMPORTED, *{run_path(root, run).parent.parent for run in runs}):
+    for folder in (root / IMPORTED, *{record_path(root, run).parent.parent for run in runs}):
         if folder.is_symlink():
             raise DataError(f"{folder}: is a link; nothing is written through links, so replace it by a folder")
     texts = {
-        run_path(root, run): dump_json(run.model_dump(mode="json", exclude_defaults=True), indent=None) + "\n" for run in runs
+        record_path(root, run): dump_json(run.model_dump(mode="json", exclude_defaults=True), indent=None) + "\n"
+        for run in runs
     }
     same = [path for path, text in texts.items() if path.is_file() and path.read_bytes() == text.encode()]
     new = [path for path in texts if path not in same]
@@ -190,7 +191,7 @@ def read_imported(path: Path) -> ImportedRun:
     except (OSError, ValidationError) as problem:
         reason: Any = problem.errors()[0]["msg"] if isinstance(problem, ValidationError) else problem
         raise DataError(f"{path}: cannot be read ({reason}); import it again, or remove the file") from None
-    if path.parts[-3:] != run_path(Path(), run).parts[-3:]:
+    if path.parts[-3:] != record_path(Path(), run).parts[-3:]:
         raise DataError(f"{path}: holds seed {run.seed} of {run.arm} in {run.study}; import it again, or remove the file")
     return run
 

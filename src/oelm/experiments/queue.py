@@ -165,7 +165,7 @@ def send_stop(process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGTERM)
 
 
-State = Literal["waiting", "running", "elsewhere", "done", "found done", "failed", "killed", "stopped", "left"]
+JobState = Literal["waiting", "running", "elsewhere", "done", "found done", "failed", "killed", "stopped", "left"]
 # 'left': we stop, and another process continues the run.
 ENDED = ("done", "found done", "failed", "killed", "stopped", "left")
 _POLL_S = 0.05
@@ -197,7 +197,7 @@ class Job:
     """A planned run and its state in this queue."""
 
     run: PlannedRun
-    state: State = "waiting"
+    state: JobState = "waiting"
     message: str = ""
     process: subprocess.Popen[bytes] | None = None
     lock: FileLock | None = None
@@ -304,7 +304,7 @@ class Runner:
             else:
                 job.state = "elsewhere"
 
-    def _end(self, job: Job, state: State, message: str = "") -> None:
+    def _end(self, job: Job, state: JobState, message: str = "") -> None:
         job.state, job.message = state, message
         self._watch.on_end(job)
 

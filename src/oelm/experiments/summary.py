@@ -10,7 +10,7 @@ from oelm.errors import DataError
 from oelm.experiments.catalog import Experiment
 from oelm.experiments.plan import PlannedRun, config_confounds
 from oelm.files import read_json
-from oelm.runs.layout import TIMING, Split
+from oelm.runs.layout import TIMING, EvaluatedSplit
 from oelm.runs.status import read_status
 from oelm.stats import Difference, Ratio, mean_difference, mean_ratio
 from oelm.text import fixed
@@ -29,7 +29,7 @@ class SummaryRow:
     best: dict[int, float]
     gap: Ratio | Difference | None
     confounded: tuple[str, ...]
-    split: Split
+    split: EvaluatedSplit
     majority: float | None = None
 
     @property
@@ -81,7 +81,7 @@ def _figure(run: PlannedRun, name: str) -> float | None:
 
 def _split(
     name: str, first: dict[str, PlannedRun], best: dict[str, dict[int, float]], tested: dict[str, dict[int, float]]
-) -> Split:
+) -> EvaluatedSplit:
     """Return the split that an experiment shares with its baseline and the other arms."""
     leader = _leader(first[name].experiment, first)
     family = [other for other in best if _leader(first[other].experiment, first) == leader]
@@ -114,7 +114,7 @@ def _gap(metric: str, ours: dict[int, float], theirs: dict[int, float]) -> Ratio
     return mean_ratio(*pair) if metric == "ppl" else mean_difference(*pair)
 
 
-def gap_text(gap: Ratio | Difference | None) -> str:
+def gap_with_interval(gap: Ratio | Difference | None) -> str:
     """Return '+9.8% [+8.0, +11.6]' for PPLs, '-4.6 points [...]' for accuracies; no interval for one seed."""
     if gap is None:
         return ""

@@ -15,7 +15,7 @@ from filelock import FileLock
 from oelm.data.tokenizer import num_cores
 from oelm.errors import STOPPED, ConfigError, OelmError, RankLostError
 from oelm.experiments.plan import PlannedRun
-from oelm.experiments.queue import Job, RunnerWatch, State, enqueue, is_busy, is_done, launch_lock, send_stop, taken
+from oelm.experiments.queue import Job, JobState, RunnerWatch, enqueue, is_busy, is_done, launch_lock, send_stop, taken
 from oelm.process import StopFlag
 from oelm.runs.status import read_status
 from oelm.train.dist import World, agreed
@@ -191,7 +191,7 @@ class Together:
         self._watch.on_end(job)
         return None
 
-    def _reason_not_to(self, job: Job, lock: FileLock) -> tuple[State, str]:
+    def _reason_not_to(self, job: Job, lock: FileLock) -> tuple[JobState, str]:
         """Return why a run cannot be started, or 'running' with its launch lock taken."""
         if is_done(job.run):
             return "found done", ""

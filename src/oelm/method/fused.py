@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from oelm.method.frames import whole
 from oelm.method.layers import keep_shell
 
-Order = Literal["rows", "columns", "per_head_rows"]
+WeightOrder = Literal["rows", "columns", "per_head_rows"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Layout:
     """
 
     heads: tuple[tuple[str, int], ...]
-    order: Order = "rows"
+    order: WeightOrder = "rows"
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 
 from oelm.errors import MethodError, SiteError
 from oelm.method.frames import whole
-from oelm.method.fused import Layout, Order, SplitProjection
+from oelm.method.fused import Layout, SplitProjection, WeightOrder
 from oelm.method.layers import Selection, class_path
 from oelm.method.mha import BIAS, WEIGHT, SplitInProjection, in_projection_layout, part_bias, part_weight
 
@@ -44,7 +44,7 @@ class SitePaths:
     num_kv_heads: int = 0
     fused: str = ""
     parts: FusedParts = "qkv"
-    layout: Order = "rows"
+    layout: WeightOrder = "rows"
     inner_lists: int = 0
     logits: Logits = "unknown"
 
@@ -59,7 +59,7 @@ class SitePaths:
             raise SiteError(
                 f"SitePaths: {self.num_heads} query heads cannot share {self.num_kv_heads} key heads evenly; give a divisor"
             )
-        for field, known in (("layout", get_args(Order)), ("parts", get_args(FusedParts)), ("logits", get_args(Logits))):
+        for field, known in (("layout", get_args(WeightOrder)), ("parts", get_args(FusedParts)), ("logits", get_args(Logits))):
             if getattr(self, field) not in known:
                 raise SiteError(f"SitePaths: {field} is {getattr(self, field)!r}; give one of: {', '.join(known)}")
         for part, path in (("q", self.q), ("k", self.k)):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from oelm.errors import OelmError
 from oelm.files import publish_dir, write_json, write_text
-from oelm.models.gpt import GPT, Attention, Block, skeleton
+from oelm.models.gpt import GPT, Attention, TransformerBlock, skeleton
 from oelm.models.shape import GPTConfig
 
 # Of a model that GPT-2 cannot hold: its type in config.json, and what its weights' names begin with.
@@ -88,12 +88,12 @@ def _gpt2_tensors(model: GPT) -> dict[str, Tensor]:
         "transformer.ln_f.bias": model.final_norm.bias,
     }
     for layer, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
+        assert isinstance(block, TransformerBlock)
         tensors |= {f"transformer.h.{layer}.{name}": tensor for name, tensor in _block_tensors(block).items()}
     return tensors
 
 
-def _block_tensors(block: Block) -> dict[str, Tensor]:
+def _block_tensors(block: TransformerBlock) -> dict[str, Tensor]:
     attention = block.attention
     fused_ED = torch.cat([*_as_wide_as_values(attention), attention.v.weight])
     return {

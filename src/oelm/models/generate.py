@@ -64,7 +64,7 @@ def generate(model: GPT, prompt: list[int], *, sampling: Sampling, cached: bool 
         if not cached or window_start(len(tokens), model.config.seq_len) != start:
             start, cache = window_start(len(tokens), model.config.seq_len), empty_cache(model)
             unread = tokens[start:]
-        token = choose(_next_logits(model, unread, cache), sampling, generator)
+        token = next_token(_next_logits(model, unread, cache), sampling, generator)
         yield token
         tokens.append(token)
         unread = [token]
@@ -87,7 +87,7 @@ def _next_logits(model: GPT, unread: list[int], cache: Cache) -> Tensor:
     return (hidden_BTD[0, -1] @ model.head_VD.T).float().cpu()
 
 
-def choose(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+def next_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     """Return the next token: the likeliest, or one drawn from what temperature, top_k and top_p leave."""
     # Colder, logits over the temperature may overflow; the likeliest token has nearly all of the probability anyway.
     if sampling.temperature < _COLDEST:

@@ -129,7 +129,7 @@ class Attention(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention, then feed-forward, each on a normed copy and added back."""
 
     def __init__(self, config: GPTConfig) -> None:
@@ -159,7 +159,7 @@ class GPT(nn.Module):
         self.position_embedding = nn.Embedding(config.seq_len, config.model_dim)
         self.short_conv = ShortConvolution(config.short_conv, config.model_dim) if config.short_conv else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.model_dim)
 
     def forward(self, tokens_BT: Tensor, cache: Cache | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oelm.models.gpt import GPT, Attention, Block
+from oelm.models.gpt import GPT, Attention, TransformerBlock
 from oelm.seeds import stream_seed
 
 _REPEATED, _LONGEST = 32, 1024
@@ -55,7 +55,7 @@ def _summarize_window(model: GPT, tokens_BT: Tensor) -> list[HeadSummary]:
     summaries: list[HeadSummary] = []
     x_BTD, y_BTD = model.embed(tokens_BT), model.embed(repeats_BT)
     for layer, block in enumerate(model.blocks):
-        assert isinstance(block, Block)
+        assert isinstance(block, TransformerBlock)
         logits_BHTT = attention_logits(block.attention, block.attention_norm(x_BTD))
         induction_H = _induction(attention_logits(block.attention, block.attention_norm(y_BTD)).softmax(-1))
         rank_H = _effective_rank(block.attention)

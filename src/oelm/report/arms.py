@@ -17,11 +17,11 @@ from typing import Any, Literal
 from oelm.budget import BUDGETS
 from oelm.config import flatten, with_defaults
 from oelm.errors import ConfigError, DataError, suggest
-from oelm.experiments.importer import IMPORTED, ImportedRun, load_imported, run_path
+from oelm.experiments.importer import IMPORTED, ImportedRun, load_imported, record_path
 from oelm.experiments.plan import is_tuned_alone
-from oelm.runs.find import RunView, scan, scan_flat
+from oelm.runs.find import ArmKey, RunView, scan, scan_flat
 from oelm.runs.finished import read_finished, read_settings
-from oelm.runs.layout import CONFIG, PREDICTIONS, Split
+from oelm.runs.layout import CONFIG, PREDICTIONS, EvaluatedSplit
 from oelm.runs.metrics import read_jsonl
 from oelm.runs.records import AuditRecord, DocumentRow, ExampleRow, Figures, Manifest, majority_share, read_rows
 
@@ -72,10 +72,6 @@ _PLACES = (("model", "source"), ("examples", "folder"))
 _DIGEST = re.compile(r"-[0-9a-f]{8}$")
 Metric = Literal["ppl", "accuracy"]
 MixtureCode = Literal["seed_twice", "seeds_alike", "recipes_differ", "data_differ"]
-
-
-# Experiment, budget, variant.
-ArmKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +131,7 @@ class FinishedRun(Run):
     def metric(self) -> Metric:
         return "ppl" if self.figures.best_ppl is not None else "accuracy"
 
-    def majority(self, split: Split) -> float | None:
+    def majority(self, split: EvaluatedSplit) -> float | None:
         """Return the share of the largest class of a split, where it was measured or the answers are stored."""
         if self.metric == "ppl":
             return None
@@ -144,12 +140,12 @@ class FinishedRun(Run):
             return known
         return majority_share([row.label for row in self.predictions(split)])
 
-    def predictions(self, split: Split) -> list[ExampleRow]:
+    def predictions(self, split: EvaluatedSplit) -> list[ExampleRow]:
         """Return a classifier's answers: on validation those of its final model, on test those of its best."""
         path = self.path / PREDICTIONS[split]
         return read_rows(ExampleRow, path, read_jsonl(path))
 
-    def documents(self, split: Split) -> list[DocumentRow]:
+    def documents(self, split: EvaluatedSplit) -> list[DocumentRow]:
         """Return a language model's loss on every document: on validation of its final model, on test of its best."""
         path = self.path / PREDICTIONS[split]
         return read_rows(DocumentRow, path, read_jsonl(path))
@@ -230,16 +226,16 @@ class Arm:
         """Each seed's headline: PPL or accuracy, at its best on validation."""
         return self.on("val")
 
-    def on(self, split: Split) -> dict[int, float]:
+    def on(self, split: EvaluatedSplit) -> dict[int, float]:
         """Return each seed's headline on a split, where it was measured: of the model that was best on validation."""
         found = {run.seed: run.figures.on(split) for run in self.runs}
         return {seed: value for seed, value in found.items() if value is not None}
 
-    def majority(self, split: Split) -> float | None:
+    def majority(self, split: EvaluatedSplit) -> float | None:
         """Return what naming the largest class always comes to on a split: the same for all runs of an arm."""
         return next((share for run in self.runs if (share := run.majority(split)) is not None), None)
 
-    def mean(self, split: Split) -> float:
+    def mean(self, split: EvaluatedSplit) -> float:
         """Return the mean over seeds on a split: of PPLs the geometric one, as gaps are ratios; of accuracies the plain one."""
         return mean_figure(self.on(split).values(), self.metric)
 
@@ -249,7 +245,7 @@ def mean_figure(values: Iterable[float], metric: Metric) -> float:
     return statistics.geometric_mean(values) if metric == "ppl" else statistics.fmean(values)
 
 
-def common_split(*arms: Arm) -> Split:
+def common_split(*arms: Arm) -> EvaluatedSplit:
     """Return the split that arms are compared on: test if every run has test figures, else validation."""
     return "test" if all(len(arm.on("test")) == len(arm.runs) for arm in arms) else "val"
 
@@ -450,7 +446,7 @@ def _imported_row(run: ImportedRun, root: Path) -> dict[str, Any]:
     """Return a run of another tool as a row: its study and arm where ours have experiment and variant, and its last values."""
     place = {"experiment": run.study, "budget": IMPORTED, "variant": run.arm, "seed": run.seed, "state": IMPORTED}
     values = {f"{IMPORTED}.{metric}": points[-1][1] for metric, points in run.curves.items()}
-    return {**place, "path": str(run_path(root, run)), "problem": None, **values}
+    return {**place, "path": str(record_path(root, run)), "problem": None, **values}
 
 
 def _rows(runs: Iterable[Run]) -> Iterable[dict[str, Any]]:

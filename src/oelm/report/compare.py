@@ -14,7 +14,7 @@ from oelm.report.sections.costs import median_step
 from oelm.report.sections.verdicts import power_text
 from oelm.report.words import Words
 from oelm.runs.find import look_at
-from oelm.runs.layout import CONFIG, Split
+from oelm.runs.layout import CONFIG, EvaluatedSplit
 from oelm.stats import Interval, common_seeds, gap_text, interval_text, paired_interval
 from oelm.text import fixed
 
@@ -119,7 +119,7 @@ def _told_apart(paths: Sequence[Path]) -> list[str]:
     return ["/".join(each[start : len(each) - end]) for each in parts]
 
 
-def _row(name: str, folder: RunFolder, first: RunFolder | None, split: Split) -> tuple[Cell, ...]:
+def _row(name: str, folder: RunFolder, first: RunFolder | None, split: EvaluatedSplit) -> tuple[Cell, ...]:
     arm, mean, step = folder.arm, folder.arm.mean(split), median_step(folder.arm.runs)
     examples = None if first is None else _over_examples(arm, first.arm, split)
     return (
@@ -133,7 +133,7 @@ def _row(name: str, folder: RunFolder, first: RunFolder | None, split: Split) ->
     )
 
 
-def _gap(arm: Arm, first: Arm, split: Split) -> str:
+def _gap(arm: Arm, first: Arm, split: EvaluatedSplit) -> str:
     interval = paired_interval(arm.on(split), first.on(split), arm.metric)
     if interval is not None:
         return interval_text(interval, arm.metric)
@@ -141,7 +141,7 @@ def _gap(arm: Arm, first: Arm, split: Split) -> str:
     return gap_text(arm.mean(split), first.mean(split), arm.metric) + ("" if arm.metric == "ppl" else " points")
 
 
-def _over_examples(arm: Arm, first: Arm, split: Split) -> Interval | None:
+def _over_examples(arm: Arm, first: Arm, split: EvaluatedSplit) -> Interval | None:
     """Return a classifier's interval over examples: of the common seeds, or of two single runs whatever their seeds."""
     if arm.metric != "accuracy":
         return None
@@ -152,7 +152,7 @@ def _over_examples(arm: Arm, first: Arm, split: Split) -> Interval | None:
     return over_examples([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds], split)
 
 
-def _power(folder: RunFolder, first: RunFolder, split: Split) -> list[str]:
+def _power(folder: RunFolder, first: RunFolder, split: EvaluatedSplit) -> list[str]:
     """Return the smallest difference of accuracies that the comparison would detect."""
     arm, other = folder.arm, first.arm
     if arm.metric != "accuracy":

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from oelm.errors import ConfigError, DataError, one_of, suggest
 from oelm.experiments.catalog import Criterion
-from oelm.experiments.importer import IMPORTED, ImportedRun, run_path
+from oelm.experiments.importer import IMPORTED, ImportedRun, record_path
 from oelm.report.arms import ImportedStudy, collect_imported, mean_figure
 from oelm.report.charts import forest_by_set
 from oelm.report.document import Block, Cell, Chart, Section, Table, Text
@@ -44,7 +44,7 @@ _MAX_LOSS = 700.0
 # A page of more is read by nobody, and a live one is sent again and again.
 MOST_ROWS, _MOST_CHARTS, _MOST_EXPLAINED = 70, 2, 30
 _COMMAND, _AGAIN = "oelm report --metric eval_loss --baseline ARM --at-most 1.05x", "oelm import SOURCE --name NAME --replace"
-Figures = Mapping[str, Mapping[int, float]]
+FiguresBySeed = Mapping[str, Mapping[int, float]]
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _on_scale(value: float, scale: Scale, where: str) -> float:
 
 
 def judge_arms(
-    figures: Figures,
+    figures: FiguresBySeed,
     question: Question,
     *,
     looks: Mapping[str, tuple[int, tuple[int, ...]]] | None = None,
@@ -197,7 +197,7 @@ def judge_arms(
     return {arm: replace(found[arm], reasons=(*found[arm].reasons, Reason("unproven", {}))) for arm in others}
 
 
-def _known(baseline: str | None, figures: Figures) -> str:
+def _known(baseline: str | None, figures: FiguresBySeed) -> str:
     if baseline is not None and baseline in figures:
         return baseline
     arms = ", ".join(figures)
@@ -212,7 +212,7 @@ class JudgedStudy:
 
     study: ImportedStudy
     question: Question
-    figures: Figures
+    figures: FiguresBySeed
     judgements: Mapping[str, Judgement]
     keys: Mapping[str, str]
     seeds: Mapping[str, list[int]]
@@ -284,7 +284,7 @@ def imported_section(
     for row in judged:
         is_long = is_live and len(row.judgements) > _MOST_EXPLAINED
         table = _verdicts(row, words, is_live=is_live)
-        blocks += shortened(table, words) if is_live else [table]
+        blocks += first_rows(table, words) if is_live else [table]
         blocks += [] if is_long else _forest(row, words)
         blocks += [Text(text, "note") for text in reasons_of(row, words)[-1 if is_long else 0 :]]
     asked = {row.study.name: row.question for row in judged}
@@ -293,13 +293,13 @@ def imported_section(
     if left_out := len(studies[_MOST_CHARTS:]):
         blocks.append(Text(words("pictures.left_out", count=left_out), "note"))
     arms = _arms(studies, words)
-    blocks += shortened(arms, words) if is_live else [arms]
+    blocks += first_rows(arms, words) if is_live else [arms]
     if not judged:
         blocks.append(Text(words("imported.ask", command=_COMMAND), "note"))
     return Section("imported", words("imported.title"), tuple(blocks))
 
 
-def shortened(table: Table, words: Words, *, command: str = "oelm report", total: int = 0) -> list[Block]:
+def first_rows(table: Table, words: Words, *, command: str = "oelm report", total: int = 0) -> list[Block]:
     """Return a table of at most as many rows as a live page has room for, and what shows those that are left out.
 
     `total` is how many there are where the table has not been given them all.
@@ -512,7 +512,7 @@ def named_study(paths: Sequence[Path]) -> tuple[ImportedStudy, list[str]] | None
     study = next((study for study in collect_imported([root]) if study.name == name), None)
     if study is None:
         raise ConfigError(f"{paths[0]}: nothing is imported there")
-    folders = {run_path(root, run).parent.name: arm for arm, runs in study.arms.items() for run in runs.values()}
+    folders = {record_path(root, run).parent.name: arm for arm, runs in study.arms.items() for run in runs.values()}
     wanted = [place[2] for place in places if place is not None]
     for folder, path in zip(wanted, paths, strict=True):
         if folder is not None and folder not in folders:

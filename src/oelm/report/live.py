@@ -23,7 +23,7 @@ from oelm.files import read_json
 from oelm.report.arms import Run, arms_of, read_run
 from oelm.report.build import Report, report_on, with_imported
 from oelm.report.document import Block, Cell, Chart, Document, Mark, Section, Table, Text
-from oelm.report.foreign import MOST_ROWS, Question, imported_section, shortened
+from oelm.report.foreign import MOST_ROWS, Question, first_rows, imported_section
 from oelm.report.judge import LOOKS
 from oelm.report.sections.classes import gap_charts
 from oelm.report.sections.learning import small_chart
@@ -209,9 +209,9 @@ def _queue_section(moment: Moment, words: Words) -> Section:
     blocks: list[Block] = [Text(_counts(moment, words))]
     if shown:
         table = _run_table(shown[:MOST_ROWS], moment.baselines, words)
-        blocks += shortened(table, words, command=_ALL_RUNS, total=len(shown))
+        blocks += first_rows(table, words, command=_ALL_RUNS, total=len(shown))
     if is_long:
-        blocks += shortened(_arm_table(views, words), words, command=_ALL_RUNS)
+        blocks += first_rows(_arm_table(views, words), words, command=_ALL_RUNS)
     return Section("queue", words("live.queue"), tuple(blocks))
 
 
@@ -328,7 +328,7 @@ def _trouble_section(moment: Moment, words: Words) -> Section | None:
         )
     columns = tuple(words(f"live.{name}") for name in ("run", "state", "step", "message", "command"))
     table = Table("trouble", words("live.trouble_caption"), columns, tuple(rows))
-    blocks = (Text(words("live.trouble_text")), *shortened(table, words, command=_ALL_RUNS, total=len(troubled)))
+    blocks = (Text(words("live.trouble_text")), *first_rows(table, words, command=_ALL_RUNS, total=len(troubled)))
     return Section("trouble", words("live.trouble"), blocks)
 
 
@@ -363,7 +363,7 @@ def _verdict_section(moment: Moment, words: Words) -> Section:
     numeric = frozenset(place for place, number in enumerate(_VERDICT_COLUMNS) if number in whole.numeric)
     table = Table("verdicts", words("live.verdict_caption"), tuple(columns), rows, numeric)
     pictures = gap_charts(report.findings, report.judged, words) if len(rows) <= _MOST_IN_FOREST else []
-    return Section("verdicts", title, (Text(words("live.preliminary"), "warning"), *shortened(table, words), *pictures))
+    return Section("verdicts", title, (Text(words("live.preliminary"), "warning"), *first_rows(table, words), *pictures))
 
 
 def _learning_section(moment: Moment, words: Words) -> Section | None:

@@ -20,7 +20,6 @@ from oelm.experiments.sweep import SweepRecord, read_sweep
 from oelm.method.method import Method, learning_later, method_kind, method_name
 from oelm.report.arms import (
     Arm,
-    ArmKey,
     FinishedRun,
     common_split,
     data_difference,
@@ -30,8 +29,8 @@ from oelm.report.arms import (
 )
 from oelm.report.judge import comparison_key
 from oelm.report.words import Words
-from oelm.runs.find import OWN, own_baselines
-from oelm.runs.layout import SWEEP, Split
+from oelm.runs.find import OWN, ArmKey, own_baselines
+from oelm.runs.layout import SWEEP, EvaluatedSplit
 from oelm.stats import Interval, document_log_ratio, example_difference, gap_text, interval_text, paired_interval
 
 
@@ -47,7 +46,7 @@ class PairedGap:
         return None if self.interval is None else self.interval.value
 
 
-def gap_between(arm: Arm, other: Arm, split: Split) -> PairedGap:
+def gap_between(arm: Arm, other: Arm, split: EvaluatedSplit) -> PairedGap:
     """Return the gap between two arms on a split, paired by seed, at the usual level."""
     ours, theirs = arm.on(split), other.on(split)
     interval = paired_interval(ours, theirs, arm.metric)
@@ -57,7 +56,7 @@ def gap_between(arm: Arm, other: Arm, split: Split) -> PairedGap:
     return PairedGap(None, "" if seed is None else gap_text(ours[seed], theirs[seed], arm.metric))
 
 
-def over_documents(ours: Sequence[FinishedRun], theirs: Sequence[FinishedRun], split: Split) -> Interval | None:
+def over_documents(ours: Sequence[FinishedRun], theirs: Sequence[FinishedRun], split: EvaluatedSplit) -> Interval | None:
     """Return the interval over documents of paired runs of language models, where all kept their losses on the same ones."""
     try:
         sides = [[run.documents(split) for run in runs] for runs in (ours, theirs)]
@@ -71,7 +70,7 @@ def over_documents(ours: Sequence[FinishedRun], theirs: Sequence[FinishedRun], s
     return document_log_ratio(mine, reference, tokens)
 
 
-def over_examples(ours: Sequence[FinishedRun], theirs: Sequence[FinishedRun], split: Split) -> Interval | None:
+def over_examples(ours: Sequence[FinishedRun], theirs: Sequence[FinishedRun], split: EvaluatedSplit) -> Interval | None:
     """Return the interval over examples of paired runs of a classifier, where all kept their answers to the same examples.
 
     On validation the answers are those of the final models.
@@ -101,7 +100,7 @@ class Pair:
         return sorted(self.arm.best.keys() & self.baseline.best.keys())
 
     @cached_property
-    def split(self) -> Split:
+    def split(self) -> EvaluatedSplit:
         """What the two are compared on, never one of them on the one and one on the other."""
         return common_split(self.arm, self.baseline)
 
@@ -307,7 +306,7 @@ def _tuned_alike(arm: Arm, baseline: Arm, catalog: Catalog, sweeps: Sweeps) -> s
     return set(ours.grid) if tuned_alike(*sources, catalog.baselines()) else set()
 
 
-def split_text(split: Split, words: Words) -> str:
+def split_text(split: EvaluatedSplit, words: Words) -> str:
     """Return how a split is called in tables."""
     return words("split.test") if split == "test" else words("split.val")
 
@@ -409,7 +408,7 @@ def rival_of(pair: Pair) -> str:
     return ours.removeprefix(theirs).removeprefix("conv-" if has_short_conv(pair.arm) else "").strip("-")
 
 
-def plain_text(pair: Pair, catalog: Catalog, words: Words) -> str:
+def plain_words(pair: Pair, catalog: Catalog, words: Words) -> str:
     """Return what learns in an arm's Q and K in plain words; nothing if there are no words for it."""
     return words.optional(f"plain.{rival_of(pair) or method_of(pair.arm, catalog)}")
 

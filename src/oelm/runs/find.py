@@ -17,7 +17,7 @@ from oelm.files import read_json
 from oelm.method.method import PRESETS
 from oelm.runs.layout import CONFIG, CONSOLE, LOG, STATUS
 from oelm.runs.metrics import evaluations
-from oelm.runs.status import Locks, Metric, State, Status, decide, is_held, is_here, read_locks, read_status, silent_s
+from oelm.runs.status import Locks, State, Status, StatusMetric, decide, is_held, is_here, read_locks, read_status, silent_s
 from oelm.text import NAME
 
 _SEED = re.compile(r"seed-(0|[1-9][0-9]{0,18})")
@@ -264,7 +264,7 @@ def _why_alone(view: RunView, config: Mapping[str, Any]) -> str:
     return "its folder is not that of an experiment with a baseline;"
 
 
-_COLUMN: dict[Metric, str] = {"ppl": "val_ppl", "accuracy": "val_accuracy"}
+_COLUMN: dict[StatusMetric, str] = {"ppl": "val_ppl", "accuracy": "val_accuracy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +304,7 @@ def _gap_of(view: RunView, baseline: ArmKey | None, known: Mapping[tuple[str, st
     return None if step is None else _difference(here[step].get(column), there[step].get(column), ours.metric, step=step)
 
 
-def _difference(ours: Any, theirs: Any, metric: Metric, *, step: int) -> Gap | None:
+def _difference(ours: Any, theirs: Any, metric: StatusMetric, *, step: int) -> Gap | None:
     if not (is_number(ours) and is_number(theirs)):
         return None
     if metric == "accuracy":

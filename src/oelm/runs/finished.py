@@ -14,7 +14,7 @@ from typing import Any
 from oelm.errors import DataError
 from oelm.files import read_as, read_json
 from oelm.method.method import starts_otherwise, tops_otherwise
-from oelm.runs.layout import ATTENTION, AUDIT, CONFIG, MANIFEST, METRICS, PREDICTIONS, TIMING, Split
+from oelm.runs.layout import ATTENTION, AUDIT, CONFIG, MANIFEST, METRICS, PREDICTIONS, TIMING, EvaluatedSplit
 from oelm.runs.metrics import read_metrics
 from oelm.runs.records import (
     AttentionRecord,
@@ -186,7 +186,7 @@ def agrees(stored: object, value: object) -> bool:
     return stored == value
 
 
-def _answer_problems(run: Path, figures: Figures, split: Split) -> list[str]:
+def _answer_problems(run: Path, figures: Figures, split: EvaluatedSplit) -> list[str]:
     """Tell which figures the stored answers do not give: of the final model on validation, of the best on test."""
     path = run / PREDICTIONS[split]
     if not path.is_file():
@@ -230,7 +230,7 @@ def tested_problems(figures: Figures) -> list[str]:
     return problems
 
 
-def _odd_ngrams(figures: Figures) -> list[tuple[Split, list[float]]]:
+def _odd_ngrams(figures: Figures) -> list[tuple[EvaluatedSplit, list[float]]]:
     return [(split, values) for split, values in figures.ngram.items() if len(values) != 5 or min(values) < 1]
 
 

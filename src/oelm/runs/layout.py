@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-Split = Literal["val", "test"]
+EvaluatedSplit = Literal["val", "test"]
 
 CONFIG = "config.json"
 MANIFEST = "manifest.json"
@@ -15,7 +15,7 @@ METRICS = "metrics.jsonl"
 TIMING = "timing_stats.json"
 ATTENTION = "attention.json"
 # A run's answers on each split, one row an example or a document.
-PREDICTIONS: dict[Split, str] = {"val": "predictions.jsonl", "test": "test_predictions.jsonl"}
+PREDICTIONS: dict[EvaluatedSplit, str] = {"val": "predictions.jsonl", "test": "test_predictions.jsonl"}
 TOKENIZER = "tokenizer.json"
 # Of a classifier: the config of its architecture, as transformers writes it.
 MODEL_FOLDER = "model"

@@ -47,7 +47,7 @@ _FIRST, _LAST = (STATUS, *POINTERS), (CONFIG, LOCK)
 
 
 @dataclass
-class Asked:
+class Answers:
     """What became of a request to stop, run by run; `refused` says why, `starting` are those that cannot hear it yet."""
 
     signalled: list[RunView] = field(default_factory=list)
@@ -57,9 +57,9 @@ class Asked:
     refused: list[tuple[RunView, str]] = field(default_factory=list)
 
 
-def ask_to_stop(views: Sequence[RunView]) -> Asked:
+def ask_to_stop(views: Sequence[RunView]) -> Answers:
     """Ask the runs of this host that are under way to save and end, and take queued ones off the queue."""
-    asked = Asked()
+    asked = Answers()
     # The queue first: else a runner fills the places of those that end with those that are to be stopped next.
     for view in sorted(views, key=lambda view: view.state != "queued"):
         if view.state == "queued" and _unqueue(view):
@@ -138,7 +138,7 @@ def _is_locked(lock: Path) -> bool:
 
 
 def wait_for_end(
-    asked: Asked, *, timeout_s: float, on_wait: Callable[[list[RunView], float], None]
+    asked: Answers, *, timeout_s: float, on_wait: Callable[[list[RunView], float], None]
 ) -> tuple[list[RunView], list[RunView]]:
     """Wait until the runs that were asked have ended; return those that have and those that have not, as they are then."""
     began = time.monotonic()

@@ -24,7 +24,7 @@ from oelm.files import (
     write_json,
     write_text,
 )
-from oelm.runs.layout import CHECKPOINTS, CONFIG, COUNTERS, LATEST, MANIFEST, Split
+from oelm.runs.layout import CHECKPOINTS, CONFIG, COUNTERS, LATEST, MANIFEST, EvaluatedSplit
 from oelm.runs.metrics import read_jsonl
 
 Count = Annotated[int, Field(ge=0)]
@@ -109,7 +109,7 @@ class Counters(Strict):
     """`counters.json` in a folder of runs: the best n-gram model of each text, by its fingerprint and split."""
 
     format: Literal["oelm-counters-1"] = "oelm-counters-1"
-    best: dict[str, dict[Split, TextCounter]] = Field(default_factory=dict)
+    best: dict[str, dict[EvaluatedSplit, TextCounter]] = Field(default_factory=dict)
 
     @staticmethod
     def read(root: Path) -> Counters:
@@ -122,7 +122,7 @@ class Counters(Strict):
             again = f"oelm data info NAME --counters --record {root}"
             raise DataError(f"{problem}; delete the file and write it again: {again}") from None
 
-    def with_text(self, fingerprint: str, best: dict[Split, TextCounter]) -> Counters:
+    def with_text(self, fingerprint: str, best: dict[EvaluatedSplit, TextCounter]) -> Counters:
         """Return the record with the figures of one more text."""
         return self.model_copy(update={"best": dict(sorted({**self.best, fingerprint: best}.items()))})
 
@@ -159,7 +159,7 @@ class Figures(Strict):
     test_bigram_ppl: float | None = None
     majority_accuracy: float | None = None
     test_majority_accuracy: float | None = None
-    ngram: dict[Split, list[float]] = Field(default_factory=dict)
+    ngram: dict[EvaluatedSplit, list[float]] = Field(default_factory=dict)
     ngram_tokens: Count | None = None
 
     @property
@@ -174,23 +174,23 @@ class Figures(Strict):
         """The same model's PPL or accuracy on the test split, where it was measured."""
         return self.test_ppl if self.best_ppl is not None else self.test_accuracy
 
-    def on(self, split: Split) -> float | None:
+    def on(self, split: EvaluatedSplit) -> float | None:
         """Return the headline on a split."""
         return self.best if split == "val" else self.test
 
-    def bigram_on(self, split: Split) -> float | None:
+    def bigram_on(self, split: EvaluatedSplit) -> float | None:
         """Return the bigram model's PPL on a split."""
         return self.bigram_ppl if split == "val" else self.test_bigram_ppl
 
-    def bits_on(self, split: Split) -> float | None:
+    def bits_on(self, split: EvaluatedSplit) -> float | None:
         """Return the bits per byte of a split's text."""
         return self.final_bits_per_byte if split == "val" else self.test_bits_per_byte
 
-    def majority_on(self, split: Split) -> float | None:
+    def majority_on(self, split: EvaluatedSplit) -> float | None:
         """Return the share of the largest class of a split."""
         return self.majority_accuracy if split == "val" else self.test_majority_accuracy
 
-    def five_gram_on(self, split: Split) -> float | None:
+    def five_gram_on(self, split: EvaluatedSplit) -> float | None:
         """Return the 5-gram model's PPL on a split; None for runs made before it was measured."""
         return self.ngram[split][4] if split in self.ngram else None
 

@@ -19,7 +19,7 @@ from oelm.files import Guard, Strict, dump_json, write_bytes, write_over
 from oelm.runs.layout import LOCK, STATUS
 
 StatusName = Literal["queued", "running", "stopped", "failed", "done"]
-Metric = Literal["", "ppl", "accuracy"]
+StatusMetric = Literal["", "ppl", "accuracy"]
 HEARTBEAT_S = 5.0
 State = Literal["running", "stale", "queued", "dead", "failed", "damaged", "stopped", "done"]
 STATES: tuple[State, ...] = ("running", "stale", "queued", "dead", "failed", "damaged", "stopped", "done")
@@ -39,7 +39,7 @@ class Progress(Strict):
     eta_s: float | None = None
     loss: float | None = None
     best: float | None = None
-    metric: Metric = ""
+    metric: StatusMetric = ""
     step_s: float | None = None
     device: str = ""
 

@@ -38,7 +38,7 @@ from oelm.models.hub import (
 from oelm.process import StopFlag
 from oelm.runs.layout import CHECKPOINTS, MODEL_FOLDER, TOKENIZER
 from oelm.runs.records import ExampleRow, majority_share, read_any_config
-from oelm.runs.status import Metric
+from oelm.runs.status import StatusMetric
 from oelm.seeds import stream_seed
 from oelm.train.device import Compute, Estimate, choose_compute, classifier_estimate
 from oelm.train.dist import ALONE, World
@@ -321,7 +321,7 @@ class ClassifierTask:
     def look_at_heads(self, model: nn.Module) -> dict[str, Any] | None:
         return None
 
-    def reading(self, criterion: float) -> tuple[Metric, float]:
+    def reading(self, criterion: float) -> tuple[StatusMetric, float]:
         return "accuracy", 1.0 - criterion
 
     def figures(self, evaluations: list[dict[str, Any]]) -> dict[str, Any]:

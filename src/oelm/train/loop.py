@@ -74,10 +74,10 @@ def update(run: Session, batch: Batch) -> None:
     run.state = run.state.advanced(tokens=batch.num_tokens)
     if run.world.size > 1 and run.state.step - 1 in (run.started_at[1], *run.plan.moments):
         run.report_traffic()
-    report(run, outcome, lr=lr, seconds=time.perf_counter() - started, tokens=batch.num_tokens)
+    report_step(run, outcome, lr=lr, seconds=time.perf_counter() - started, tokens=batch.num_tokens)
 
 
-def report(run: Session, outcome: Outcome, *, lr: float, seconds: float, tokens: int) -> None:
+def report_step(run: Session, outcome: Outcome, *, lr: float, seconds: float, tokens: int) -> None:
     """Write the step to metrics.jsonl and report it to the watch."""
     step, steps = run.state.step, run.config.steps
     # At every step, as it costs microseconds: training on without a folder would lose hours.

@@ -23,7 +23,7 @@ from oelm.method.layers import selections
 from oelm.process import StopFlag
 from oelm.runs.records import checkpoint_folders, data_fingerprint
 from oelm.runs.rundir import GuestRunDir, RunDir
-from oelm.runs.status import Metric, Progress
+from oelm.runs.status import Progress, StatusMetric
 from oelm.train.checkpoint import (
     Checkpoint,
     Checkpoints,
@@ -135,7 +135,7 @@ class Session:
         """Return how far the run is, for status.json."""
         # At every heartbeat: energy counters wrap around within minutes.
         self.meter.joules()
-        metric: Metric = ""
+        metric: StatusMetric = ""
         best: float | None = None
         if self.state.best_value is not None:
             metric, best = self.task.reading(self.state.best_value)

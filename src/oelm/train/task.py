@@ -24,7 +24,7 @@ from oelm.models.gpt import GPT, build_gpt
 from oelm.models.heads import summarize_heads
 from oelm.process import StopFlag
 from oelm.runs.layout import SAVED_MODEL, TOKENIZER
-from oelm.runs.status import Metric
+from oelm.runs.status import StatusMetric
 from oelm.train.checkpoint import load_weights
 from oelm.train.device import Compute, Estimate, estimate
 from oelm.train.dist import ALONE, World
@@ -120,7 +120,7 @@ class Task(Protocol):
     def look_at_heads(self, model: nn.Module) -> dict[str, Any] | None:
         """Return the content of attention.json; None if the heads of this model cannot be inspected."""
 
-    def reading(self, criterion: float) -> tuple[Metric, float]:
+    def reading(self, criterion: float) -> tuple[StatusMetric, float]:
         """Return the metric that people read in place of the criterion, and its value."""
 
     def figures(self, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class LanguageModelTask:
         windows = first_windows(self.tokens, self.config.model.seq_len, most=_PROBED_WINDOWS).to(self.compute.device)
         return {"tokens": windows.numel(), "heads": [summary.as_dict() for summary in summarize_heads(model, windows)]}
 
-    def reading(self, criterion: float) -> tuple[Metric, float]:
+    def reading(self, criterion: float) -> tuple[StatusMetric, float]:
         return "ppl", math.exp(min(criterion, 700.0))
 
     def figures(self, evaluations: list[dict[str, Any]]) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oelm.report.arms import Arm, ArmKey, common_split
+from oelm.report.arms import Arm, common_split
 from oelm.report.document import Cell, Section, Table, Text
 from oelm.report.judge import Reason
 from oelm.report.pairs import Findings, Pair, is_uniform, label, split_text
 from oelm.report.words import Words
-from oelm.runs.layout import PREDICTIONS, Split
+from oelm.runs.find import ArmKey
+from oelm.runs.layout import PREDICTIONS, EvaluatedSplit
 from oelm.runs.records import Counters, TextCounter
 from oelm.stats import Interval, paired_log_ratio
 from oelm.text import fixed
@@ -26,7 +27,7 @@ LEAST_WORTH = 1.10
 # More than evaluations on the same text jitter by.
 MOST_ABOVE_MINIMUM = 0.01
 # Each run's perplexity of an n-gram model, by fingerprint, split and model.
-Counted = dict[tuple[str, Split, str], list[float]]
+Counted = dict[tuple[str, EvaluatedSplit, str], list[float]]
 _COLUMNS = ("arm", "budget", "on", "ppl", "counter", "counter_ppl", "ratio", "bits", "best", "orders", "above")
 
 
@@ -38,7 +39,7 @@ class Standing:
     """
 
     arm: Arm
-    split: Split
+    split: EvaluatedSplit
     ngram: tuple[float, ...]
     bigram: float | None
     above: float
@@ -94,7 +95,7 @@ def standings(findings: Findings) -> list[Standing]:
     return [_standing(baseline, counted, best) for baseline, _ in findings.families if baseline.metric == "ppl"]
 
 
-def _best_counters(roots: Sequence[Path]) -> dict[str, dict[Split, TextCounter]]:
+def _best_counters(roots: Sequence[Path]) -> dict[str, dict[EvaluatedSplit, TextCounter]]:
     return {text: best for root in roots for text, best in Counters.read(root).best.items()}
 
 
@@ -110,7 +111,7 @@ def _counted(arms: Sequence[Arm]) -> Counted:
     return found
 
 
-def _disputed(arm: Arm, split: Split, counted: Counted) -> tuple[float, float] | None:
+def _disputed(arm: Arm, split: EvaluatedSplit, counted: Counted) -> tuple[float, float] | None:
     """Return two figures of one model of counting on the arm's text that differ by more than another machine's rounding."""
     texts = {run.fingerprint for run in arm.runs}
     for (data, on, _), values in counted.items():
@@ -119,7 +120,7 @@ def _disputed(arm: Arm, split: Split, counted: Counted) -> tuple[float, float] |
     return None
 
 
-def _standing(arm: Arm, counted: Counted, best: Mapping[str, Mapping[Split, TextCounter]]) -> Standing:
+def _standing(arm: Arm, counted: Counted, best: Mapping[str, Mapping[EvaluatedSplit, TextCounter]]) -> Standing:
     split = common_split(arm)
     figures = [run.figures for run in arm.runs]
     # Runs of an arm have the same text, so that one which measured it speaks for those that did not.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from oelm.experiments.plan import is_tuned_alone
-from oelm.report.arms import Arm, ArmKey, common_split
+from oelm.report.arms import Arm, common_split
 from oelm.report.charts import Target, forest_by_set
 from oelm.report.document import Block, Cell, Chart, Mark, Section, Table, Text
 from oelm.report.pairs import (
@@ -23,11 +23,12 @@ from oelm.report.pairs import (
     learning_in_qk,
     on_architecture,
     pair_text,
-    plain_text,
+    plain_words,
 )
 from oelm.report.sections.baselines import LEAST_WORTH, floors, worth_of
 from oelm.report.sections.verdicts import BOUNDS, JudgedPair, bound_of, decided_by, target_of, told_bound
 from oelm.report.words import Words
+from oelm.runs.find import ArmKey
 from oelm.stats import Interval, interval_text, share_kept
 
 _MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "UNFIT_BASELINE": "warn"}
@@ -70,7 +71,7 @@ def lines_of(findings: Findings, rows: Sequence[JudgedPair], words: Words) -> Fo
     for row in rows:
         arm, baseline = row.pair.arm, row.pair.baseline
         counts = (learning_in_qk(arm) or 0, learning_in_qk(baseline) or 0)
-        text, called = (told(row.pair, findings.catalog, words) for told in (pair_text, plain_text))
+        text, called = (told(row.pair, findings.catalog, words) for told in (pair_text, plain_words))
         line = found.setdefault(Line(CLASSES.index(class_of(row.pair)), text, *counts, called), {})
         name = names[row.pair.arm.key]
         # Two arms of one method on one data set: distinguished by their own names, so that neither replaces the other.

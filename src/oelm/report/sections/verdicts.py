@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from oelm.experiments.portable import this_machine
-from oelm.report.arms import Arm, ArmKey, Mixture
+from oelm.report.arms import Arm, Mixture
 from oelm.report.charts import Target
 from oelm.report.document import Block, Cell, Mark, Section, Table, Text
 from oelm.report.judge import Judgement, Look, Looks, Reason, ReasonCode, comparison_key, judge, judge_together
@@ -30,8 +30,8 @@ from oelm.report.pairs import (
 )
 from oelm.report.sections.baselines import baseline_remarks, unfit_baselines
 from oelm.report.words import Words
-from oelm.runs.find import OWN
-from oelm.runs.layout import Split
+from oelm.runs.find import OWN, ArmKey
+from oelm.runs.layout import EvaluatedSplit
 from oelm.stats import LEVEL, POWER, Interval, detectable_text, interval_text, level_text, pooled_log_ratio
 from oelm.text import fixed
 
@@ -289,7 +289,7 @@ def _row(findings: Findings, row: JudgedPair, words: Words) -> tuple[Cell, ...]:
     )
 
 
-def best_text(arm: Arm, split: Split) -> str:
+def best_text(arm: Arm, split: EvaluatedSplit) -> str:
     """Return an arm's headline on a split: the mean over seeds of PPL or accuracy."""
     return _seed_text(arm, arm.mean(split))
 
@@ -321,7 +321,7 @@ def _figures(findings: Findings, words: Words) -> Table:
     usable = [arm for arm in findings.arms if arm.is_usable]
     arms = findings.unswept(usable) or usable
     shown = {"arm": [Cell(label(arm)) for arm in arms], "budget": [Cell(arm.budget) for arm in arms]}
-    splits: tuple[tuple[Split, str, str, str], ...] = (
+    splits: tuple[tuple[EvaluatedSplit, str, str, str], ...] = (
         ("val", "best", "majority", "seeds"),
         ("test", "test", "test_majority", "test_seeds"),
     )
@@ -334,7 +334,7 @@ def _figures(findings: Findings, words: Words) -> Table:
     return Table("figures", words("figures.caption"), columns, tuple(zip(*shown.values(), strict=True)), numeric)
 
 
-def _on_split(arm: Arm, split: Split) -> tuple[Cell, Cell, Cell]:
+def _on_split(arm: Arm, split: EvaluatedSplit) -> tuple[Cell, Cell, Cell]:
     """Return an arm's mean on a split, what naming the largest class always comes to, and each seed's figure."""
     if not (found := arm.on(split)):
         return Cell(""), Cell(""), Cell("")

@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from oelm.cli.app import app
-from oelm.cli.remote import same_command
+from oelm.cli.shell import same_command
 from oelm.errors import ConfigError
 from oelm.experiments.torchrun import Ranks
 from oelm.runs.metrics import read_metrics

@@ -253,7 +253,7 @@ def test_real_runs_in_a_folder_of_an_odd_name_one_done_and_one_failed(text_file:
         assert "1 of 2 runs failed" in printed
         run = queue.folder / name / "mine-01" / "smoke" / "default" / "seed-0"
         assert json.loads((run / "manifest.json").read_text())["environment"]["threads"] == "1"
-        assert "1 thread;" in (run / "console.log").read_text()
+        assert "threads: 1;" in (run / "console.log").read_text()
         again = queue.finish(*command, code=3)
         assert "failed: NonFiniteError: step " in again and "started" not in again
         assert list(queue.folder.rglob("pwned")) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from oelm.cli.queue import QueueView
-from oelm.cli.shell import TerminalWatch, err, out, print_next, print_problem, print_result, printable, say
+from oelm.cli.shell import TerminalWatch, err, out, print_problem, printable, quiet_unless_first, same_command, say
 from oelm.errors import DONE, REFUSED, STOPPED, ClusterError, ConfigError, OelmError, RankLostError
-from oelm.process import is_one_of_many, own_rank
+from oelm.process import is_one_of_many
 from oelm.text import counted
 
 if TYPE_CHECKING:
-    from oelm.cli.options import Training
-    from oelm.config import FinetuneConfig, RunConfig, TrainConfig
+    from oelm.config import TrainConfig
     from oelm.experiments.plan import PlannedRun
     from oelm.experiments.queue import Job
     from oelm.experiments.slurm import ClusterConfig, Jobs
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from oelm.process import StopFlag
     from oelm.train.dist import World
     from oelm.train.track import TrackerName
-    from oelm.train.watch import Watch
 
 
 _OF_TORCHRUN = ("nproc", "nnodes", "rdzv_endpoint", "rdzv_id", "max_restarts")
@@ -55,23 +53,13 @@ def refuse_worker(command: str) -> None:
         raise ConfigError(f"`oelm {command}` is one process; torchrun is for `oelm run` and `oelm train`: leave it out here")
 
 
-def quiet_unless_first() -> None:
-    """Of the processes that torchrun started, let only the first speak from here on."""
-    if own_rank() > 0:
-        out.quiet = err.quiet = True
-
-
 @contextlib.contextmanager
 def world_of(config: TrainConfig) -> Iterator[World]:
-    """Join the processes that torchrun started, and leave the command with them; alone without torchrun."""
+    """Join the processes that torchrun started, and leave the command with them."""
     from oelm.train.device import choose_compute
     from oelm.train.dist import joined
 
     quiet_unless_first()
-    if not is_one_of_many():
-        with joined("cpu") as world:
-            yield world
-        return
     code, is_lost = DONE, False
     try:
         with joined(choose_compute(config.device, config.precision).device) as world, world.guarded():
@@ -82,76 +70,6 @@ def world_of(config: TrainConfig) -> Iterator[World]:
     except typer.Exit as ended:
         code = ended.exit_code
     leave(code, is_lost=is_lost)
-
-
-def run_path(root: Path, command: str, size: str, config: RunConfig | FinetuneConfig) -> Path:
-    """Return the folder of a run that was given none: by what its config is made of."""
-    return Path(root, command, size, config.variant, f"seed-{config.seed}")
-
-
-def train_one(
-    config: RunConfig | FinetuneConfig,
-    path: Path,
-    headline: Callable[[dict[str, Any]], str],
-    shared: Training,
-    *,
-    stop: StopFlag,
-    exact_step: int | None = None,
-    next_steps: Sequence[str] = (),
-) -> None:
-    """Train one run, on all processes that torchrun started, and print how it ended and commands for what comes next."""
-    from oelm.train.run import Options, train
-
-    check_tracker(shared.track)
-    options = Options(strict=shared.strict, exact_step=exact_step, preflight=not shared.no_preflight)
-    with _notified(path, shared.notify), world_of(config) as world:
-        with TerminalWatch() as terminal, _tracked(terminal, path, shared.track if world.is_writer else None) as watch:
-            result = train(config, path, stop=stop, watch=watch, options=options, world=world)
-        print_result(result, headline)
-        print_next(path, next_steps)
-
-
-def check_tracker(name: str | None) -> None:
-    """Raise ConfigError or MissingExtraError for a tracker that cannot be used, before anything is trained."""
-    if name is not None:
-        from oelm.train.track import tracker_named
-
-        tracker_named(name)
-
-
-def _notified(run: Path, file: Path | None) -> contextlib.AbstractContextManager[None]:
-    if file is None or own_rank() > 0:
-        return contextlib.nullcontext()
-    from oelm.experiments.notify import notifying_of
-
-    return notifying_of(run, file)
-
-
-def _tracked(watch: TerminalWatch, run: Path, tracker: str | None) -> contextlib.AbstractContextManager[Watch]:
-    if tracker is None:
-        return contextlib.nullcontext(watch)
-    from oelm.train.track import tracked, tracker_named
-
-    return tracked(watch, run, tracker_named(tracker))
-
-
-def same_command(context: typer.Context, *, without: Sequence[str] = ()) -> list[str]:
-    """Return the present command's arguments as they were given, but for the options named."""
-    options: list[str] = []
-    arguments: list[str] = []
-    for parameter in context.command.params:
-        value = context.params.get(str(parameter.name))
-        if parameter.name in without or value is None or value == parameter.get_default(context):
-            continue
-        if parameter.param_type_name == "argument":
-            arguments += [str(item) for item in value]
-        elif isinstance(value, bool):
-            options.append(parameter.opts[0])
-        else:
-            for item in value if isinstance(value, list | tuple) else [value]:
-                # One word: a value may begin with a dash.
-                options.append(f"{parameter.opts[0]}={item}")
-    return [str(context.command.name), *options, "--", *arguments]
 
 
 def run_by_ranks(

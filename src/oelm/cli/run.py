@@ -13,13 +13,14 @@ import typer
 
 from oelm.cli.options import Cluster, NoPreflight, Queueing, Spread, Track, What, grouped
 from oelm.cli.queue import QueueView
-from oelm.cli.remote import How, code_of, quiet_unless_first, refuse_worker, run_by_ranks, submit_study, work_together
+from oelm.cli.remote import How, code_of, refuse_worker, run_by_ranks, submit_study, work_together
 from oelm.cli.shell import (
     TerminalWatch,
     out,
     print_next,
     print_table,
     printable,
+    quiet_unless_first,
     reported,
     roughly,
     say,

@@ -21,6 +21,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from oelm.errors import STOPPED, OelmError
+from oelm.process import own_rank
 from oelm.text import column_bands, duration, shortened
 
 if TYPE_CHECKING:
@@ -322,6 +323,31 @@ def program() -> str:
     found = shutil.which("oelm")
     is_by_path = started.name == "oelm" and started.exists() and (found is None or not started.samefile(found))
     return shlex.quote(str(started)) if is_by_path else "oelm"
+
+
+def quiet_unless_first() -> None:
+    """Of the processes that torchrun started, let only the first speak from here on."""
+    if own_rank() > 0:
+        out.quiet = err.quiet = True
+
+
+def same_command(context: typer.Context, *, without: Sequence[str] = ()) -> list[str]:
+    """Return the present command's arguments as they were given, but for the options named."""
+    options: list[str] = []
+    arguments: list[str] = []
+    for parameter in context.command.params:
+        value = context.params.get(str(parameter.name))
+        if parameter.name in without or value is None or value == parameter.get_default(context):
+            continue
+        if parameter.param_type_name == "argument":
+            arguments += [str(item) for item in value]
+        elif isinstance(value, bool):
+            options.append(parameter.opts[0])
+        else:
+            for item in value if isinstance(value, list | tuple) else [value]:
+                # One word: a value may begin with a dash.
+                options.append(f"{parameter.opts[0]}={item}")
+    return [str(context.command.name), *options, "--", *arguments]
 
 
 class TerminalWatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from oelm.cli.options import Training, grouped
-from oelm.cli.remote import How, quiet_unless_first, refuse_worker, run_path, same_command, train_one
+from oelm.cli.remote import How, refuse_worker, world_of
 from oelm.cli.run import leave_by, print_summary, run_all
-from oelm.cli.shell import path_option, print_next, reported, shown_warnings, stoppable
+from oelm.cli.shell import (
+    TerminalWatch,
+    path_option,
+    print_next,
+    print_result,
+    quiet_unless_first,
+    reported,
+    same_command,
+    shown_warnings,
+    stoppable,
+)
 from oelm.errors import ConfigError
+from oelm.process import is_one_of_many, own_rank
 from oelm.runs.layout import TOKENIZER
 from oelm.text import fixed
 
@@ -22,6 +34,8 @@ if TYPE_CHECKING:
     from oelm.config import FinetuneConfig, RunConfig
     from oelm.experiments.plan import PlannedRun
     from oelm.process import StopFlag
+    from oelm.train.dist import World
+    from oelm.train.watch import Watch
 
 
 RunOut = Annotated[
@@ -128,6 +142,61 @@ class Order:
         report = ["oelm", "report", self.command, "--budget", self.size, "--html", "report.html", *place]
         arms = dict.fromkeys(str(run.path.parent) for run in runs)
         return [shlex.join(report), *([shlex.join(["oelm", "compare", *arms])] if len(arms) > 1 else [])]
+
+
+def run_path(root: Path, command: str, size: str, config: RunConfig | FinetuneConfig) -> Path:
+    """Return the folder of a run that was given none: by what its config is made of."""
+    return Path(root, command, size, config.variant, f"seed-{config.seed}")
+
+
+def train_one(
+    config: RunConfig | FinetuneConfig,
+    path: Path,
+    headline: Callable[[dict[str, Any]], str],
+    shared: Training,
+    *,
+    stop: StopFlag,
+    exact_step: int | None = None,
+    next_steps: Sequence[str] = (),
+) -> None:
+    """Train one run, on all processes that torchrun started, and print how it ended and commands for what comes next."""
+    from oelm.train.run import Options, train
+
+    if shared.track is not None:
+        from oelm.train.track import tracker_named
+
+        # Refused now, before anything is trained.
+        tracker_named(shared.track)
+    options = Options(strict=shared.strict, exact_step=exact_step, preflight=not shared.no_preflight)
+    with _notified(path, shared.notify), _world(config) as world:
+        with TerminalWatch() as terminal, _tracked(terminal, path, shared.track if world.is_writer else None) as watch:
+            result = train(config, path, stop=stop, watch=watch, options=options, world=world)
+        print_result(result, headline)
+        print_next(path, next_steps)
+
+
+def _world(config: RunConfig | FinetuneConfig) -> contextlib.AbstractContextManager[World]:
+    if not is_one_of_many():
+        from oelm.train.dist import joined
+
+        return joined("cpu")
+    return world_of(config)
+
+
+def _notified(run: Path, file: Path | None) -> contextlib.AbstractContextManager[None]:
+    if file is None or own_rank() > 0:
+        return contextlib.nullcontext()
+    from oelm.experiments.notify import notifying_of
+
+    return notifying_of(run, file)
+
+
+def _tracked(watch: TerminalWatch, run: Path, tracker: str | None) -> contextlib.AbstractContextManager[Watch]:
+    if tracker is None:
+        return contextlib.nullcontext(watch)
+    from oelm.train.track import tracked, tracker_named
+
+    return tracked(watch, run, tracker_named(tracker))
 
 
 # What the earlier study's script called its methods.

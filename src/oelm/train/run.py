@@ -24,7 +24,6 @@ from oelm.runs.layout import AUDIT, MANIFEST, SAVED_MODEL, TIMING, TOKENIZER
 from oelm.runs.records import AuditRecord, DataRecord, Manifest, data_fingerprint, saved_step, write_record
 from oelm.runs.rundir import RunDir
 from oelm.runs.status import Progress, StatusName, read_status
-from oelm.text import counted
 from oelm.train.checkpoint import environment, open_checkpoint, source_revision
 from oelm.train.device import Estimate, check_fits, choose_compute, gibibytes, is_out_of_memory, what_to_lower
 from oelm.train.dist import ALONE, World
@@ -200,7 +199,7 @@ def _announce(session: Session, needs: Estimate) -> None:
     session.watch.on_remark(str(report))
     session.watch.on_remark(
         f"{session.compute.device}, {session.compute.precision} ({session.compute.reason}), "
-        f"{counted(torch.get_num_threads(), 'thread')}; about {gibibytes(needs.memory)} of memory, "
+        f"threads: {torch.get_num_threads()}; about {gibibytes(needs.memory)} of memory, "
         f"{gibibytes(needs.disk)} of disk"
     )
     log.info("%s", report)

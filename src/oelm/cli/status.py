@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 import math
 import os
 import shlex
@@ -14,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -48,11 +47,8 @@ def status(
     budget: OnlyBudget = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 s until Ctrl-C.")] = False,
     show_all: Annotated[bool, typer.Option("--all", help="A line for every run, however many there are.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The rows as JSON, for scripts.")] = False,
 ) -> None:
     """Show every run's state, step, loss, best figure, pace, time left, gap to its baseline so far, and where its log is."""
-    if as_json and watch:
-        raise ConfigError("--json prints rows for scripts and --watch a table for people; give one of them")
     baselines, groups = load_known()
     jobs = ShownJobs(out_dir)
 
@@ -62,10 +58,7 @@ def status(
             return Text(no_answer(out_dir, ids or [], budget))
         return _page(views, baselines, jobs.of(views), lines=lines)
 
-    if as_json:
-        views = find_runs(out_dir, ids or [], budget=budget, groups=groups)
-        _print_json(views, baselines, jobs.of(views))
-    elif watch:
+    if watch:
         _watch(page, show_all=show_all)
     else:
         _show(page(None if show_all or not out.is_terminal else _MAX_LINES))
@@ -345,19 +338,3 @@ def _logs(views: Sequence[RunView]) -> list[str]:
         return [f"log: {one_line(str(views[0].log))}"] if views[0].log is not None else []
     paths = [path for view in running[:_MAX_MESSAGES] if (path := view.log) is not None]
     return [f"log: tail -f {one_line(shlex.quote(str(path)))}" for path in paths]
-
-
-def _print_json(views: Sequence[RunView], baselines: Mapping[str, str], jobs: Mapping[Path, JobState]) -> None:
-    from oelm.runs.find import gaps
-
-    rows = [_json_row(view, gap, jobs) for view, gap in zip(views, gaps(views, baselines), strict=True)]
-    # ASCII: what a run calls itself may hold what drives a terminal.
-    echo(json.dumps(rows, indent=2, allow_nan=False))
-
-
-def _json_row(view: RunView, gap: Gap | None, jobs: Mapping[Path, JobState]) -> dict[str, Any]:
-    name = {key: getattr(view, key) for key in ("experiment", "budget", "variant", "seed", "state")}
-    said = view.status.model_dump(exclude={"status"}) if view.status is not None else {}
-    distance = None if gap is None else {"value": gap.value, "unit": gap.unit, "step": gap.step}
-    job = {"slurm": {"job": jobs[view.path].job, "state": jobs[view.path].state}} if view.path in jobs else {}
-    return {**name, "path": str(view.path), **said, "gap": distance, **job}

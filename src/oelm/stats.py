@@ -56,35 +56,13 @@ class Ratio:
         return f"{self.value:.3f}x [{self.low:.3f}, {self.high:.3f}]"
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The mean of paired differences with its 95% interval; a single pair has an infinite one."""
-
-    value: float
-    low: float
-    high: float
-    count: int
-
-
-def mean_difference(values: Sequence[float], references: Sequence[float]) -> Difference:
-    """Return the mean of paired differences with a t interval."""
-    differences = [value - reference for value, reference in zip(values, references, strict=True)]
-    mean, half = statistics.fmean(differences), _half_width(differences)
-    return Difference(mean, mean - half, mean + half, len(differences))
-
-
 def mean_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
     """Return the geometric mean of paired ratios with a t interval on their logarithms."""
     logs = [math.log(above / below) for above, below in zip(numerators, denominators, strict=True)]
-    mean, half = statistics.fmean(logs), _half_width(logs)
+    mean, half = statistics.fmean(logs), math.inf
+    if len(logs) > 1:
+        half = student_quantile(len(logs) - 1, LEVEL) * statistics.stdev(logs) / math.sqrt(len(logs))
     return Ratio(exp_or_inf(mean), exp_or_inf(mean - half), exp_or_inf(mean + half), len(logs))
-
-
-def _half_width(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return math.inf
-    quantile = student_quantile(len(values) - 1, LEVEL)
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 @dataclass(frozen=True)
@@ -118,6 +96,27 @@ def paired_interval(
 ) -> Interval | None:
     """Return the interval by which figures of a metric are compared: of the ratio of PPLs, of the difference of accuracies."""
     return (paired_log_ratio if metric == "ppl" else paired_difference)(ours, theirs, level=level)
+
+
+@dataclass(frozen=True)
+class PairedGap:
+    """The gap between two arms over their common seeds; no interval with fewer than two of them, no text without one."""
+
+    interval: Interval | None
+    text: str
+
+    @property
+    def value(self) -> float | None:
+        return None if self.interval is None else self.interval.value
+
+
+def paired_gap(ours: Mapping[int, float], theirs: Mapping[int, float], metric: str) -> PairedGap:
+    """Return the gap between figures of two arms, paired by seed, at the usual level."""
+    interval = paired_interval(ours, theirs, metric)
+    if interval is not None:
+        return PairedGap(interval, interval_text(interval, metric))
+    seed = min(ours.keys() & theirs.keys(), default=None)
+    return PairedGap(None, "" if seed is None else gap_text(ours[seed], theirs[seed], metric))
 
 
 def pooled_log_ratio(

@@ -18,7 +18,6 @@ from oelm.report.pairs import (
     CLASSES,
     Findings,
     Pair,
-    PairedGap,
     class_of,
     draw_of,
     label,
@@ -32,7 +31,7 @@ from oelm.report.sections.baselines import baseline_remarks, unfit_baselines
 from oelm.report.words import Words
 from oelm.runs.find import OWN, ArmKey
 from oelm.runs.layout import EvaluatedSplit
-from oelm.stats import LEVEL, POWER, Interval, detectable_text, interval_text, level_text, pooled_log_ratio
+from oelm.stats import LEVEL, POWER, Interval, PairedGap, detectable_text, interval_text, level_text, pooled_log_ratio
 from oelm.text import fixed
 
 MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "CONFOUNDED": "warn", "UNFIT_BASELINE": "warn"}

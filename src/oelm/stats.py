@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from oelm.errors import DataError
 from oelm.text import fixed
@@ -14,6 +14,7 @@ from oelm.text import fixed
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+Metric = Literal["ppl", "accuracy"]
 LEVEL = 0.95
 # How probable it shall be that a true difference is seen; the usual convention (Cohen 1988).
 POWER = 0.8
@@ -322,7 +323,8 @@ def _figure(arm: Mapping[int, float], seed: int, *, is_ratio: bool = False) -> f
 
 def _pooled_variance(arms: Sequence[Mapping[int, float]]) -> tuple[float, float]:
     """Return the variance pooled over arms, and how many degrees of freedom it is worth."""
-    residuals = [_residuals(arm) for arm in arms]
+    means = [_mean(arm.values()) for arm in arms]
+    residuals = [{seed: value - mean for seed, value in arm.items()} for arm, mean in zip(arms, means, strict=True)]
     total = math.fsum(value**2 for arm in residuals for value in arm.values())
     nominal = sum(len(arm) - 1 for arm in arms)
     if total == 0:
@@ -332,11 +334,6 @@ def _pooled_variance(arms: Sequence[Mapping[int, float]]) -> tuple[float, float]
     # 2 v**2 / Var(v) degrees (Box 1954, Satterthwaite), and products of two arms' residuals estimate their covariance.
     shared = math.fsum(_shared_error(one, other) for one in residuals for other in residuals)
     return total / nominal, total**2 / shared
-
-
-def _residuals(arm: Mapping[int, float]) -> dict[int, float]:
-    mean = _mean(arm.values())
-    return {seed: value - mean for seed, value in arm.items()}
 
 
 def _shared_error(one: Mapping[int, float], other: Mapping[int, float]) -> float:

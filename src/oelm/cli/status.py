@@ -236,18 +236,14 @@ def _band(columns: Mapping[str, Sequence[str]], *, right: set[str], styled: str)
     if out.is_terminal and styled in columns:
         before = list(columns)[: list(columns).index(styled)]
         start = sum(widths[name] + 2 for name in before)
-        for offset, state in zip(_offsets(lines), columns[styled], strict=True):
+        offsets = itertools.accumulate((len(line) + 1 for line in lines[:-1]), initial=0)
+        for offset, state in zip(offsets, columns[styled], strict=True):
             text.stylize(_STYLES.get(state, ""), offset + start, offset + start + len(state))
     return text
 
 
 def _shortened(cell: str, widest: int) -> str:
     return cell if len(cell) <= widest else f"{cell[: widest // 2]}\u2026{cell[widest // 2 - widest + 1 :]}"
-
-
-def _offsets(lines: Sequence[str]) -> list[int]:
-    """Return where each line begins in their joined text."""
-    return list(itertools.accumulate((len(line) + 1 for line in lines[:-1]), initial=0))
 
 
 def _cells(view: RunView, gap: Gap | None) -> list[str]:

@@ -197,17 +197,14 @@ def inspect(
             windows = probe_windows(loaded, watch=watch)
         summaries = summarize_heads(loaded.model, windows)
         _print_heads(summaries, windows.numel())
-        target = _without_kind(picture) if picture else loaded.path / heads_picture(loaded.step)
+        target = picture or loaded.path / heads_picture(loaded.step)
+        # Whichever of the two pictures was named.
+        target = target.with_suffix("") if target.suffix.lower() in (".svg", ".png") else target
         try:
             svg, png = save_chart(head_grid([summary.as_dict() for summary in summaries]), target)
             say(f"picture: {svg} and {png.name}")
         except MissingExtraError as problem:
             out.print(f"no picture: {problem}")
-
-
-def _without_kind(picture: Path) -> Path:
-    """Return the name that both kinds of picture have in common, whichever of them was named."""
-    return picture.with_suffix("") if picture.suffix.lower() in (".svg", ".png") else picture
 
 
 def _print_roles(report: Audit) -> None:

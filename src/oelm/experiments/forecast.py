@@ -272,7 +272,8 @@ def project(run: PlannedRun, on: Assumptions) -> Projection | None:
     step_s = operations / (on.gpu.operations_per_s * on.efficiency)
     # A ring sends and receives each gradient nearly twice; as if nothing of it overlapped the backward pass.
     summed = _FLOAT * counted.trainable
-    ranks = _ranks(run.config, on.count)
+    # As many of the GPUs as a batch divides among.
+    ranks = max(number for number in range(1, on.count + 1) if run.config.batch_size % number == 0)
     exchange_s = 2 * (ranks - 1) / ranks * summed / on.gpu.link_bytes_per_s
     return Projection(
         run=run,
@@ -281,11 +282,6 @@ def project(run: PlannedRun, on: Assumptions) -> Projection | None:
         memory_bytes=_memory(run.config, counted.total, counted.trainable),
         summed_bytes=summed,
     )
-
-
-def _ranks(config: RunConfig | FinetuneConfig, count: int) -> int:
-    """Return how many of the GPUs a batch divides among."""
-    return max(number for number in range(1, count + 1) if config.batch_size % number == 0)
 
 
 def _memory(config: RunConfig | FinetuneConfig, total: int, trainable: int) -> int:

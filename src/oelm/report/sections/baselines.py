@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from oelm.report.arms import Arm, common_split
 from oelm.report.document import Cell, Section, Table, Text
@@ -92,12 +91,9 @@ class Standing:
 
 def standings(findings: Findings) -> list[Standing]:
     """Return how good every language model is that arms are compared with."""
-    counted, best = _counted(findings.arms), _best_counters(findings.roots)
+    counted = _counted(findings.arms)
+    best = {text: found for root in findings.roots for text, found in Counters.read(root).best.items()}
     return [_standing(baseline, counted, best) for baseline, _ in findings.families if baseline.metric == "ppl"]
-
-
-def _best_counters(roots: Sequence[Path]) -> dict[str, dict[EvaluatedSplit, TextCounter]]:
-    return {text: best for root in roots for text, best in Counters.read(root).best.items()}
 
 
 def _counted(arms: Sequence[Arm]) -> Counted:

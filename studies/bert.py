@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from oelm.stats import mean_difference
+from oelm.stats import paired_gap
 
 ARMS = ("baseline", "oelm_freeze_pretrained", "oelm_freeze", "gaussian_matched", "oelm_random", "pretrained_freeze")
 # Those that carry the conclusion get five seeds, the others three.
@@ -147,9 +147,8 @@ def find(options: argparse.Namespace) -> Found:
 def difference(found: Found, arm: str, other: str) -> tuple[int, str]:
     """Return the number of common seeds of two arms, and their paired difference in points with its interval."""
     seeds = sorted(set(found[arm]) & set(found[other]))
-    ours, theirs = ([100 * found[name][seed]["final_accuracy"] for seed in seeds] for name in (arm, other))
-    mean = mean_difference(ours, theirs)
-    return len(seeds), f"{mean.value:+.2f} [{mean.low:+.2f}, {mean.high:+.2f}]"
+    ours, theirs = ({seed: found[name][seed]["final_accuracy"] for seed in seeds} for name in (arm, other))
+    return len(seeds), paired_gap(ours, theirs, "accuracy").text
 
 
 def print_table(options: argparse.Namespace) -> None:

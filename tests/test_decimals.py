@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from oelm.cli.train import _perplexities
-from oelm.experiments.summary import figure_text, gap_with_interval
+from oelm.experiments.summary import figure_text
 from oelm.report.build import build_report
 from oelm.report.html import render_html
 from oelm.report.markdown import render_markdown
 from oelm.report.tables import render_csv, render_latex
-from oelm.stats import exp_or_inf, mean_ratio
+from oelm.stats import exp_or_inf, paired_gap
 from oelm.text import fixed
 from oelm.train.evaluate import TokenEvaluation
 from tests.report.synthetic import package_catalog, write_arm
@@ -39,8 +39,8 @@ def test_an_exponential_beyond_a_float_is_infinite() -> None:
 
 
 def test_a_ratio_whose_interval_is_beyond_a_float_is_told() -> None:
-    ratio = mean_ratio([30.0, WORST], [30.0, 30.0])
-    assert ratio.high == math.inf and not LONG.search(gap_with_interval(ratio))
+    gap = paired_gap({0: 30.0, 1: WORST}, {0: 30.0, 1: 30.0}, "ppl")
+    assert gap.interval is not None and gap.interval.high == math.inf and not LONG.search(gap.text)
 
 
 def test_a_diverged_run_is_short_on_the_terminal_and_in_the_log() -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import to_jsonable_python
 
 from oelm.errors import ConfigError, suggest
-from oelm.files import Strict, dump_json
+from oelm.files import Strict, dump_json, refuse_constant
 from oelm.method.method import Method, method_name, rank_within, resolve_method
 from oelm.models.shape import Architecture, GPTConfig, WeightCounts, weight_counts
 
@@ -330,7 +330,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not all(key.split(".")):
         raise ConfigError(f"--set {text!r}: write it as key=value, for example --set optim.lr=0.001")
     try:
-        return key, json.loads(value, parse_constant=_refuse_constant)
+        return key, json.loads(value, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return key, value
 
@@ -343,10 +343,6 @@ def parse_overrides(texts: Sequence[str], *, flags: Mapping[str, Any] | None = N
             raise ConfigError(f"--set {key}: given twice; remove one")
         changes[key] = value
     return changes
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(name)
 
 
 def differences(old: TrainConfig, new: TrainConfig) -> list[str]:

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from oelm.errors import DataError
 from oelm.text import fixed
@@ -14,6 +14,7 @@ from oelm.text import fixed
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+Metric = Literal["ppl", "accuracy"]
 LEVEL = 0.95
 # How probable it shall be that a true difference is seen; the usual convention (Cohen 1988).
 POWER = 0.8
@@ -56,35 +57,13 @@ class Ratio:
         return f"{self.value:.3f}x [{self.low:.3f}, {self.high:.3f}]"
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The mean of paired differences with its 95% interval; a single pair has an infinite one."""
-
-    value: float
-    low: float
-    high: float
-    count: int
-
-
-def mean_difference(values: Sequence[float], references: Sequence[float]) -> Difference:
-    """Return the mean of paired differences with a t interval."""
-    differences = [value - reference for value, reference in zip(values, references, strict=True)]
-    mean, half = statistics.fmean(differences), _half_width(differences)
-    return Difference(mean, mean - half, mean + half, len(differences))
-
-
 def mean_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
     """Return the geometric mean of paired ratios with a t interval on their logarithms."""
     logs = [math.log(above / below) for above, below in zip(numerators, denominators, strict=True)]
-    mean, half = statistics.fmean(logs), _half_width(logs)
+    mean, half = statistics.fmean(logs), math.inf
+    if len(logs) > 1:
+        half = student_quantile(len(logs) - 1, LEVEL) * statistics.stdev(logs) / math.sqrt(len(logs))
     return Ratio(exp_or_inf(mean), exp_or_inf(mean - half), exp_or_inf(mean + half), len(logs))
-
-
-def _half_width(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return math.inf
-    quantile = student_quantile(len(values) - 1, LEVEL)
-    return quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 @dataclass(frozen=True)
@@ -118,6 +97,27 @@ def paired_interval(
 ) -> Interval | None:
     """Return the interval by which figures of a metric are compared: of the ratio of PPLs, of the difference of accuracies."""
     return (paired_log_ratio if metric == "ppl" else paired_difference)(ours, theirs, level=level)
+
+
+@dataclass(frozen=True)
+class PairedGap:
+    """The gap between two arms over their common seeds; no interval with fewer than two of them, no text without one."""
+
+    interval: Interval | None
+    text: str
+
+    @property
+    def value(self) -> float | None:
+        return None if self.interval is None else self.interval.value
+
+
+def paired_gap(ours: Mapping[int, float], theirs: Mapping[int, float], metric: str) -> PairedGap:
+    """Return the gap between figures of two arms, paired by seed, at the usual level."""
+    interval = paired_interval(ours, theirs, metric)
+    if interval is not None:
+        return PairedGap(interval, interval_text(interval, metric))
+    seed = min(ours.keys() & theirs.keys(), default=None)
+    return PairedGap(None, "" if seed is None else gap_text(ours[seed], theirs[seed], metric))
 
 
 def pooled_log_ratio(
@@ -323,7 +323,8 @@ def _figure(arm: Mapping[int, float], seed: int, *, is_ratio: bool = False) -> f
 
 def _pooled_variance(arms: Sequence[Mapping[int, float]]) -> tuple[float, float]:
     """Return the variance pooled over arms, and how many degrees of freedom it is worth."""
-    residuals = [_residuals(arm) for arm in arms]
+    means = [_mean(arm.values()) for arm in arms]
+    residuals = [{seed: value - mean for seed, value in arm.items()} for arm, mean in zip(arms, means, strict=True)]
     total = math.fsum(value**2 for arm in residuals for value in arm.values())
     nominal = sum(len(arm) - 1 for arm in arms)
     if total == 0:
@@ -333,11 +334,6 @@ def _pooled_variance(arms: Sequence[Mapping[int, float]]) -> tuple[float, float]
     # 2 v**2 / Var(v) degrees (Box 1954, Satterthwaite), and products of two arms' residuals estimate their covariance.
     shared = math.fsum(_shared_error(one, other) for one in residuals for other in residuals)
     return total / nominal, total**2 / shared
-
-
-def _residuals(arm: Mapping[int, float]) -> dict[int, float]:
-    mean = _mean(arm.values())
-    return {seed: value - mean for seed, value in arm.items()}
 
 
 def _shared_error(one: Mapping[int, float], other: Mapping[int, float]) -> float:

@@ -278,7 +278,10 @@ def test_twelve_shared_words_are_not_too_many(site: Path) -> None:
     assert made(site).left_out == {}
 
 
-def test_what_was_compared_before_is_found_again_and_made_again_where_damaged(site: Path, tmp_path: Path) -> None:
+def test_what_was_compared_before_is_found_again_and_made_again_where_damaged(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oelm.data.tokens._SETTLED_S", -60.0)
     told: list[str] = []
 
     def corpus() -> Corpus:
@@ -289,8 +292,8 @@ def test_what_was_compared_before_is_found_again_and_made_again_where_damaged(si
     first = corpus()
     assert comparing in told
     assert (corpus().name, corpus().left_out) == (first.name, first.left_out) and comparing not in told
-    (kept,) = (tmp_path / "cache" / "site-packages").iterdir()
-    kept.write_text('{"shared": [1]}')
+    (kept,) = (tmp_path / "cache" / "computed").iterdir()
+    kept.write_text('{"value": [1], "sha256": ""}')
     assert corpus().name == first.name and comparing in told
 
 

@@ -25,21 +25,15 @@ def entry(**changes: Any) -> str:
     return "\n\nmine: " + json.dumps({"kind": "language_model", "data": "stdlib"} | changes)
 
 
-def listed(*arguments: str) -> dict[str, dict[str, Any]]:
-    result = CliRunner().invoke(app, ["list", "--json", *arguments])
-    assert result.exit_code == 0, result.output
-    return {row["id"]: row for row in json.loads(result.stdout)}
-
-
 def test_a_file_in_the_working_folder_is_picked_up_and_one_that_is_named_instead_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "mine" not in listed()
+    assert "mine" not in load_catalog().experiments
     (tmp_path / "experiments.yaml").write_text(entry())
     (tmp_path / "other.yaml").write_text("other: {kind: classifier, data: sst2}")
-    found, named = listed(), listed("--catalog", "other.yaml")
-    assert list(found)[-1] == "mine" and found["mine"]["where"] == "experiments.yaml:3"
+    found, named = load_catalog().experiments, load_catalog(Path("other.yaml")).experiments
+    assert list(found)[-1] == "mine" and found["mine"].where == "experiments.yaml:3"
     assert list(named)[-1] == "other" and list(named)[:-1] == list(found)[:-1]
 
 
@@ -115,10 +109,9 @@ def test_titles_can_neither_drive_a_terminal_nor_change_on_their_way(tmp_path: P
     title = "\x1b[31m red :smile: [bold] \x9b31m"
     (tmp_path / "own.yaml").write_text(entry(title=title))
     arguments = ["mine", "--catalog", str(tmp_path / "own.yaml")]
-    assert listed(*arguments)["mine"]["title"] == title
-    for extra in ([], ["--json"]):
-        shown = CliRunner().invoke(app, ["list", *arguments, *extra]).stdout
-        assert "\x1b" not in shown and "\x9b" not in shown and "red" in shown
+    assert load_catalog(tmp_path / "own.yaml").get("mine").title == title
+    shown = CliRunner().invoke(app, ["list", *arguments]).stdout
+    assert "\x1b" not in shown and "\x9b" not in shown and "red" in shown
 
 
 def test_the_example_of_the_docs_is_a_catalog_at_every_budget(tmp_path: Path) -> None:

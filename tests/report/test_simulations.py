@@ -55,7 +55,7 @@ def judged(
     return judge(
         ours,
         theirs,
-        kind="language_model",
+        metric="ppl",
         criterion=Criterion(ppl_ratio_at_most=BOUND),
         planned=planned,
         look=look,

@@ -33,7 +33,7 @@ def scaled(ratio: float, *, seeds: int = 5) -> dict[int, float]:
 
 def judged(ours: dict[int, float], theirs: dict[int, float] | None = BASE, **changes: Any) -> Judgement:
     plain: dict[str, Any] = {
-        "kind": "language_model",
+        "metric": "ppl",
         "criterion": RATIO,
         "planned": 5,
         "look": 1,
@@ -70,7 +70,7 @@ def test_a_ratio_is_judged_by_its_whole_interval(ratio: float, verdict: str, cod
 def test_an_accuracy_is_judged_by_the_whole_interval_of_its_loss(loss: float, verdict: str) -> None:
     theirs = {seed: 0.8 + 0.01 * seed for seed in range(1, 6)}
     ours = {seed: theirs[seed] - loss + 0.2 * (WOBBLE[seed] - 1) for seed in theirs}
-    found = judged(ours, theirs, kind="classifier", criterion=LOSS)
+    found = judged(ours, theirs, metric="accuracy", criterion=LOSS)
     assert found.verdict == verdict
     assert found.interval == paired_difference(ours, theirs)
     assert found.reasons[0].values["bound"] == -0.05
@@ -114,7 +114,7 @@ def test_one_seed_has_its_value_but_no_interval_and_no_verdict(planned: int) -> 
     found = judged({2: 31.0}, {2: 31.0}, planned=planned)
     assert (found.verdict, found.interval, found.is_look) == ("ONE_SEED", None, False)
     assert found.reasons[0].values == {"seed": 2, "value": 1.0}
-    accuracy = judged({2: 0.5}, {2: 0.75}, planned=planned, kind="classifier", criterion=LOSS)
+    accuracy = judged({2: 0.5}, {2: 0.75}, planned=planned, metric="accuracy", criterion=LOSS)
     assert accuracy.reasons[0].values == {"seed": 2, "value": -0.25}
 
 

@@ -41,7 +41,7 @@ def test_a_finished_run_parses_into_its_types_and_its_figures_recompute(finished
     assert figure_problems(record) == []
     assert [row.step for row in record.steps] == list(range(1, 13)) and [row.step for row in record.evaluations] == [5, 10, 12]
     assert all(isinstance(row, DocumentRow) for row in record.predictions) and record.attention is not None
-    assert record.figures.best == record.figures.best_ppl and record.status.metric == "ppl"
+    assert record.figures.on("val") == record.figures.best_ppl and record.status.metric == "ppl"
     assert record.audit.frozen == sum(row.num_parameters for row in record.audit.projections if row.is_frozen)
 
 

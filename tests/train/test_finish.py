@@ -104,7 +104,7 @@ def test_the_n_grams_next_to_it_are_those_of_the_training_text(finished: Path) -
     assert figures["ngram"] == perplexities(tokens.train, judged, vocab_size=tokens.meta.vocab_size)
     assert figures["ngram_tokens"] == len(tokens.train)
     record = read_record(finished).figures
-    assert record.five_gram_on("test") == figures["ngram"]["test"][4]
+    assert record.ngram["test"] == figures["ngram"]["test"]
 
 
 def test_data_without_a_test_split_gives_no_test_figures(text_file: Path, tmp_path: Path) -> None:

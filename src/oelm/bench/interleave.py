@@ -25,7 +25,7 @@ from oelm.method.apply import freeze
 from oelm.method.method import PRESETS
 from oelm.models.gpt import GPT, build_gpt, skeleton
 from oelm.models.hub import ClassifierShape, fresh_classifier
-from oelm.models.shape import GPTConfig, MethodWork, method_work
+from oelm.models.shape import GPTConfig, StepWork, method_work
 from oelm.stats import Ratio, mean_ratio
 from oelm.text import duration
 from oelm.train.device import Compute, choose_compute, synchronize
@@ -182,12 +182,10 @@ def timed_shape(config: BenchConfig) -> GPTConfig:
 
 def _classifier(config: FinetuneConfig) -> nn.Module:
     """Return a fresh classifier, without the padding and labels that data would give."""
-    size, shape = config.model, timed_shape(config)
+    size = config.model
     if size.source is not None:
         raise ConfigError(f"model.source = {size.source}: fresh weights are timed; remove it, and give the sizes with --set")
-    labels = size.num_labels or 2
-    sizes = (size.vocab_size, shape.seq_len, size.model_dim, size.num_layers, size.num_heads, size.ff_dim)
-    built = ClassifierShape(*sizes, num_labels=labels, pad=0, end=None)
+    built = ClassifierShape.of(size, seq_len=config.examples.max_length, num_labels=size.num_labels or 2, pad=0, end=None)
     return fresh_classifier(size.architecture, built, dropout=size.dropout, seed=config.seed)
 
 
@@ -196,7 +194,7 @@ def bound(first: BenchConfig, second: BenchConfig) -> float:
     return _work(first).total / _work(second).total
 
 
-def _work(config: BenchConfig) -> MethodWork:
+def _work(config: BenchConfig) -> StepWork:
     """Return the operations of a config's first step, without those that its method avoids."""
     method, depth = config.method, config.model.num_layers
     rows = ALONE.micro_batch_size(config.batch_size, config.micro_batch_size)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from oelm.cli.options import CatalogFile, Out, Overrides, SomeIds
-from oelm.cli.shell import echo, out, print_table, printable, reported, roughly, say
+from oelm.cli.shell import out, print_table, printable, reported, roughly, say
 from oelm.text import counted
 
 if TYPE_CHECKING:
     from oelm.config import FinetuneConfig, RunConfig
-    from oelm.experiments.catalog import Catalog, Experiment
+    from oelm.experiments.catalog import Experiment
     from oelm.experiments.forecast import Assumptions, Projection
     from oelm.experiments.plan import PlannedRun
     from oelm.method.audit import Audit
@@ -23,27 +23,13 @@ if TYPE_CHECKING:
 
 
 @reported
-def list_experiments(
-    names: SomeIds = None,
-    catalog: CatalogFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
-) -> None:
+def list_experiments(names: SomeIds = None, catalog: CatalogFile = None) -> None:
     """List the experiments of the catalog."""
-    import json
-
     from oelm.experiments.catalog import load_catalog
 
     found = load_catalog(catalog)
     chosen = found.select(names) if names else list(found)
-    if as_json:
-        # ASCII, and not by the console: no title can drive a terminal, and no word between colons becomes a picture.
-        echo(json.dumps([experiment.model_dump(mode="json") for experiment in chosen], indent=2))
-        return
-    _print_list(chosen, found)
-
-
-def _print_list(chosen: list[Experiment], catalog: Catalog) -> None:
-    groups, ids = catalog.groups(), {experiment.id for experiment in chosen}
+    groups, ids = found.groups(), {experiment.id for experiment in chosen}
     rows, sets = dict[str, str](), dict[str, None]()
     for experiment in chosen:
         arm, _, data = experiment.id.partition(".")
@@ -59,7 +45,7 @@ def _print_list(chosen: list[Experiment], catalog: Catalog) -> None:
         say(line if len(line) <= out.width else f"{line[: out.width - 3]}...")
     if sets:
         out.print(f"\nSET: {', '.join(sets)}")
-    named = [f"{name} ({len(members)})" for name, members in catalog.named_groups().items()]
+    named = [f"{name} ({len(members)})" for name, members in found.named_groups().items()]
     out.print(f"groups: {', '.join(named)}")
     out.print("next: `oelm show ID` for one experiment, `oelm run ID --budget smoke` to try it")
 

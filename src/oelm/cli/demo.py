@@ -13,7 +13,6 @@ from oelm.cli.options import Budget, Out, Queueing
 from oelm.cli.remote import How
 from oelm.cli.run import leave_by, load, run_all
 from oelm.cli.shell import print_next, print_table, reported, say, shown_warnings, stoppable
-from oelm.text import fixed
 
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
@@ -48,7 +47,7 @@ def demo(
 
 def _print_results(runs: Sequence[PlannedRun], budget: str) -> None:
     """Print the table of arms, and in two sentences what it says."""
-    from oelm.experiments.summary import figure_text, gap_with_interval, summarize
+    from oelm.experiments.summary import figure_text, summarize
 
     rows = summarize(runs)
     audits = {row.experiment.id: _audit(runs, row) for row in rows}
@@ -59,11 +58,11 @@ def _print_results(runs: Sequence[PlannedRun], budget: str) -> None:
     cells = []
     for row in rows:
         counts = audits[row.experiment.id].total, audits[row.experiment.id].trainable
-        figures = figure_text(row.metric, row.mean), gap_with_interval(row.gap), *(f"{count:,}" for count in counts)
+        figures = figure_text(row.metric, row.mean), row.gap.text, *(f"{count:,}" for count in counts)
         cells.append((str(row.experiment.method), *figures))
     say("")
     print_table(("arm", "PPL", "vs baseline", "stored", "trainable"), cells, left=("arm",), title=note, boxed=True)
-    costs = {str(row.experiment.method): fixed(100 * (row.gap.value - 1), 1, sign=True) for row in rows if row.gap is not None}
+    costs = {str(row.experiment.method): row.gap.text.partition("%")[0] for row in rows}
     saved = audits["demo-learn"].total - audits["demo-slices-q"].total
     say(
         f"\nFreezing queries and keys at random (oelm_freeze) changes the perplexity by {costs['oelm_freeze']}%; a small part "

@@ -211,22 +211,23 @@ def _decisions(study: Study, runs: Sequence[PlannedRun], catalog: Path | None) -
 
 def print_summary(runs: Sequence[PlannedRun], budget: str, *, what: str = "experiment") -> None:
     """Print the figures of finished runs next to their baselines; `what` is the heading of their names."""
-    from oelm.experiments.summary import figure_text, gap_with_interval, split_note, summarize
+    from oelm.experiments.summary import figure_text, split_note, summarize
 
     rows = summarize(runs)
     if not rows:
         return
     notes = ["a smoke test, never a result"] if budget == "smoke" else [split_note(rows)]
-    counts = {row.gap.count for row in rows if row.gap is not None}
-    notes += ["95% intervals, paired by seed"] if max(counts, default=0) > 1 else []
-    notes += ["a gap without an interval has one seed: no verdict"] if 1 in counts else []
+    measured = {row.gap.interval is not None for row in rows if row.gap.text}
+    notes += ["95% intervals, paired by seed"] if True in measured else []
+    notes += ["a gap without an interval has one seed: no verdict"] if False in measured else []
     shares = dict.fromkeys(row.majority for row in rows if row.majority is not None)
     notes += [f"always naming the largest class: {' or '.join(f'{100 * share:.2f}%' for share in shares)}"] if shares else []
     say(f"\nbudget {budget}: {'; '.join(notes)}", style="bold yellow")
     cells = []
     for row in rows:
         remark = f"CONFOUNDED: {'; '.join(row.confounded)}" if row.confounded else ""
-        against = f"{gap_with_interval(row.gap)} {row.experiment.baseline}" if row.gap is not None else ""
+        unit = "" if row.metric == "ppl" else " points"
+        against = f"{row.gap.text}{unit} {row.experiment.baseline}" if row.gap.text else ""
         cells.append((row.experiment.id, str(len(row.best)), figure_text(row.metric, row.mean), against, remark))
     print_table((what, "seeds", "best", "against its baseline", ""), cells, left=(what, ""))
 

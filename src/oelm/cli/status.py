@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 import math
 import os
 import shlex
@@ -14,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -48,11 +47,8 @@ def status(
     budget: OnlyBudget = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every 2 s until Ctrl-C.")] = False,
     show_all: Annotated[bool, typer.Option("--all", help="A line for every run, however many there are.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The rows as JSON, for scripts.")] = False,
 ) -> None:
     """Show every run's state, step, loss, best figure, pace, time left, gap to its baseline so far, and where its log is."""
-    if as_json and watch:
-        raise ConfigError("--json prints rows for scripts and --watch a table for people; give one of them")
     baselines, groups = load_known()
     jobs = ShownJobs(out_dir)
 
@@ -62,10 +58,7 @@ def status(
             return Text(no_answer(out_dir, ids or [], budget))
         return _page(views, baselines, jobs.of(views), lines=lines)
 
-    if as_json:
-        views = find_runs(out_dir, ids or [], budget=budget, groups=groups)
-        _print_json(views, baselines, jobs.of(views))
-    elif watch:
+    if watch:
         _watch(page, show_all=show_all)
     else:
         _show(page(None if show_all or not out.is_terminal else _MAX_LINES))
@@ -243,18 +236,14 @@ def _band(columns: Mapping[str, Sequence[str]], *, right: set[str], styled: str)
     if out.is_terminal and styled in columns:
         before = list(columns)[: list(columns).index(styled)]
         start = sum(widths[name] + 2 for name in before)
-        for offset, state in zip(_offsets(lines), columns[styled], strict=True):
+        offsets = itertools.accumulate((len(line) + 1 for line in lines[:-1]), initial=0)
+        for offset, state in zip(offsets, columns[styled], strict=True):
             text.stylize(_STYLES.get(state, ""), offset + start, offset + start + len(state))
     return text
 
 
 def _shortened(cell: str, widest: int) -> str:
     return cell if len(cell) <= widest else f"{cell[: widest // 2]}\u2026{cell[widest // 2 - widest + 1 :]}"
-
-
-def _offsets(lines: Sequence[str]) -> list[int]:
-    """Return where each line begins in their joined text."""
-    return list(itertools.accumulate((len(line) + 1 for line in lines[:-1]), initial=0))
 
 
 def _cells(view: RunView, gap: Gap | None) -> list[str]:
@@ -345,19 +334,3 @@ def _logs(views: Sequence[RunView]) -> list[str]:
         return [f"log: {one_line(str(views[0].log))}"] if views[0].log is not None else []
     paths = [path for view in running[:_MAX_MESSAGES] if (path := view.log) is not None]
     return [f"log: tail -f {one_line(shlex.quote(str(path)))}" for path in paths]
-
-
-def _print_json(views: Sequence[RunView], baselines: Mapping[str, str], jobs: Mapping[Path, JobState]) -> None:
-    from oelm.runs.find import gaps
-
-    rows = [_json_row(view, gap, jobs) for view, gap in zip(views, gaps(views, baselines), strict=True)]
-    # ASCII: what a run calls itself may hold what drives a terminal.
-    echo(json.dumps(rows, indent=2, allow_nan=False))
-
-
-def _json_row(view: RunView, gap: Gap | None, jobs: Mapping[Path, JobState]) -> dict[str, Any]:
-    name = {key: getattr(view, key) for key in ("experiment", "budget", "variant", "seed", "state")}
-    said = view.status.model_dump(exclude={"status"}) if view.status is not None else {}
-    distance = None if gap is None else {"value": gap.value, "unit": gap.unit, "step": gap.step}
-    job = {"slurm": {"job": jobs[view.path].job, "state": jobs[view.path].state}} if view.path in jobs else {}
-    return {**name, "path": str(view.path), **said, "gap": distance, **job}

@@ -197,17 +197,14 @@ def inspect(
             windows = probe_windows(loaded, watch=watch)
         summaries = summarize_heads(loaded.model, windows)
         _print_heads(summaries, windows.numel())
-        target = _without_kind(picture) if picture else loaded.path / heads_picture(loaded.step)
+        target = picture or loaded.path / heads_picture(loaded.step)
+        # Whichever of the two pictures was named.
+        target = target.with_suffix("") if target.suffix.lower() in (".svg", ".png") else target
         try:
             svg, png = save_chart(head_grid([summary.as_dict() for summary in summaries]), target)
             say(f"picture: {svg} and {png.name}")
         except MissingExtraError as problem:
             out.print(f"no picture: {problem}")
-
-
-def _without_kind(picture: Path) -> Path:
-    """Return the name that both kinds of picture have in common, whichever of them was named."""
-    return picture.with_suffix("") if picture.suffix.lower() in (".svg", ".png") else picture
 
 
 def _print_roles(report: Audit) -> None:
@@ -289,54 +286,44 @@ def export(
     )
 
 
-_PLAIN = "weights of GPT-2."
 _OWN = """weights. GPT-2 has no place for the short convolution, so `transformers` needs `oelm` here: `import oelm.hf`
 registers the model's class. No code of this folder is run."""
 
 
 def _model_card(config: RunConfig, audit: Audit, *, data: dict[str, Any], step: int, loss: float | None, is_gpt2: bool) -> str:
     """Return a Hugging Face model card in Markdown; a loss that was not measured is not mentioned."""
+    from importlib.resources import files
+
     from oelm.method.method import method_name
     from oelm.stats import exp_or_inf
 
-    model = config.model
-    frozen = f"{audit.frozen:,} of {audit.total:,} ({100 * audit.frozen / audit.total:.2f}%)"
+    model, on_top = config.model, _on_top(audit)
+    shape = f"{model.num_layers} layers, {model.num_heads} heads, {model.model_dim} wide, context {model.seq_len}"
     measured = ""
     if loss is not None:
         measured = f"| validation loss and perplexity at that step | {loss:.4f}, {fixed(exp_or_inf(loss), 3)} |\n"
-    new_tokens = min(40, model.seq_len // 2)
-    conv = "" if is_gpt2 else f", short convolution of {model.short_conv}"
-    imports = "" if is_gpt2 else "import oelm.hf  # registers the class\n"
-    folded = "What learnt on top is folded into Q and K: these" if _on_top(audit) else "These"
-
-    return f"""---
-library_name: transformers
-pipeline_tag: text-generation
-tags: [{"gpt2, " if is_gpt2 else ""}frozen-attention, oelm]
----
-# GPT trained with `oelm`, method `{method_name(config.method)}`
-
-A small GPT-2-shaped language model, trained from scratch by `oelm`, a laboratory for
-transformers whose attention does not learn. A research artefact: one seed, small data, no safety tuning.
-
-| | |
-|---|---|
-| shape | {model.num_layers} layers, {model.num_heads} heads, {model.model_dim} wide, context {model.seq_len}{conv} |
-| parameters while training | {audit.total:,} |
-| of them frozen (Q and K) | {frozen} |
-{_on_top(audit)}| data | {_plain(data.get("source", "not recorded"))} (fingerprint {str(data.get("fingerprint", ""))[:12]}) |
-| steps, of planned | {step:,} of {config.steps:,} |
-| batch, learning rate, seed | {config.batch_size} x {model.seq_len}, {config.optim.lr:g}, {config.seed} |
-{measured}
-{folded} are plain {_PLAIN if is_gpt2 else _OWN}
-
-```python
-{imports}from transformers import pipeline
-
-write = pipeline("text-generation", model="PATH_OF_THIS_FOLDER")
-print(write("Once", max_new_tokens={new_tokens})[0]["generated_text"])
-```
-"""
+    return (
+        files("oelm.cli")
+        .joinpath("model_card.md")
+        .read_text(encoding="utf-8")
+        .format(
+            tags="gpt2, frozen-attention, oelm" if is_gpt2 else "frozen-attention, oelm",
+            method=method_name(config.method),
+            shape=shape if is_gpt2 else f"{shape}, short convolution of {model.short_conv}",
+            total=audit.total,
+            frozen=f"{audit.frozen:,} of {audit.total:,} ({100 * audit.frozen / audit.total:.2f}%)",
+            on_top=on_top,
+            source=_plain(data.get("source", "not recorded")),
+            fingerprint=str(data.get("fingerprint", ""))[:12],
+            step=step,
+            config=config,
+            measured=measured,
+            folded="What learnt on top is folded into Q and K: these" if on_top else "These",
+            weights="weights of GPT-2." if is_gpt2 else _OWN,
+            imports="" if is_gpt2 else "import oelm.hf  # registers the class\n",
+            new_tokens=min(40, model.seq_len // 2),
+        )
+    )
 
 
 def _on_top(audit: Audit) -> str:

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from oelm.data.readers import Piece, pieces
 from oelm.data.sources import Corpus, Part
 from oelm.data.survey import VALIDATION_SHARE
-from oelm.data.tokens import LeftOut, Split
+from oelm.data.tokens import LeftOut, Split, computed_once
 from oelm.errors import DataError, MissingExtraError, install_command
-from oelm.files import cache_root, read_json, write_json
 
 # Tests repeat themselves, encodings are near-duplicate tables; _sysconfigdata and config-* differ by machine.
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "lib-dynload"}
@@ -353,11 +352,8 @@ def _without_shared(files: list[SourceFile], splits: dict[str, Split], tally: Ta
     for file in sorted(files, key=lambda file: file.digest):
         state.update(_split_of(file, splits).encode() + file.digest)
     # The comparison takes most of the time, and every run needs its result.
-    known = cache_root() / "site-packages" / f"{state.hexdigest()}.json"
-    shared = _read_shared(known)
-    if shared is None:
-        shared = sorted(digest.hex() for digest in _shared(files, splits, tell))
-        write_json(known, {"shared": shared})
+    how, paths = f"shared words {state.hexdigest()}", [file.path for file in files]
+    shared = computed_once(how, paths, lambda: sorted(digest.hex() for digest in _shared(files, splits, tell)))
     kept: list[SourceFile] = []
     for file in files:
         if file.package in splits and file.digest.hex() in shared:
@@ -365,15 +361,6 @@ def _without_shared(files: list[SourceFile], splits: dict[str, Split], tally: Ta
         else:
             kept.append(file)
     return kept
-
-
-def _read_shared(path: Path) -> list[str] | None:
-    """Return the cached digests; None where the file is missing or damaged."""
-    try:
-        shared = read_json(path)["shared"]
-    except (DataError, KeyError, TypeError):
-        return None
-    return shared if isinstance(shared, list) and all(isinstance(digest, str) for digest in shared) else None
 
 
 def _shared(files: list[SourceFile], splits: dict[str, Split], tell: Tell) -> set[bytes]:

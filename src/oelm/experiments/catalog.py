@@ -182,11 +182,15 @@ class Criterion(Strict):
             raise ValueError("give one of ppl_ratio_at_most and accuracy_loss_at_most")
         return self
 
+    @property
+    def bound(self) -> float:
+        """Where a gap must stay under, as a ratio, or above, as a difference of shares."""
+        return self.ppl_ratio_at_most if self.ppl_ratio_at_most is not None else -(self.accuracy_loss_at_most or 0.0)
+
     def __str__(self) -> str:
         if self.ppl_ratio_at_most is not None:
-            return f"PPL at most {self.ppl_ratio_at_most:g}x the baseline's"
-        assert self.accuracy_loss_at_most is not None
-        return f"accuracy at most {100 * self.accuracy_loss_at_most:g} points below the baseline's"
+            return f"PPL at most {self.bound:g}x the baseline's"
+        return f"accuracy at most {-100 * self.bound:g} points below the baseline's"
 
 
 class Reported(Strict):

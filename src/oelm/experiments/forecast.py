@@ -136,17 +136,7 @@ def _skeleton(config: RunConfig | FinetuneConfig) -> nn.Module | None:
     if model.source is not None:
         return classifier_skeleton(model.source, num_labels=labels)
     with torch.device("meta"):
-        shape = ClassifierShape(
-            vocab_size=model.vocab_size,
-            seq_len=config.examples.max_length,
-            model_dim=model.model_dim,
-            num_layers=model.num_layers,
-            num_heads=model.num_heads,
-            ff_dim=model.ff_dim,
-            num_labels=labels,
-            pad=0,
-            end=0,
-        )
+        shape = ClassifierShape.of(model, seq_len=config.examples.max_length, num_labels=labels, pad=0, end=0)
         return fresh_classifier(model.architecture, shape, seed=0)
 
 
@@ -163,8 +153,7 @@ def num_labels(config: FinetuneConfig) -> int:
 def step_operations(config: RunConfig | FinetuneConfig, counted: Audit | None) -> float | None:
     """Return the operations of one training step: counted for a GPT, else 6 per weight and token."""
     if isinstance(config, RunConfig):
-        work = step_work(known_vocabulary(config).model, batch_size=config.batch_size)
-        return float(work.matmuls + work.optimizer)
+        return float(step_work(known_vocabulary(config).model, batch_size=config.batch_size).total)
     if counted is None:
         return None
     embedded = sum(counted.by_role.get("embedding", {}).values())
@@ -272,7 +261,8 @@ def project(run: PlannedRun, on: Assumptions) -> Projection | None:
     step_s = operations / (on.gpu.operations_per_s * on.efficiency)
     # A ring sends and receives each gradient nearly twice; as if nothing of it overlapped the backward pass.
     summed = _FLOAT * counted.trainable
-    ranks = _ranks(run.config, on.count)
+    # As many of the GPUs as a batch divides among.
+    ranks = max(number for number in range(1, on.count + 1) if run.config.batch_size % number == 0)
     exchange_s = 2 * (ranks - 1) / ranks * summed / on.gpu.link_bytes_per_s
     return Projection(
         run=run,
@@ -281,11 +271,6 @@ def project(run: PlannedRun, on: Assumptions) -> Projection | None:
         memory_bytes=_memory(run.config, counted.total, counted.trainable),
         summed_bytes=summed,
     )
-
-
-def _ranks(config: RunConfig | FinetuneConfig, count: int) -> int:
-    """Return how many of the GPUs a batch divides among."""
-    return max(number for number in range(1, count + 1) if config.batch_size % number == 0)
 
 
 def _memory(config: RunConfig | FinetuneConfig, total: int, trainable: int) -> int:

@@ -297,10 +297,6 @@ def _recognised(source: Path, files: Sequence[Path]) -> FormatName:
     return found[0]
 
 
-def _trackio(paths: Sequence[Path]) -> list[SourceRun]:
-    return [run for path in paths for run in read_trackio(path)]
-
-
 def _trainer(paths: Sequence[Path]) -> list[SourceRun]:
     """Return the runs of `transformers.Trainer`: of a run's checkpoints the last, whose history holds the others'."""
     newest: dict[Path, tuple[int, SourceRun]] = {}
@@ -495,7 +491,7 @@ _READERS: dict[FormatName, tuple[str, Callable[[Sequence[Path]], list[SourceRun]
     "table": (r".+\.(?i:csv|tsv|json|jsonl)", None),
     "tensorboard": (r"events\.out\.tfevents\..+", read_events),
     "wandb": (r".+\.wandb", read_wandb),
-    "trackio": (r".+\.db", _trackio),
+    "trackio": (r".+\.db", lambda paths: [run for path in paths for run in read_trackio(path)]),
     "trainer": (r"trainer_state\.json", _trainer),
     "study": (re.escape(TIMING), _study),
 }

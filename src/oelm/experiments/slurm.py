@@ -17,6 +17,7 @@ import sys
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,35 +121,6 @@ def cluster_config(changes: dict[str, Any]) -> ClusterConfig:
 
 
 OELM = (sys.executable, "-P", "-m", "oelm")
-_RUNS = """\
-members=(
-{members}
-)
-read -r experiment seed <<< "${{members[$SLURM_ARRAY_TASK_ID]}}"
-
-{command} --no-baseline --seeds="$seed-$seed" -- "$experiment" &
-child=$!
-
-# SLURM sends USR1 some time before the limit: the run saves, and the job is queued again; it continues where it was.
-# TERM means cancelled or preempted: the run saves, and it is SLURM that queues a preempted job again.
-again=no
-woken=yes
-trap 'again=yes; woken=yes; kill -TERM "$child"' USR1
-trap 'woken=yes; kill -TERM "$child"' TERM INT
-while [ "$woken" = yes ]; do
-  woken=no
-  wait "$child"
-  now=$?
-  [ "$now" -eq 127 ] || code=$now
-done
-
-# 75: stopped and saved.
-if [ "$again" = yes ] && [ "$code" -eq 75 ]; then
-  echo "near the time limit: saved, queued again"
-  scontrol requeue "$SLURM_JOB_ID"
-fi
-exit "$code"
-"""
 
 
 def runs_script(runs: Sequence[PlannedRun], options: Sequence[str], config: ClusterConfig, *, folder: Path) -> str:
@@ -166,7 +138,10 @@ def runs_script(runs: Sequence[PlannedRun], options: Sequence[str], config: Clus
     members = "\n".join(f"  {shlex.quote(f'{run.experiment.id} {run.seed}')}" for run in runs)
     where = () if config.wants_gpu or any(option.startswith("--nproc") for option in options) else ("--jobs=1", "--gpus=none")
     command = _command(["run", *options, *where])
-    body = _RUNS.format(members=members, command=command)
+    places = {"@command@": command, "@members@": members}
+    script = files("oelm.experiments").joinpath("array.sh").read_text(encoding="utf-8")
+    # In one pass: what users wrote may look like a place.
+    body = re.sub("@(?:command|members)@", lambda found: places[found[0]], script)
     return _script("One member a run. By hand: sbatch runs.sbatch", header, config, body)
 
 

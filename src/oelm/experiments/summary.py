@@ -12,13 +12,13 @@ from oelm.experiments.plan import PlannedRun, config_confounds
 from oelm.files import read_json
 from oelm.runs.layout import TIMING, EvaluatedSplit
 from oelm.runs.status import read_status
-from oelm.stats import Difference, Ratio, mean_difference, mean_ratio
+from oelm.stats import PairedGap, paired_gap
 from oelm.text import fixed
 
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One experiment over its finished seeds; the gap is a ratio of PPLs or a difference of accuracies.
+    """One experiment over its finished seeds, and its gap to the baseline.
 
     `best` is each seed's figure on `split`, with the model that was best on validation. `majority` is what always naming the
     largest class comes to there; None for a language model.
@@ -27,7 +27,7 @@ class SummaryRow:
     experiment: Experiment
     metric: str
     best: dict[int, float]
-    gap: Ratio | Difference | None
+    gap: PairedGap
     confounded: tuple[str, ...]
     split: EvaluatedSplit
     majority: float | None = None
@@ -62,7 +62,7 @@ def summarize(runs: Sequence[PlannedRun]) -> list[SummaryRow]:
         run = first[name]
         other = run.experiment.baseline or ""
         apart = tuple(config_confounds(run.config, first[other].config, tuned=run.tuned)) if other in first else ()
-        gap = _gap(metrics[name], values, best.get(other, {}))
+        gap = paired_gap(values, best.get(other, {}), metrics[name])
         finished = next(other for other in runs if other.experiment.id == name and other.seed in values)
         share = _figure(finished, "test_majority_accuracy" if splits[name] == "test" else "majority_accuracy")
         rows.append(SummaryRow(run.experiment, metrics[name], dict(sorted(values.items())), gap, apart, splits[name], share))
@@ -104,28 +104,6 @@ def _place(experiment: Experiment, order: list[str]) -> tuple[int, bool, int]:
 
 def _leader(experiment: Experiment, among: Collection[str]) -> str:
     return experiment.baseline if experiment.baseline in among and experiment.baseline is not None else experiment.id
-
-
-def _gap(metric: str, ours: dict[int, float], theirs: dict[int, float]) -> Ratio | Difference | None:
-    seeds = sorted(ours.keys() & theirs.keys())
-    if not seeds:
-        return None
-    pair = [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]
-    return mean_ratio(*pair) if metric == "ppl" else mean_difference(*pair)
-
-
-def gap_with_interval(gap: Ratio | Difference | None) -> str:
-    """Return '+9.8% [+8.0, +11.6]' for PPLs, '-4.6 points [...]' for accuracies; no interval for one seed."""
-    if gap is None:
-        return ""
-    if isinstance(gap, Ratio):
-        value, low, high = (100 * (number - 1) for number in (gap.value, gap.low, gap.high))
-        unit = "%"
-    else:
-        value, low, high = (100 * number for number in (gap.value, gap.low, gap.high))
-        unit = " points"
-    interval = "" if gap.count < 2 else f" [{fixed(low, 1, sign=True)}, {fixed(high, 1, sign=True)}]"
-    return f"{fixed(value, 1, sign=True)}{unit}{interval}"
 
 
 def figure_text(metric: str, value: float | None) -> str:

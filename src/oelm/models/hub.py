@@ -155,6 +155,12 @@ class ClassifierShape:
     pad: int
     end: int | None
 
+    @classmethod
+    def of(cls, model: Any, **rest: Any) -> ClassifierShape:
+        """Return the shape with the sizes of a config's model, and the rest, which the data decides."""
+        sizes = ("vocab_size", "model_dim", "num_layers", "num_heads", "ff_dim")
+        return cls(**{name: getattr(model, name) for name in sizes} | rest)
+
 
 def fresh_classifier(
     architecture: Architecture, shape: ClassifierShape, *, seed: int, dropout: float | None = None

@@ -75,17 +75,14 @@ class StepWork:
 
     matmuls: int
     optimizer: int
-    frozen_saving: int
 
     @property
-    def largest_speedup(self) -> float:
-        """How many times as fast a frozen step can be at the very best, if every operation costs the same."""
-        total = self.matmuls + self.optimizer
-        return total / (total - self.frozen_saving)
+    def total(self) -> int:
+        return self.matmuls + self.optimizer
 
 
 def step_work(model: GPTConfig, *, batch_size: int, is_classifier: bool = False) -> StepWork:
-    """Count the matrix products of forward and backward, the optimizer's update, and what frozen Q and K leave out.
+    """Count the matrix products of forward and backward, and the optimizer's update.
 
     A classifier is a BERT: it reads all tokens of an example, and multiplies by a pooler instead of the vocabulary.
     """
@@ -97,25 +94,8 @@ def step_work(model: GPTConfig, *, batch_size: int, is_classifier: bool = False)
     # Scores and mixed values: half of T x T where they are causal; the backward pass costs twice the forward.
     pairs = tokens * model.seq_len * (2 if is_classifier else 1)
     matmuls += 3 * model.num_layers * pairs * (model.qk_rows + width)
-    frozen = model.num_layers * 2 * width * model.qk_rows
     weights = model.num_layers * block + head + model.seq_len * width + (width**2 if is_classifier else 0)
-    return StepWork(
-        matmuls=matmuls,
-        optimizer=OPTIMIZER_OPERATIONS * weights,
-        frozen_saving=2 * tokens * frozen + OPTIMIZER_OPERATIONS * frozen,
-    )
-
-
-@dataclass(frozen=True)
-class MethodWork:
-    """Floating-point operations of the first training step under a method."""
-
-    matmuls: int
-    optimizer: int
-
-    @property
-    def total(self) -> int:
-        return self.matmuls + self.optimizer
+    return StepWork(matmuls, OPTIMIZER_OPERATIONS * weights)
 
 
 def method_work(
@@ -127,8 +107,8 @@ def method_work(
     layers: Collection[int] | None = None,
     learn_layers: Collection[int] | None = None,
     is_classifier: bool = False,
-) -> MethodWork:
-    """Count the operations of a step in which a method freezes or skips Q and K.
+) -> StepWork:
+    """Count the operations of the first step, in which a method freezes or skips Q and K.
 
     `method` is a Method or its plain data. `layers` are the numbers of the layers that it concerns, `learn_layers` those in
     which something learns on top; None means all. A dense frozen projection leaves out its weight gradient and its update.
@@ -148,7 +128,7 @@ def method_work(
             on_top = _learnt_on_top(model, fields, part) if layer in learning else _NOTHING
             products += _saved_products(model, on_top, fields.get("init") == "axes", tokens=tokens, times=micro_batches)
             updated += model.model_dim * model.qk_rows - on_top.parameters
-    return MethodWork(whole.matmuls - products, whole.optimizer - OPTIMIZER_OPERATIONS * updated)
+    return StepWork(whole.matmuls - products, whole.optimizer - OPTIMIZER_OPERATIONS * updated)
 
 
 @dataclass(frozen=True)

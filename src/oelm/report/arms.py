@@ -24,6 +24,7 @@ from oelm.runs.finished import read_finished, read_settings
 from oelm.runs.layout import CONFIG, PREDICTIONS, EvaluatedSplit
 from oelm.runs.metrics import read_jsonl
 from oelm.runs.records import AuditRecord, DocumentRow, ExampleRow, Figures, Manifest, majority_share, read_rows
+from oelm.stats import Metric
 
 # Mostly "auto" in a config, so the config does not show whether runs differ in them.
 COMPUTED_WITH = ("device", "precision")
@@ -39,7 +40,9 @@ def computed_with(config: Mapping[str, Any], manifest: Manifest) -> dict[str, st
         # Without a value in the manifest, the config's value counts, unless it is "auto".
         told = _texts(name, sessions) or _texts(name, [config])
         if told:
-            found[name] = "+".join(sorted({_device_kind(text) for text in told} if name == "device" else told))
+            # The manifest has a GPU's product name, or cuda:0 and the like.
+            kinds = {text if text in ("cpu", "mps") else "cuda" for text in told} if name == "device" else told
+            found[name] = "+".join(sorted(kinds))
     return found
 
 
@@ -56,11 +59,6 @@ def _texts(name: str, places: Sequence[Any]) -> set[str]:
     return texts - {"", "auto"}
 
 
-def _device_kind(name: str) -> str:
-    """Return cpu, mps or cuda; the manifest has a GPU's product name, or cuda:0 and the like."""
-    return name if name in ("cpu", "mps") else "cuda"
-
-
 def known_differences(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Return how the computing environments of runs differ; an unknown value is no difference."""
     return {name: (first[name], second[name]) for name in first if name in second and first[name] != second[name]}
@@ -70,7 +68,6 @@ def known_differences(first: Mapping[str, str], second: Mapping[str, str]) -> di
 _PLACES = (("model", "source"), ("examples", "folder"))
 # How the name of a variant ends: of its changes.
 _DIGEST = re.compile(r"-[0-9a-f]{8}$")
-Metric = Literal["ppl", "accuracy"]
 MixtureCode = Literal["seed_twice", "seeds_alike", "recipes_differ", "data_differ"]
 
 

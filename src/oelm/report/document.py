@@ -85,8 +85,5 @@ class Document:
 
 def gather(blocks: Sequence[Block]) -> list[tuple[str, list[Block]]]:
     """Return neighbours of one kind together, in order; the kinds are those of texts, and 'figure' for tables and charts."""
-    return [(kind, list(group)) for kind, group in itertools.groupby(blocks, key=_kind)]
-
-
-def _kind(block: Block) -> str:
-    return block.kind if isinstance(block, Text) else "figure"
+    kinds = itertools.groupby(blocks, key=lambda block: block.kind if isinstance(block, Text) else "figure")
+    return [(kind, list(group)) for kind, group in kinds]

@@ -69,11 +69,8 @@ class Question:
 
     @property
     def bound(self) -> float | None:
-        """Where a gap must stay under, as a ratio, or above, as a difference of shares; None without a criterion."""
-        if self.criterion is None:
-            return None
-        loss = self.criterion.accuracy_loss_at_most
-        return self.criterion.ppl_ratio_at_most if loss is None else -loss
+        """That of the criterion, if there is one."""
+        return None if self.criterion is None else self.criterion.bound
 
     @property
     def bound_text(self) -> str:
@@ -176,7 +173,7 @@ def judge_arms(
         return judge(
             figures[arm],
             figures[baseline],
-            kind="language_model" if question.is_ratio else "classifier",
+            metric=question.kind,
             criterion=question.criterion,
             planned=question.planned,
             look=look,

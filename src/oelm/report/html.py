@@ -130,6 +130,7 @@ def _rendered(document: Document, pictures: list[_Picture], script: str, *, bund
     template, style = _template(), _asset("report.css")
     scripts = " ".join(_source(text) for text in (script, bundle) if text)
     policy = _POLICY + ("; connect-src 'self'" if live is not None and live.source == "server" else "")
+    words: dict[str, dict[str, str]] = yaml.safe_load(_asset("words.yaml"))
     anchors = distinct_names(section.name for section in document.sections)
     return template.render(
         document=document,
@@ -138,7 +139,7 @@ def _rendered(document: Document, pictures: list[_Picture], script: str, *, bund
             for anchor, section in zip(anchors, document.sections, strict=True)
         ],
         language=_LANGUAGE_TAGS.get(document.lang, "en"),
-        words=_words(document.lang),
+        words=words.get(document.lang, words["en"]),
         policy=policy.format(scripts=scripts, styles=_source(style)),
         style=_safe(style),
         script=_safe(script),
@@ -196,11 +197,6 @@ def _safe(text: str) -> Any:
 
 def _asset(name: str) -> str:
     return (importlib.resources.files("oelm.report") / "templates" / name).read_text(encoding="utf-8")
-
-
-def _words(lang: str) -> dict[str, str]:
-    words = yaml.safe_load(_asset("words.yaml"))
-    return words.get(lang, words["en"])
 
 
 @functools.cache

@@ -14,15 +14,7 @@ from pydantic import Field, model_validator
 from oelm.errors import DataError
 from oelm.experiments.catalog import Criterion
 from oelm.files import Strict, held, read_as, room_checked, write_json
-from oelm.stats import (
-    LEVEL,
-    Interval,
-    common_seeds,
-    corrected_level,
-    look_level,
-    paired_difference,
-    paired_log_ratio,
-)
+from oelm.stats import LEVEL, Interval, Metric, common_seeds, corrected_level, look_level, paired_interval
 
 Verdict = Literal[
     "PASS",
@@ -66,7 +58,6 @@ ReasonCode = Literal[
     "mixed_baseline",
     "unproven",
 ]
-Kind = Literal["language_model", "classifier"]
 Value = int | float | tuple[int, ...] | tuple[str, ...]
 
 LOOKS = "looks.json"
@@ -107,7 +98,7 @@ def judge(
     ours: Mapping[int, float],
     theirs: Mapping[int, float] | None,
     *,
-    kind: Kind,
+    metric: Metric,
     criterion: Criterion | None,
     planned: int,
     look: int,
@@ -129,16 +120,16 @@ def judge(
     """
     seeds = common_seeds(ours, theirs or {})
     used = look_level(corrected_level(level, share or comparisons), look)
-    interval = None if theirs is None else _interval(ours, theirs, kind=kind, level=used)
+    interval = None if theirs is None else paired_interval(ours, theirs, metric, level=used)
     decided = (
         _without_pairs(ours, theirs, seeds)
-        or _without_verdict(ours, theirs, seeds, kind=kind, criterion=criterion, confounded_by=confounded_by)
+        or _without_verdict(ours, theirs, seeds, metric=metric, criterion=criterion, confounded_by=confounded_by)
         or _short_of_plan(seeds, planned=planned, dropped=dropped, refused=refused, draw=draw)
         or (None if unfit is None else ("UNFIT_BASELINE", unfit))
     )
     if decided is None:
         assert interval is not None and criterion is not None
-        decided = _against(criterion, interval, kind=kind)
+        decided = _against(criterion.bound, interval, metric=metric)
     notes = _notes(ours, theirs or {}, seeds, planned=planned, look=look, dropped=dropped, comparisons=comparisons, level=used)
     verdict, reason = decided
     return Judgement(verdict, interval, used, look, len(seeds), planned, comparisons, (reason, *notes))
@@ -163,11 +154,6 @@ def judge_together(judges: Sequence[Callable[[int], Judgement]]) -> list[Judgeme
 Decision = tuple[Verdict, Reason]
 
 
-def _interval(ours: Mapping[int, float], theirs: Mapping[int, float], *, kind: Kind, level: float) -> Interval | None:
-    analysis = paired_log_ratio if kind == "language_model" else paired_difference
-    return analysis(ours, theirs, level=level)
-
-
 def _without_pairs(ours: Mapping[int, float], theirs: Mapping[int, float] | None, seeds: tuple[int, ...]) -> Decision | None:
     """Decide when nothing can be compared."""
     if not ours:
@@ -186,7 +172,7 @@ def _without_verdict(
     theirs: Mapping[int, float] | None,
     seeds: tuple[int, ...],
     *,
-    kind: Kind,
+    metric: Metric,
     criterion: Criterion | None,
     confounded_by: tuple[str, ...],
 ) -> Decision | None:
@@ -198,7 +184,7 @@ def _without_verdict(
     if len(seeds) == 1:
         assert theirs is not None
         mine, reference = ours[seeds[0]], theirs[seeds[0]]
-        value = mine / reference if kind == "language_model" else mine - reference
+        value = mine / reference if metric == "ppl" else mine - reference
         return "ONE_SEED", Reason("one_seed", {"seed": seeds[0], "value": value})
     return None
 
@@ -220,15 +206,11 @@ def _short_of_plan(
     return None
 
 
-def _against(criterion: Criterion, interval: Interval, *, kind: Kind) -> Decision:
+def _against(bound: float, interval: Interval, *, metric: Metric) -> Decision:
     """Compare the whole interval with the bound: a ratio must stay under it, an accuracy difference above it."""
-    if kind == "language_model":
-        assert criterion.ppl_ratio_at_most is not None
-        bound = criterion.ppl_ratio_at_most
+    if metric == "ppl":
         is_inside, is_outside = interval.high <= bound, interval.low > bound
     else:
-        assert criterion.accuracy_loss_at_most is not None
-        bound = -criterion.accuracy_loss_at_most
         is_inside, is_outside = interval.low >= bound, interval.high < bound
     values = {"bound": bound, "low": interval.low, "high": interval.high}
     # Seeds that change nothing count as one seed: their interval has no width and would decide anything.

@@ -31,29 +31,12 @@ from oelm.report.judge import comparison_key
 from oelm.report.words import Words
 from oelm.runs.find import OWN, ArmKey, own_baselines
 from oelm.runs.layout import SWEEP, EvaluatedSplit
-from oelm.stats import Interval, document_log_ratio, example_difference, gap_text, interval_text, paired_interval
-
-
-@dataclass(frozen=True)
-class PairedGap:
-    """The gap between two arms over their common seeds; no interval with fewer than two of them."""
-
-    interval: Interval | None
-    text: str
-
-    @property
-    def value(self) -> float | None:
-        return None if self.interval is None else self.interval.value
+from oelm.stats import Interval, PairedGap, document_log_ratio, example_difference, paired_gap
 
 
 def gap_between(arm: Arm, other: Arm, split: EvaluatedSplit) -> PairedGap:
     """Return the gap between two arms on a split, paired by seed, at the usual level."""
-    ours, theirs = arm.on(split), other.on(split)
-    interval = paired_interval(ours, theirs, arm.metric)
-    if interval is not None:
-        return PairedGap(interval, interval_text(interval, arm.metric))
-    seed = min(ours.keys() & theirs.keys(), default=None)
-    return PairedGap(None, "" if seed is None else gap_text(ours[seed], theirs[seed], arm.metric))
+    return paired_gap(arm.on(split), other.on(split), arm.metric)
 
 
 def over_documents(ours: Sequence[FinishedRun], theirs: Sequence[FinishedRun], split: EvaluatedSplit) -> Interval | None:

@@ -216,7 +216,8 @@ def tested_problems(figures: Figures) -> list[str]:
     named += ("test_accuracy",) if figures.best_accuracy is not None else ()
     there = [name for name in _TESTED if getattr(figures, name) is not None]
     problems = [f"{name} is {getattr(figures, name)}: no perplexity" for name in _PPLS if (getattr(figures, name) or 1) < 1]
-    problems += [f"ngram: {values} on {split}: no perplexities of order 1 to 5" for split, values in _odd_ngrams(figures)]
+    odd = [(split, values) for split, values in figures.ngram.items() if len(values) != 5 or min(values) < 1]
+    problems += [f"ngram: {values} on {split}: no perplexities of order 1 to 5" for split, values in odd]
     if not there:
         return problems
     if set(there) != set(named):
@@ -228,10 +229,6 @@ def tested_problems(figures: Figures) -> list[str]:
     if figures.test_accuracy is not None and not 0 <= figures.test_accuracy <= 1:
         problems.append(f"test_accuracy is {figures.test_accuracy}: no share of examples")
     return problems
-
-
-def _odd_ngrams(figures: Figures) -> list[tuple[EvaluatedSplit, list[float]]]:
-    return [(split, values) for split, values in figures.ngram.items() if len(values) != 5 or min(values) < 1]
 
 
 def answers_weight(rows: Predictions) -> int:

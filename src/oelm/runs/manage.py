@@ -203,7 +203,8 @@ def plan_removal(root: Path, view: RunView, *, weights: bool) -> Removal | Refus
     except OSError as problem:
         return Refusal(view, f"cannot be read ({problem})")
     if weights:
-        files, folders = ([path for path in paths if _is_weight(view.path, path)] for paths in (files, folders))
+        weight = _WEIGHTS.fullmatch
+        files, folders = ([p for p in paths if weight(p.relative_to(view.path).as_posix())] for paths in (files, folders))
         kept = [name for name in kept if _WEIGHTS.fullmatch(name)]
     else:
         folders.append(view.path)
@@ -244,7 +245,8 @@ def _objection(root: Path, view: RunView, *, weights: bool) -> str:
         return "not a folder of ours: there is a link on the way to it"
     if (view.path / LOCK).is_symlink():
         return "not a run of ours: its lock is a link"
-    if view.state == "running" or (view.state == "stale" and _may_live(view)):
+    may_live = is_here(view.status) or silent_s(view.status, now=time.time()) < _OTHER_HOST_S
+    if view.state == "running" or (view.state == "stale" and may_live):
         return "in use; stop it first"
     if weights and view.state != "done":
         return f"{view.state}, not done: it needs its checkpoints to resume"
@@ -254,10 +256,6 @@ def _objection(root: Path, view: RunView, *, weights: bool) -> str:
         return "not a run of ours: no readable config.json"
     is_ours = isinstance(config, dict) and {"method", "seed"} <= config.keys()
     return "" if is_ours else "not a run of ours: its config.json names no method and seed"
-
-
-def _may_live(view: RunView) -> bool:
-    return is_here(view.status) or silent_s(view.status, now=time.time()) < _OTHER_HOST_S
 
 
 def _survey(folder: Path, prefix: str) -> tuple[list[Path], list[Path], list[str]]:
@@ -301,10 +299,6 @@ def _is_our_file(name: str) -> bool:
     if folder == "tensorboard":
         return last.startswith("events.out.tfevents.")
     return last in CHECKPOINT_FILES and _CHECKPOINT.fullmatch(folder) is not None
-
-
-def _is_weight(run: Path, path: Path) -> bool:
-    return _WEIGHTS.fullmatch(path.relative_to(run).as_posix()) is not None
 
 
 def _turn(name: str) -> tuple[int, str]:

@@ -162,37 +162,15 @@ class Figures(Strict):
     ngram: dict[EvaluatedSplit, list[float]] = Field(default_factory=dict)
     ngram_tokens: Count | None = None
 
-    @property
-    def best(self) -> float:
-        """The headline: PPL or accuracy, at its best on validation."""
-        value = self.best_ppl if self.best_ppl is not None else self.best_accuracy
-        assert value is not None
-        return value
-
-    @property
-    def test(self) -> float | None:
-        """The same model's PPL or accuracy on the test split, where it was measured."""
-        return self.test_ppl if self.best_ppl is not None else self.test_accuracy
-
     def on(self, split: EvaluatedSplit) -> float | None:
-        """Return the headline on a split."""
-        return self.best if split == "val" else self.test
-
-    def bigram_on(self, split: EvaluatedSplit) -> float | None:
-        """Return the bigram model's PPL on a split."""
-        return self.bigram_ppl if split == "val" else self.test_bigram_ppl
-
-    def bits_on(self, split: EvaluatedSplit) -> float | None:
-        """Return the bits per byte of a split's text."""
-        return self.final_bits_per_byte if split == "val" else self.test_bits_per_byte
+        """Return the headline, PPL or accuracy, of the model that was best on validation, where the split was measured."""
+        if self.best_ppl is None:
+            return self.best_accuracy if split == "val" else self.test_accuracy
+        return self.best_ppl if split == "val" else self.test_ppl
 
     def majority_on(self, split: EvaluatedSplit) -> float | None:
         """Return the share of the largest class of a split."""
         return self.majority_accuracy if split == "val" else self.test_majority_accuracy
-
-    def five_gram_on(self, split: EvaluatedSplit) -> float | None:
-        """Return the 5-gram model's PPL on a split; None for runs made before it was measured."""
-        return self.ngram[split][4] if split in self.ngram else None
 
 
 def majority_share(labels: Sequence[int]) -> float:

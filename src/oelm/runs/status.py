@@ -171,11 +171,8 @@ def decide(status: Status | None, *, held: bool | None, age_s: float, same_host:
         return status.status
     if held is False and same_host:
         return "dead"
-    return "stale" if age_s > _patience_s(status) else "running"
-
-
-def _patience_s(status: Status) -> float:
-    return _SILENCE_AT_START_S if status.step_s is None else max(_SILENCE_S, _SILENCE_STEPS * status.step_s)
+    patience_s = _SILENCE_AT_START_S if status.step_s is None else max(_SILENCE_S, _SILENCE_STEPS * status.step_s)
+    return "stale" if age_s > patience_s else "running"
 
 
 def silent_s(status: Status | None, *, now: float) -> float:

@@ -278,7 +278,7 @@ def _remove(path: Path, guard: Guard | None) -> None:
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Verify every file of a checkpoint against its manifest, and parse its state; raise CheckpointError otherwise."""
-    if not _is_plain_dir(path):
+    if path.is_symlink() or not path.is_dir():
         raise CheckpointError(f"{path}: no such checkpoint")
     _check_manifest(path)
     try:
@@ -374,10 +374,6 @@ def _manifest_text(folder: Path) -> str:
     }
     digest = hashlib.sha256(dump_json(files).encode()).hexdigest()
     return dump_json({"format": "oelm-checkpoint-1", "files": files, "sha256": digest}) + "\n"
-
-
-def _is_plain_dir(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 _UNBOUND = (

@@ -257,13 +257,10 @@ class ClassifierTask:
 
     def _shape(self) -> ClassifierShape:
         model, meta = self.config.model, self.examples.meta
-        return ClassifierShape(
+        return ClassifierShape.of(
+            model,
             vocab_size=meta.vocab_size,
             seq_len=meta.max_length,
-            model_dim=model.model_dim,
-            num_layers=model.num_layers,
-            num_heads=model.num_heads,
-            ff_dim=model.ff_dim,
             num_labels=model.num_labels,
             pad=self.pad,
             end=None if model.architecture == "bert" else closing_mark(self.examples),

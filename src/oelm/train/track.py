@@ -259,14 +259,11 @@ def read_events(paths: Iterable[Path]) -> list[SourceRun]:
         for tag in events.Tags()["scalars"]:
             run.curves[tag] = [(point.step, point.value) for point in events.Scalars(tag)]
         # Newer writers keep scalars as tensors, marked as the scalars plugin's.
-        for tag in events.PluginTagToContent("scalars") if "scalars" in _plugins(events) else ():
+        plugins = {events.SummaryMetadata(tag).plugin_data.plugin_name for tag in events.Tags()["tensors"]}
+        for tag in events.PluginTagToContent("scalars") if "scalars" in plugins else ():
             run.curves[tag] = [(point.step, float(make_ndarray(point.tensor_proto))) for point in events.Tensors(tag)]
         runs.append(run)
     return runs
-
-
-def _plugins(events: Any) -> set[str]:
-    return {events.SummaryMetadata(tag).plugin_data.plugin_name for tag in events.Tags()["tensors"]}
 
 
 def read_trackio(path: Path, *, only: str | None = None) -> list[SourceRun]:

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from oelm.report.arms import Arm, common_split
 from oelm.report.document import Cell, Section, Table, Text
@@ -15,7 +14,7 @@ from oelm.report.pairs import Findings, Pair, is_uniform, label, split_text
 from oelm.report.words import Words
 from oelm.runs.find import ArmKey
 from oelm.runs.layout import PREDICTIONS, EvaluatedSplit
-from oelm.runs.records import Counters, TextCounter
+from oelm.runs.records import Counters, Figures, TextCounter
 from oelm.stats import Interval, paired_log_ratio
 from oelm.text import fixed
 
@@ -71,7 +70,8 @@ class Standing:
     @property
     def bits(self) -> float | None:
         """The bits per byte of the text, which do not depend on the vocabulary: the mean over seeds."""
-        found = [run.figures.bits_on(self.split) for run in self.arm.runs]
+        figures = [run.figures for run in self.arm.runs]
+        found = [each.final_bits_per_byte if self.split == "val" else each.test_bits_per_byte for each in figures]
         known = [value for value in found if value is not None]
         return statistics.fmean(known) if known and len(known) == len(found) else None
 
@@ -91,12 +91,9 @@ class Standing:
 
 def standings(findings: Findings) -> list[Standing]:
     """Return how good every language model is that arms are compared with."""
-    counted, best = _counted(findings.arms), _best_counters(findings.roots)
+    counted = _counted(findings.arms)
+    best = {text: found for root in findings.roots for text, found in Counters.read(root).best.items()}
     return [_standing(baseline, counted, best) for baseline, _ in findings.families if baseline.metric == "ppl"]
-
-
-def _best_counters(roots: Sequence[Path]) -> dict[str, dict[EvaluatedSplit, TextCounter]]:
-    return {text: best for root in roots for text, best in Counters.read(root).best.items()}
 
 
 def _counted(arms: Sequence[Arm]) -> Counted:
@@ -106,9 +103,13 @@ def _counted(arms: Sequence[Arm]) -> Counted:
         for split in PREDICTIONS:
             for order, value in enumerate(run.figures.ngram.get(split, ()), start=1):
                 found.setdefault((run.fingerprint, split, f"{order}-gram"), []).append(value)
-            if (bigram := run.figures.bigram_on(split)) is not None:
+            if (bigram := _bigram(run.figures, split)) is not None:
                 found.setdefault((run.fingerprint, split, "bigram"), []).append(bigram)
     return found
+
+
+def _bigram(figures: Figures, split: EvaluatedSplit) -> float | None:
+    return figures.bigram_ppl if split == "val" else figures.test_bigram_ppl
 
 
 def _disputed(arm: Arm, split: EvaluatedSplit, counted: Counted) -> tuple[float, float] | None:
@@ -125,7 +126,7 @@ def _standing(arm: Arm, counted: Counted, best: Mapping[str, Mapping[EvaluatedSp
     figures = [run.figures for run in arm.runs]
     # Runs of an arm have the same text, so that one which measured it speaks for those that did not.
     ngrams = [tuple(found.ngram[split]) for found in figures if split in found.ngram]
-    bigrams = [value for found in figures if (value := found.bigram_on(split)) is not None]
+    bigrams = [value for found in figures if (value := _bigram(found, split)) is not None]
     bigram = statistics.geometric_mean(bigrams) if bigrams else None
     losses = [(run.curve[max(run.curve)], min(run.curve.values())) for run in arm.runs]
     above = statistics.fmean(last / least - 1 if least > 0 else 0.0 for last, least in losses)

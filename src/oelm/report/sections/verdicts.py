@@ -18,7 +18,6 @@ from oelm.report.pairs import (
     CLASSES,
     Findings,
     Pair,
-    PairedGap,
     class_of,
     draw_of,
     label,
@@ -32,7 +31,7 @@ from oelm.report.sections.baselines import baseline_remarks, unfit_baselines
 from oelm.report.words import Words
 from oelm.runs.find import OWN, ArmKey
 from oelm.runs.layout import EvaluatedSplit
-from oelm.stats import LEVEL, POWER, Interval, detectable_text, interval_text, level_text, pooled_log_ratio
+from oelm.stats import LEVEL, POWER, Interval, PairedGap, detectable_text, interval_text, level_text, pooled_log_ratio
 from oelm.text import fixed
 
 MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "CONFOUNDED": "warn", "UNFIT_BASELINE": "warn"}
@@ -106,7 +105,7 @@ def _judge(pair: Pair, seen: _Seen, unfit: Mapping[ArmKey, Reason], comparisons:
     found = judge(
         pair.arm.on(pair.split),
         pair.baseline.on(pair.split),
-        kind="language_model" if pair.arm.metric == "ppl" else "classifier",
+        metric=pair.arm.metric,
         criterion=experiment.criterion if experiment is not None and pair.arm.budget != _SMOKE else None,
         planned=_planned(pair),
         look=seen.look,
@@ -309,11 +308,7 @@ def told_bound(metric: str, bound: float) -> float:
 def bound_of(pair: Pair) -> float:
     """Return what an arm's criterion allows at most; the study's own target where the catalog names none."""
     criterion = pair.experiment.criterion if pair.experiment is not None else None
-    if criterion is not None and criterion.ppl_ratio_at_most is not None:
-        return criterion.ppl_ratio_at_most
-    if criterion is not None and criterion.accuracy_loss_at_most is not None:
-        return -criterion.accuracy_loss_at_most
-    return BOUNDS[pair.arm.metric]
+    return BOUNDS[pair.arm.metric] if criterion is None else criterion.bound
 
 
 def _figures(findings: Findings, words: Words) -> Table:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +37,34 @@ def config_of(text: Path, method: Any, **more: Any) -> RunConfig:
     return tiny_config(text, method=method, **(settings | more))
 
 
-@pytest.fixture(
-    scope="module", params=["oelm_axes_q", "thawed", *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS)]
-)
-def whole(request: pytest.FixtureRequest, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """An undisturbed run that kept a checkpoint of every step."""
-    method = THAWED if request.param == "thawed" else request.param
-    out = tmp_path_factory.mktemp("axes") / request.param
-    run_here(config_of(text_file, method, save_every=1), out)
-    return method, out
-
-
 Whole = tuple[Any, Path]
 
 
-# Where nothing thaws, one place is as good as another.
-@pytest.mark.parametrize(
-    ("whole", "near"), [("thawed", -1), ("thawed", 0), ("thawed", 1), ("oelm_axes_q", 0)], indirect=["whole"]
-)
-def test_a_run_stopped_around_a_thaw_ends_in_the_same_bits(near: int, whole: Whole, text_file: Path, tmp_path: Path) -> None:
-    stops = tuple(moment + near for moment in MOMENTS)
+@pytest.fixture(scope="module")
+def wholes(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Whole]:
+    """Return an undisturbed run of a method that kept a checkpoint of every step; nobody writes to it."""
+
+    @cache
+    def trained_once(name: str) -> Whole:
+        method = THAWED if name == "thawed" else name
+        out = tmp_path_factory.mktemp("axes") / name
+        run_here(config_of(text_file, method, save_every=1), out)
+        return method, out
+
+    return trained_once
+
+
+@pytest.fixture(params=["oelm_axes_q", "thawed", *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS)])
+def whole(request: pytest.FixtureRequest, wholes: Callable[[str], Whole]) -> Whole:
+    return wholes(request.param)
+
+
+# At the moments, and a step before and after them; where nothing thaws, one place is as good as another.
+@pytest.mark.parametrize(("whole", "near"), [("thawed", (0,)), ("thawed", (-1, 1)), ("oelm_axes_q", (0,))], indirect=["whole"])
+def test_a_run_stopped_around_a_thaw_ends_in_the_same_bits(
+    near: tuple[int, ...], whole: Whole, text_file: Path, tmp_path: Path
+) -> None:
+    stops = tuple(moment + beside for moment in MOMENTS for beside in near)
     assert evidence(disturb(config_of(text_file, whole[0]), tmp_path / "run", stop_at=stops)) == evidence(whole[1])
 
 
@@ -87,14 +97,14 @@ def test_the_audit_tells_what_is_stored(whole: Whole) -> None:
 def test_coordinates_that_were_edited_are_found_before_anything_is_computed(text_file: Path, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    run_here(config_of(text_file, "oelm_axes"), tmp_path / "run")
-    folder = at_step(tmp_path / "run", 12)
+    run_here(config_of(text_file, "oelm_axes", steps=1), tmp_path / "run")
+    folder = at_step(tmp_path / "run", 1)
     tensors = load_file(folder / "model.safetensors")
     tensors["blocks.0.attention.k.index"] = tensors["blocks.0.attention.k.index"].flip(0)
     save_file(tensors, folder / "model.safetensors")
     (folder / "manifest.json").write_text(_manifest_text(folder))
     with pytest.raises(FrozenMovedError, match=r"blocks\.0\.attention\.k\.weight has moved"):
-        load_run(tmp_path / "run", which="12")
+        load_run(tmp_path / "run", which="1")
 
 
 def test_generation_inspection_and_export_read_what_is_picked(whole: Whole, tmp_path: Path) -> None:
@@ -126,7 +136,7 @@ def test_generation_inspection_and_export_read_what_is_picked(whole: Whole, tmp_
 
 def test_layer_wise_rates_follow_the_layers_of_slices(text_file: Path, tmp_path: Path) -> None:
     method = {"init": "axes", "freeze": ["q"], "layer_lr_decay": 0.5}
-    run_here(config_of(text_file, method), tmp_path / "run")
+    run_here(config_of(text_file, method, steps=1), tmp_path / "run")
     model = load_run(tmp_path / "run").model
     factors = layer_factors(model, 0.5)
     assert factors["blocks.0.attention.k.weight"] == 0.5 and "blocks.1.attention.k.weight" not in factors
@@ -135,17 +145,18 @@ def test_layer_wise_rates_follow_the_layers_of_slices(text_file: Path, tmp_path:
 def test_a_run_may_start_from_the_weights_of_one_with_slices(text_file: Path, tmp_path: Path) -> None:
     from oelm.train.run import resolve_start
 
-    run_here(config_of(text_file, "oelm_axes_lowrank"), tmp_path / "first")
+    short = {"steps": 2, "eval_every": 2, "save_every": 2}
+    run_here(config_of(text_file, "oelm_axes_lowrank", **short), tmp_path / "first")
     start = resolve_start(tmp_path / "first").model_dump()
     for method in ("baseline", "oelm_axes"):
-        assert run_here(config_of(text_file, method, init_from=start), tmp_path / method).status == "done"
+        assert run_here(config_of(text_file, method, init_from=start, **short), tmp_path / method).status == "done"
 
 
 def test_two_runs_of_one_seed_are_equal_and_slices_differ_by_seed(text_file: Path, tmp_path: Path) -> None:
-    for name, seed in (("a", 0), ("b", 0), ("c", 1), ("d", 2), ("e", 3)):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         short = config_of(text_file, "oelm_axes", seed=seed, steps=2, eval_every=2, save_every=2, model__num_heads=4)
         run_here(short, tmp_path / name)
-    last = {name: at_step(tmp_path / name, 2) for name in "abcde"}
+    last = {name: at_step(tmp_path / name, 2) for name in "abc"}
     assert sha256_file(last["a"] / "model.safetensors") == sha256_file(last["b"] / "model.safetensors")
     drawn = {json.dumps(open_checkpoint(folder).saved.frozen, sort_keys=True) for folder in last.values()}
     assert len(drawn) > 1

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from oelm.models.hub import export_classifier
+from oelm.process import StopFlag
 from oelm.report.arms import read_run
 from oelm.runs.find import look_at
 from oelm.runs.metrics import read_metrics
@@ -32,6 +33,7 @@ from tests.train.finetuning import (
     task_of,
     tiny_finetune,
 )
+from tests.train.test_resume import StopsAt
 
 
 @pytest.fixture(scope="module")
@@ -75,36 +77,30 @@ def test_epochs_give_as_many_steps_as_they_have_batches(finished: Path) -> None:
     assert read(finished / "config.json")["steps"] == 4 * math.ceil(NUM_TRAIN / BATCH)
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(0.1, 2), (0.5, 8), (1.0, 16), (1.01, 17)])
-def test_parts_of_an_epoch_round_up_to_whole_steps(
-    epochs: float, steps: int, calm_bert: Path, tables: Path, tmp_path: Path
-) -> None:
+def test_parts_of_an_epoch_round_up_to_whole_steps(calm_bert: Path, tables: Path, tmp_path: Path) -> None:
     # 95 examples in batches of 6 are 16 batches.
-    config = tiny_finetune(calm_bert, tables, steps=0, epochs=epochs, eval_every=0, save_every=0)
-    assert finetune_here(config, tmp_path / "run").step == steps
+    for epochs, steps in ((0.1, 2), (0.5, 8), (1.0, 16), (1.01, 17)):
+        config = tiny_finetune(calm_bert, tables, steps=0, epochs=epochs, eval_every=0, save_every=0)
+        # The first goes to its end; of the others the first step is enough.
+        stop, run = StopFlag(), tmp_path / str(steps)
+        watch = StopsAt(stop, step=1 if steps > 2 else 0)
+        done = finetune_here(config, run, stop=stop, watch=watch).step
+        assert (read(run / "config.json")["steps"], done) == (steps, 1 if steps > 2 else 2), epochs
 
 
 def test_every_epoch_is_evaluated(finished: Path) -> None:
     assert [row["step"] for row in evaluations(finished)] == [16, 32, 48, 64]
 
 
-def test_dev_loss_is_what_transformers_alone_computes(finished: Path, exported: Path, tables: Path) -> None:
-    nats, _ = reference(exported, tables)
-    assert evaluations(finished)[-1]["val_loss"] == pytest.approx(float(np.mean(nats)), abs=NATS_TOLERANCE)
-
-
-def test_dev_accuracy_is_what_transformers_alone_computes(finished: Path, exported: Path, tables: Path) -> None:
-    _, predicted = reference(exported, tables)
-    labels = [("neg", "pos").index(row[2]) for row in table_rows(tables / "dev.tsv")]
-    assert evaluations(finished)[-1]["val_accuracy"] == np.mean([p == y for p, y in zip(predicted, labels, strict=True)])
-
-
-def test_every_dev_example_has_its_own_prediction_in_the_order_of_the_file(
+def test_dev_figures_and_predictions_are_what_transformers_alone_computes_in_the_order_of_the_file(
     finished: Path, exported: Path, tables: Path
 ) -> None:
     nats, predicted = reference(exported, tables)
-    rows = [json.loads(line) for line in (finished / "predictions.jsonl").read_text().splitlines()]
     labels = [("neg", "pos").index(row[2]) for row in table_rows(tables / "dev.tsv")]
+    last = evaluations(finished)[-1]
+    assert last["val_loss"] == pytest.approx(float(np.mean(nats)), abs=NATS_TOLERANCE)
+    assert last["val_accuracy"] == np.mean([p == y for p, y in zip(predicted, labels, strict=True)])
+    rows = [json.loads(line) for line in (finished / "predictions.jsonl").read_text().splitlines()]
     assert [(row["example"], row["label"], row["predicted"]) for row in rows] == list(
         zip(range(NUM_DEV), labels, predicted, strict=True)
     )
@@ -136,9 +132,9 @@ def test_best_checkpoint_is_the_first_of_the_highest_accuracy(finished: Path) ->
 
 def test_first_of_equals_stays_the_best(calm_bert: Path, tables: Path, tmp_path: Path) -> None:
     # At this rate no prediction changes.
-    finetune_here(tiny_finetune(calm_bert, tables, optim__lr=1e-12, eval_every=3), tmp_path / "run")
+    finetune_here(tiny_finetune(calm_bert, tables, optim__lr=1e-12, steps=6, eval_every=3), tmp_path / "run")
     assert len({row["val_accuracy"] for row in evaluations(tmp_path / "run")}) == 1
-    assert load_any(tmp_path / "run").step == 3
+    assert [row["step"] for row in evaluations(tmp_path / "run")] == [3, 6] and load_any(tmp_path / "run").step == 3
 
 
 def test_trained_tokens_leave_padding_out(finished: Path, calm_bert: Path, tables: Path) -> None:
@@ -195,13 +191,13 @@ def naive_gradients(folder: Path, model: nn.Module, rows: Rows, *, pairs: bool) 
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], case: str) -> None:
+    assert found.keys() == expected.keys(), case
     largest = max(float(grad.abs().max()) for grad in expected.values())
-    assert largest > 0.1, "too small to tell right from wrong"
+    assert largest > 0.1, f"{case}: too small to tell right from wrong"
     for name, grad in expected.items():
         # float32 sums over at most 6 * 16 tokens in another order, back through two layers: 96 * 2**-24 * 2, of the largest.
-        assert torch.allclose(found[name], grad, rtol=0, atol=96 * 2**-23 * largest), name
+        assert torch.allclose(found[name], grad, rtol=0, atol=96 * 2**-23 * largest), (case, name)
 
 
 def roughened(model: nn.Module) -> nn.Module:
@@ -215,19 +211,19 @@ def roughened(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("pairs", [False, True], ids=["texts", "pairs"])
-@pytest.mark.parametrize("micro", [1, 2, 3, 6])
-@pytest.mark.parametrize("size", [6, 5])
-def test_micro_batches_give_the_gradient_of_a_naive_step(
-    size: int, micro: int, pairs: bool, calm_bert: Path, tables: Path, tmp_path: Path
-) -> None:
+def test_micro_batches_give_the_gradient_of_a_naive_step(pairs: bool, calm_bert: Path, tables: Path, tmp_path: Path) -> None:
     columns = "text=sentence,pair=second,label=label" if pairs else "text=sentence,label=label"
-    task = task_of(tiny_finetune(calm_bert, tables, micro_batch_size=micro, examples__columns=columns))
-    model = roughened(task.build_model(tmp_path, is_new=True))
-    # 95 examples in batches of 6: one batch of an epoch has 5.
-    step = next(step for step in range(16) if len(task.batch(step).ids) == size)
     rows = table_rows(tables / "train.tsv")
-    chosen = [rows[number] for number in task.batch(step).ids]
-    assert_same_gradients(gradients(task, model, step), naive_gradients(calm_bert, model, chosen, pairs=pairs))
+    for micro in (1, 2, 3, 6):
+        task = task_of(tiny_finetune(calm_bert, tables, micro_batch_size=micro, examples__columns=columns))
+        model = roughened(task.build_model(tmp_path, is_new=True))
+        for size in (6, 5):
+            # 95 examples in batches of 6: one batch of an epoch has 5.
+            step = next(step for step in range(16) if len(task.batch(step).ids) == size)
+            chosen = [rows[number] for number in task.batch(step).ids]
+            assert_same_gradients(
+                gradients(task, model, step), naive_gradients(calm_bert, model, chosen, pairs=pairs), f"{size} by {micro}"
+            )
 
 
 def test_reported_loss_is_the_mean_over_the_batch(calm_bert: Path, tables: Path, tmp_path: Path) -> None:

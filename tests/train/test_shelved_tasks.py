@@ -99,17 +99,17 @@ def test_a_folder_that_is_given_is_read_whatever_is_on_the_shelf(bert: Path, tmp
     assert read(tmp_path / "run" / "manifest.json")["data"]["fingerprint"] == made[1].meta.fingerprint
 
 
-@pytest.mark.parametrize("is_model_gone", [False, True], ids=["model there", "model gone"])
-def test_a_run_goes_on_with_the_set_it_began_with_bit_for_bit(is_model_gone: bool, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_set_it_began_with_bit_for_bit_whether_or_not_its_model_is_there(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
     Request(name="sst2", folder=sst2(tmp_path / "first"), tokenizer=str(model), max_length=LENGTH).prepare()
     finetune_here(named(model), tmp_path / "whole")
     stopped_at(named(model), tmp_path / "run", 3)
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
     Request(name="sst2", folder=sst2(tmp_path / "second", seed=5), tokenizer=str(model), max_length=LENGTH).prepare()
-    if is_model_gone:
-        shutil.rmtree(model)
-    finetune_here(named(model), tmp_path / "run")
-    assert evidence(tmp_path / "run") == evidence(tmp_path / "whole")
+    for run in (tmp_path / "run", tmp_path / "again"):
+        finetune_here(named(model), run)
+        assert evidence(run) == evidence(tmp_path / "whole")
+        shutil.rmtree(model, ignore_errors=True)
 
 
 def test_a_run_whose_set_was_replaced_is_refused(bert: Path, tmp_path: Path) -> None:

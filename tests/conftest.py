@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+import typer.main
 
 from oelm.budget import budget_settings
 from oelm.config import RunConfig, parse_config, with_overrides
@@ -111,3 +113,11 @@ def lively_gpt(**overrides: Any) -> GPT:
 def oelm_command(*arguments: str) -> list[str]:
     """Return the argv of the command line in a child process."""
     return [sys.executable, "-m", "oelm", *arguments]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_made_once() -> Iterator[None]:
+    """Let typer's runner keep the commands of an app: made anew for each call, they are half the time of a refusal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", functools.cache(typer.main.get_command))
+        yield

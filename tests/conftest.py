@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
+import typer.main
 
 from oelm.budget import budget_settings
 from oelm.config import RunConfig, parse_config, with_overrides
@@ -120,3 +122,11 @@ def _collected_objects_are_not_looked_through_again() -> None:
 
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_made_once() -> Iterator[None]:
+    """Let typer's runner keep the commands of an app: made anew for each call, they are half the time of a refusal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.testing._get_command", functools.cache(typer.main.get_command))
+        yield

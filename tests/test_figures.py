@@ -7,12 +7,16 @@ import importlib.util
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from string import Formatter
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from oelm.experiments.catalog import Catalog
+from oelm.report import build
 from oelm.stats import Ratio, mean_ratio
 from tests.report.synthetic import write_arm
 
@@ -38,6 +42,22 @@ def record() -> ModuleType:
     return script("benchmarks/record.py")
 
 
+@pytest.fixture
+def _one_report_for_all_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Build the report on a folder once: commands that print another part of it, or in another language, share it."""
+    made: dict[str, build.Report] = {}
+    real = build.build_report
+
+    def built(roots: Sequence[Path], catalog: Catalog, **asked: Any) -> build.Report:
+        name = f"{[root.resolve() for root in roots]} {asked}"
+        if name not in made:
+            made[name] = real(roots, catalog, **asked)
+        return made[name]
+
+    monkeypatch.setattr(build, "build_report", built)
+
+
+@pytest.mark.usefixtures("_one_report_for_all_tables")
 def test_every_table_and_picture_is_what_its_command_gives(figures: ModuleType) -> None:
     for path, text in figures.wanted().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is not what its command gives; run make figures"

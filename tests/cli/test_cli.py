@@ -175,9 +175,8 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(place: Place,
     assert result.stderr.startswith("error: device 'cuda' is not available here; available: ") and "cpu" in result.stderr
 
 
-def test_an_error_in_a_true_process_shows_no_traceback(place: Place, tmp_path: Path) -> None:
-    command = oelm_command("train", *TINY, "--text", str(place / "short.txt"), "--out", str(tmp_path / "out"))
-    child = subprocess.run(command, capture_output=True, text=True)
+def test_an_error_in_a_true_process_shows_no_traceback() -> None:
+    child = subprocess.run(oelm_command("data", "info", "nothing"), capture_output=True, text=True)
     assert (child.returncode, child.stderr.count("\n")) == (3, 1) and child.stderr.startswith("error: ")
 
 

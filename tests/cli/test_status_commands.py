@@ -173,27 +173,31 @@ def test_a_broken_catalog_of_the_users_own_hides_no_run(root: Path) -> None:
     assert "1 run: 1 done" in result.stdout and "experiments.yaml" in result.stderr
 
 
-def many(root: Path) -> None:
-    for seed in range(150):
-        record(root, "done", seed=seed)
-        record(root, "queued", experiment="GPT-03", seed=seed)
-    record(root, "running", experiment="GPT-05", host="elsewhere")
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with more runs than a terminal is given lines."""
+    folder = tmp_path_factory.mktemp("many")
+    for seed in range(110):
+        record(folder / "outputs", "done", seed=seed)
+        record(folder / "outputs", "queued", experiment="GPT-03", seed=seed)
+    record(folder / "outputs", "running", experiment="GPT-05", host="elsewhere")
+    return folder
 
 
-def test_a_terminal_is_given_the_active_runs_and_a_summary_of_many(root: Path) -> None:
-    many(root)
+def test_a_terminal_is_given_the_active_runs_and_a_summary_of_many(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(many)
     with screen("status") as terminal:
         assert terminal.end() == 0
-    assert terminal.shown.count("GPT-02") == 1 and "150 done" in terminal.shown and "150 queued" in terminal.shown
-    assert "450/600" in terminal.shown and "301 runs: 1 running, 150 queued, 150 done" in terminal.shown
+    assert terminal.shown.count("GPT-02") == 1 and "110 done" in terminal.shown and "110 queued" in terminal.shown
+    assert "450/600" in terminal.shown and "221 runs: 1 running, 110 queued, 110 done" in terminal.shown
 
 
-def test_all_and_pipes_are_given_every_run(root: Path) -> None:
-    many(root)
-    assert oelm("status").stdout.count("GPT-02") == 150
+def test_all_and_pipes_are_given_every_run(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(many)
+    assert oelm("status").stdout.count("GPT-02") == 110
     with screen("status", "--all") as terminal:
         assert terminal.end() == 0
-    assert terminal.shown.count("GPT-02") == 150
+    assert terminal.shown.count("GPT-02") == 110
 
 
 def test_lines_are_cut_at_the_width_of_the_terminal(root: Path) -> None:

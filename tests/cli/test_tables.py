@@ -97,7 +97,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "--grid",
         "schedule.final_fraction=0.01,0.02",
     ),
-    "show-on": ("show", "study", "--on", "8xA100"),
+    "show-on": ("show", "GPT-02-conv-axes-lowrank", "--on", "8xA100"),
     "bench": (
         "bench",
         "baseline",

@@ -18,6 +18,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from oelm.cli.app import app as every_command
 from oelm.cli.watch import watch
 from tests.conftest import oelm_command
 from tests.experiments.recorded import record
@@ -79,7 +80,7 @@ def test_imported_runs_are_judged_by_the_question_of_the_command_line(root: Path
     for arm, shift in (("A", 0.0), ("B", 0.01)):
         rows += [f"{arm},{seed},{step},{3.0 + 0.01 * seed + shift}" for seed in (0, 1) for step in (1, 2)]
     Path("t.csv").write_text("\n".join(rows))
-    subprocess.run(oelm_command("import", "t.csv", "--name", "theirs"), check=True, capture_output=True)
+    assert CliRunner().invoke(every_command, ["import", "t.csv", "--name", "theirs"]).exit_code == 0
     oelm("--until-done", "--metric", "eval_loss", "--baseline", "A", "--at-most", "1.05x")
     page = Path("watch.html").read_text(encoding="utf-8")
     assert "theirs: eval_loss against A, bound 1.05x." in page and "+1.0% [" in page and page.count("<svg") == 4

@@ -82,10 +82,3 @@ def test_settings_change_what_is_projected() -> None:
     assert summed[1] > 2 * summed[0]
     wrong = CliRunner().invoke(app, ["show", "GPT-01", "--on", "A100", "--set", "model.width=3"])
     assert wrong.exit_code == 2 and "unknown key 'width'" in wrong.output
-
-
-def test_guide_prints_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = CliRunner(env={"COLUMNS": "128"}).invoke(app, ["show", "study", "--on", "8xA100"]).output
-    guide = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
-    _, _, block = guide.partition("$ oelm show study --on 8xA100\n")
-    assert block.partition("\n```")[0].split() == printed.split()

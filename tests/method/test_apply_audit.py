@@ -21,6 +21,7 @@ from oelm.models.gpt import GPT, Attention, build_gpt
 from oelm.models.heads import attention_logits
 from oelm.models.shape import GPTConfig
 from oelm.train.optim import build_optimizer
+from tests.cases import case
 from tests.conftest import lively_gpt, tiny_gpt_config
 
 FREEZING = [name for name, preset in PRESETS.items() if preset.freeze and not preset.freeze_at]
@@ -70,25 +71,16 @@ def train(model: GPT, *, steps: int) -> torch.optim.Optimizer:
     return optimizer
 
 
-@pytest.fixture(scope="module")
-def medium_512() -> GPT:
+def test_medium_512_has_the_studys_parameter_counts_and_orthonormal_frames() -> None:
     """The study's model at full size; only its Q and K are drawn, the other weights do not matter to a count."""
     config = GPTConfig(vocab_size=50257, seq_len=512, model_dim=512, num_layers=6, num_heads=8, ff_dim=2048, dropout=0.1)
     with torch.device("meta"):
         model = GPT(config)
     model.to_empty(device="cpu")
     freeze(model, "oelm_freeze")
-    return model
-
-
-def test_medium_512_has_the_studys_parameter_counts(medium_512: GPT) -> None:
-    counts = audit(medium_512)
+    counts, square = audit(model), 6 * 512 * 512
     assert (counts.total, counts.frozen, counts.trainable) == (44_896_768, 3_145_728, 41_751_040)
-
-
-def test_medium_512_counts_by_role_are_those_of_its_shapes(medium_512: GPT) -> None:
-    square = 6 * 512 * 512
-    assert audit(medium_512).by_role == {
+    assert counts.by_role == {
         "embedding": {"trainable": (50257 + 512) * 512, "frozen": 0},
         "norm": {"trainable": 13 * 2 * 512, "frozen": 0},
         "query": {"trainable": 0, "frozen": square},
@@ -96,20 +88,23 @@ def test_medium_512_counts_by_role_are_those_of_its_shapes(medium_512: GPT) -> N
         "value_output": {"trainable": 2 * square, "frozen": 0},
         "feed_forward": {"trainable": 6 * (2 * 512 * 2048 + 2048 + 512), "frozen": 0},
     }
-
-
-def test_medium_512_frames_are_orthonormal(medium_512: GPT) -> None:
     # Rounding to float32 gives 2^-23 (see test_frames); the rest is slack.
-    assert max(projection.orthonormality_error for projection in audit(medium_512).projections) <= 2.0**-22
+    assert max(projection.orthonormality_error for projection in counts.projections) <= 2.0**-22
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_roles_sum_to_the_total(preset: str) -> None:
-    model = fresh_gpt()
-    freeze(model, preset)
-    counts = audit(model)
-    assert sum(role["trainable"] + role["frozen"] for role in counts.by_role.values()) == counts.total
-    assert counts.total == sum(parameter.numel() for parameter in model.parameters())
+@pytest.fixture(scope="module")
+def by_preset() -> dict[str, tuple[GPT, tuple[str, ...]]]:
+    """A model frozen by each preset, and the names that freezing gave; to be read only."""
+    models = {preset: fresh_gpt() for preset in PRESETS}
+    return {preset: (model, freeze(model, preset)) for preset, model in models.items()}
+
+
+def test_roles_sum_to_the_total(by_preset: dict[str, tuple[GPT, tuple[str, ...]]]) -> None:
+    for preset, (model, _) in by_preset.items():
+        with case(preset):
+            counts = audit(model)
+            assert sum(role["trainable"] + role["frozen"] for role in counts.by_role.values()) == counts.total
+            assert counts.total == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_audit_says_of_each_projection_whether_it_is_frozen() -> None:
@@ -280,14 +275,16 @@ def test_freezing_twice_is_refused(frozen_gpt: GPT) -> None:
     assert digests(frozen_gpt) == before
 
 
-@pytest.mark.parametrize("layers", [(3,), (0, -4), "first 4", "last 4"], ids=str)
-def test_layers_that_do_not_exist_leave_the_model_untouched(layers: str | tuple[int, ...]) -> None:
-    model = fresh_gpt()
-    before = digests(model)
-    with pytest.raises(MethodError, match="but the model has 3"):
-        freeze(model, Method(init="orthogonal", freeze=("q", "k"), layers=layers))
-    assert digests(model) == before
-    assert all(parameter.requires_grad for parameter in model.parameters())
+def test_layers_that_do_not_exist_leave_the_model_untouched() -> None:
+    cases: list[str | tuple[int, ...]] = [(3,), (0, -4), "first 4", "last 4"]
+    for layers in cases:
+        with case(layers):
+            model = fresh_gpt()
+            before = digests(model)
+            with pytest.raises(MethodError, match="but the model has 3"):
+                freeze(model, Method(init="orthogonal", freeze=("q", "k"), layers=layers))
+            assert digests(model) == before
+            assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_start_refused_in_a_late_layer_leaves_the_model_untouched() -> None:
@@ -299,11 +296,13 @@ def test_a_start_refused_in_a_late_layer_leaves_the_model_untouched() -> None:
     assert digests(model) == before
 
 
-@pytest.mark.parametrize("preset", ["baseline", "pretrained_freeze", "train_then_freeze"])
-def test_a_native_start_changes_no_weight(preset: str) -> None:
-    model = fresh_gpt()
-    freeze(model, preset)
-    assert digests(model) == digests(fresh_gpt())
+def test_a_native_start_changes_no_weight() -> None:
+    cases: list[str] = ["baseline", "pretrained_freeze", "train_then_freeze"]
+    for preset in cases:
+        with case(preset):
+            model = fresh_gpt()
+            freeze(model, preset)
+            assert digests(model) == digests(fresh_gpt())
 
 
 def test_the_baseline_freezes_nothing() -> None:
@@ -313,16 +312,19 @@ def test_the_baseline_freezes_nothing() -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("preset", FREEZING)
-def test_freezing_names_and_freezes_every_query_and_key_of_the_preset(preset: str) -> None:
-    model = fresh_gpt()
-    names = freeze(model, preset)
-    record, slices = record_of(model), {f"{path}.weight" for path in selections(model)}
-    assert record and set(names) == set(record)
-    assert set(names) - slices == {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    assert slices == (set(names) if PRESETS[preset].init == "axes" else set())
-    some = {f"blocks.{at.replace('.', '.attention.')}.weight" for at in SOME_OF_THEM.get(preset, ())}
-    assert set(names) == (some or {name for name, _ in fresh_gpt().named_parameters() if is_qk(name)})
+def test_freezing_names_and_freezes_every_query_and_key_of_the_preset(
+    by_preset: dict[str, tuple[GPT, tuple[str, ...]]],
+) -> None:
+    every_one = {name for name, _ in fresh_gpt().named_parameters() if is_qk(name)}
+    for preset in FREEZING:
+        with case(preset):
+            model, names = by_preset[preset]
+            record, slices = record_of(model), {f"{path}.weight" for path in selections(model)}
+            assert record and set(names) == set(record)
+            assert set(names) - slices == {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+            assert slices == (set(names) if PRESETS[preset].init == "axes" else set())
+            some = {f"blocks.{at.replace('.', '.attention.')}.weight" for at in SOME_OF_THEM.get(preset, ())}
+            assert set(names) == (some or every_one)
 
 
 def test_what_is_frozen_later_only_starts() -> None:
@@ -370,14 +372,14 @@ def test_another_seed_gives_other_frames() -> None:
     assert all(not torch.equal(model.get_parameter(n), p) for n, p in other.named_parameters() if is_qk(n))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_arms_of_one_seed_share_every_other_weight(preset: str) -> None:
-    model, before = fresh_gpt(), digests(fresh_gpt())
-    freeze(model, preset)
-    after = digests(model)
-    assert all(after[name] == value for name, value in before.items() if not is_qk(name))
-    assert all(learnt_on_top(name) for name in after.keys() - before.keys())
-    assert bool(after.keys() - before.keys()) == PRESETS[preset].learns_on_top
+def test_arms_of_one_seed_share_every_other_weight(by_preset: dict[str, tuple[GPT, tuple[str, ...]]]) -> None:
+    before = digests(fresh_gpt())
+    for preset, (model, _) in by_preset.items():
+        with case(preset):
+            after = digests(model)
+            assert all(after[name] == value for name, value in before.items() if not is_qk(name))
+            assert all(learnt_on_top(name) for name in after.keys() - before.keys())
+            assert bool(after.keys() - before.keys()) == PRESETS[preset].learns_on_top
 
 
 def test_uniform_gives_every_visible_token_the_same_weight() -> None:
@@ -398,19 +400,21 @@ def test_queries_tied_to_keys_can_be_frozen_and_proven() -> None:
     assert_unmoved(model)
 
 
-@pytest.mark.parametrize("scale", ["unit", "layer"])
-def test_an_init_function_that_writes_in_place_changes_nothing_else(scale: Any) -> None:
-    written, fresh = (lively_gpt() for _ in range(2))
-    inits: tuple[Any, ...] = (
-        lambda w, generator: nn.init.normal_(w, generator=generator),
-        lambda w, generator: torch.randn(w.shape, generator=generator),
-    )
-    before = digests(written)
-    for model, init in zip((written, fresh), inits, strict=True):
-        freeze(model, Method(init=init, freeze=("q", "k"), scale=scale), keep_original=True)
-    assert digests(written) == digests(fresh)
-    restore(written)
-    assert digests(written) == before
+def test_an_init_function_that_writes_in_place_changes_nothing_else() -> None:
+    cases: list[Any] = ["unit", "layer"]
+    for scale in cases:
+        with case(scale):
+            written, fresh = (lively_gpt() for _ in range(2))
+            inits: tuple[Any, ...] = (
+                lambda w, generator: nn.init.normal_(w, generator=generator),
+                lambda w, generator: torch.randn(w.shape, generator=generator),
+            )
+            before = digests(written)
+            for model, init in zip((written, fresh), inits, strict=True):
+                freeze(model, Method(init=init, freeze=("q", "k"), scale=scale), keep_original=True)
+            assert digests(written) == digests(fresh)
+            restore(written)
+            assert digests(written) == before
 
 
 def test_an_init_function_that_writes_and_then_fails_leaves_the_model_as_it_was() -> None:
@@ -435,43 +439,53 @@ def test_an_init_function_must_return_a_tensor() -> None:
         freeze(lively_gpt(), Method(init=nothing, freeze=("q",), scale=2.0))
 
 
-@pytest.mark.parametrize(("scale", "told"), [(1e6, "infinite"), (1e-9, "all zero")])
-@pytest.mark.parametrize("init", ["orthogonal", "axes"])
-@pytest.mark.parametrize("parts", [("q", "k"), ("q",)])
-def test_a_start_that_does_not_fit_the_dtype_is_refused(init: Any, parts: Any, scale: float, told: str) -> None:
-    model = lively_gpt().half()
-    before = digests(model)
-    with pytest.raises(MethodError, match=rf"become {told} in torch\.float16"):
-        freeze(model, Method(init=init, freeze=parts, scale=scale))
-    assert digests(model) == before
+def test_a_start_that_does_not_fit_the_dtype_is_refused() -> None:
+    cases_0: list[tuple[float, str]] = [(1e6, "infinite"), (1e-9, "all zero")]
+    init_cases: list[Any] = ["orthogonal", "axes"]
+    parts_cases: list[Any] = [("q", "k"), ("q",)]
+    for scale, told in cases_0:
+        for init in init_cases:
+            for parts in parts_cases:
+                with case(scale, told, init, parts):
+                    model = lively_gpt().half()
+                    before = digests(model)
+                    with pytest.raises(MethodError, match=rf"become {told} in torch\.float16"):
+                        freeze(model, Method(init=init, freeze=parts, scale=scale))
+                    assert digests(model) == before
 
 
-@pytest.mark.parametrize("init", ["orthogonal", "axes"])
-def test_a_cast_that_frozen_numbers_do_not_survive_is_refused(init: Any) -> None:
-    model = lively_gpt()
-    freeze(model, Method(init=init, freeze=("q", "k"), scale=1e6))
-    before = digests(model)
-    with pytest.raises(MethodError, match=r"attention\.q\.weight has numbers .* become infinite in torch\.float16"):
-        cast(model, torch.float16)
-    assert digests(model) == before
-    assert_unmoved(model)
+def test_a_cast_that_frozen_numbers_do_not_survive_is_refused() -> None:
+    cases: list[Any] = ["orthogonal", "axes"]
+    for init in cases:
+        with case(init):
+            model = lively_gpt()
+            freeze(model, Method(init=init, freeze=("q", "k"), scale=1e6))
+            before = digests(model)
+            with pytest.raises(MethodError, match=r"attention\.q\.weight has numbers .* become infinite in torch\.float16"):
+                cast(model, torch.float16)
+            assert digests(model) == before
+            assert_unmoved(model)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, "bfloat16", None], ids=repr)
-def test_a_cast_to_what_is_no_floating_point_dtype_is_refused(dtype: Any) -> None:
-    model = lively_gpt()
-    freeze(model, "oelm_freeze")
-    with pytest.raises(MethodError, match="cast takes a floating-point dtype"):
-        cast(model, dtype)
-    assert_unmoved(model)
+def test_a_cast_to_what_is_no_floating_point_dtype_is_refused() -> None:
+    cases: list[Any] = [torch.int8, torch.complex64, "bfloat16", None]
+    for dtype in cases:
+        with case(dtype):
+            model = lively_gpt()
+            freeze(model, "oelm_freeze")
+            with pytest.raises(MethodError, match="cast takes a floating-point dtype"):
+                cast(model, dtype)
+            assert_unmoved(model)
 
 
-@pytest.mark.parametrize("name", ["oelm_freeze", "oelm_axes_lowrank"])
-def test_a_device_set_around_the_call_changes_nothing(name: str) -> None:
-    here, there = lively_gpt(), lively_gpt()
-    freeze(here, name)
-    with torch.device("meta"):
-        freeze(there, name)
-        told = audit(there)
-    assert digests(there) == digests(here)
-    assert told == audit(here)
+def test_a_device_set_around_the_call_changes_nothing() -> None:
+    cases: list[str] = ["oelm_freeze", "oelm_axes_lowrank"]
+    for name in cases:
+        with case(name):
+            here, there = lively_gpt(), lively_gpt()
+            freeze(here, name)
+            with torch.device("meta"):
+                freeze(there, name)
+                told = audit(there)
+            assert digests(there) == digests(here)
+            assert told == audit(here)

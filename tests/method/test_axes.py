@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from oelm.method.frames import axis_rows, frame_generator, orthonormality_error,
 from oelm.method.layers import Selection, compact_states, selections
 from oelm.method.method import PRESETS, Gain, Method, Thaw
 from oelm.method.sites import SitePaths, attention_sites, register_sites
+from tests.cases import case
 from tests.conftest import lively_gpt
+from tests.method.kinds import of_each_kind
 from tests.method.tiny_models import ARCHITECTURES, BY_NAME, Tiny, loss, outputs, tiny_inputs, tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -30,28 +33,29 @@ METHODS = ("oelm_axes", "oelm_axes_lowrank", "oelm_axes_q", "oelm_axes_q_lowrank
 # Outputs are of order one; a product with zeros and ones is exact, what learns on top is folded in float64 and rounded once.
 ROUNDING = 1e-5
 
-every = pytest.mark.parametrize("tiny", SLICED, ids=lambda tiny: tiny.name)
+each_kind = of_each_kind(SLICED)
 each_method = pytest.mark.parametrize("method", METHODS)
-# Every architecture with one method, and every method where projections are apart, fused, grouped and our own.
-mixed = pytest.mark.parametrize(
-    ("tiny", "method"),
-    [
-        pytest.param(tiny, method, id=f"{method}-{tiny.name}")
-        for method in METHODS
-        for tiny in SLICED
-        if method == METHODS[0] or tiny.name in ("bert", "gpt2", "llama", "our_gpt")
-    ],
-)
+
+
+def methods_of(tiny: Tiny) -> tuple[str, ...]:
+    """Every architecture has one method, and every method is where projections are apart, fused, grouped and our own."""
+    return METHODS if tiny.name in ("bert", "gpt2", "llama", "our_gpt") else METHODS[:1]
 
 
 def coordinates(heads: int, key_heads: int, head_dim: int, dims: tuple[int, int], seed: int = 0) -> tuple[Tensor, Tensor]:
     return sample_axes(heads, key_heads, head_dim, dims, generator=frame_generator(seed, "site", "axes"))
 
 
-def sliced(tiny: Tiny, method: str | Method = "oelm_axes", **options: Any) -> nn.Module:
+@cache
+def _sliced(tiny: Tiny, method: str | Method) -> nn.Module:
     model = tiny_model(tiny)
-    freeze(model, method, **options)
+    freeze(model, method)
     return model
+
+
+def sliced(tiny: Tiny, method: str | Method = METHODS[0]) -> nn.Module:
+    """A model with slices of the test's own: a copy, as drawing them takes longer."""
+    return copy.deepcopy(_sliced(tiny, method))
 
 
 def stirred(model: nn.Module) -> nn.Module:
@@ -84,7 +88,7 @@ def reads(model: nn.Module, tiny: Tiny) -> Tensor:
     dim=st.integers(2, 48),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_key_head_shares_no_coordinate_with_the_query_heads_it_serves(
     group: int, key_heads: int, head_dim: int, dim: int, seed: int
 ) -> None:
@@ -113,7 +117,7 @@ def test_queries_are_the_slices_as_they_lie_and_keys_those_of_another_head() -> 
 
 
 @given(dim=st.integers(2, 40), missing=st.integers(0, 39), heads=st.integers(1, 3), seed=st.integers(0, 9))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_where_there_is_one_slice_no_coordinate_meets_itself(dim: int, missing: int, heads: int, seed: int) -> None:
     head_dim = max(dim // 2 + 1, dim - missing)
     q_HK, k_HK = coordinates(heads, heads, head_dim, (dim, dim), seed)
@@ -134,7 +138,7 @@ def test_thin_heads_leave_coordinates_out() -> None:
 
 
 @given(heads=st.integers(1, 6), head_dim=st.integers(1, 8), dims=st.tuples(st.integers(8, 40), st.integers(8, 40)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_each_side_of_a_cross_attention_reads_its_own_width(heads: int, head_dim: int, dims: tuple[int, int]) -> None:
     if dims[0] == dims[1] or head_dim == 1:
         return
@@ -166,77 +170,86 @@ def test_axis_rows_are_orthonormal_and_scaled() -> None:
 # On every architecture
 
 
-@mixed
-def test_picking_is_multiplying_by_the_weight_that_is_saved(tiny: Tiny, method: str) -> None:
-    model = stirred(sliced(tiny, method))
-    picked = reads(model, tiny)
-    dense = copy.deepcopy(model)
-    fold(dense)
-    assert not selections(dense)
-    assert torch.allclose(reads(dense, tiny), picked, rtol=0, atol=ROUNDING)
-    assert_unmoved(dense)
-    if method == "oelm_axes":
-        plain = tiny_model(tiny)
-        assert set(model.state_dict()) == set(plain.state_dict())
-        plain.load_state_dict(model.state_dict())
-        assert torch.allclose(reads(plain, tiny), picked, rtol=0, atol=ROUNDING)
+@pytest.mark.parametrize("tiny", SLICED, ids=lambda tiny: tiny.name)
+def test_picking_is_multiplying_by_the_weight_that_is_saved(tiny: Tiny) -> None:
+    for method in methods_of(tiny):
+        with case(method):
+            model = stirred(sliced(tiny, method))
+            picked = reads(model, tiny)
+            dense = copy.deepcopy(model)
+            fold(dense)
+            assert not selections(dense)
+            assert torch.allclose(reads(dense, tiny), picked, rtol=0, atol=ROUNDING)
+            assert_unmoved(dense)
+            if method == "oelm_axes":
+                plain = tiny_model(tiny)
+                assert set(model.state_dict()) == set(plain.state_dict())
+                plain.load_state_dict(model.state_dict())
+                assert torch.allclose(reads(plain, tiny), picked, rtol=0, atol=ROUNDING)
 
 
-@every
-def test_nothing_dense_is_stored_and_everything_is_counted(tiny: Tiny) -> None:
-    plain, model = tiny_model(tiny), sliced(tiny)
-    counts = audit(model)
-    assert counts.total == counts.trainable == sum(p.numel() for p in plain.parameters()) - tiny.frozen
-    assert (counts.frozen, counts.selected) == (0, tiny.frozen)
-    assert sum(parameter.numel() for parameter in model.parameters()) == counts.total
-    assert all(each.is_frozen and each.is_selection and each.digest for each in counts.projections)
-    assert all(each.orthonormality_error == 0.0 for each in counts.projections)
-    assert "replaced by slices" in str(counts) and "none of" in counts.summary()
-    with compact_states():
-        stored = sum(tensor.numel() for tensor in model.state_dict().values() if tensor.is_floating_point())
-    # Buffers of the architectures and tied weights are in both.
-    assert stored == sum(t.numel() for t in plain.state_dict().values() if t.is_floating_point()) - tiny.frozen
+def test_nothing_dense_is_stored_and_everything_is_counted() -> None:
+    for tiny in SLICED:
+        with case(tiny.name):
+            plain, model = tiny_model(tiny), sliced(tiny)
+            counts = audit(model)
+            assert counts.total == counts.trainable == sum(p.numel() for p in plain.parameters()) - tiny.frozen
+            assert (counts.frozen, counts.selected) == (0, tiny.frozen)
+            assert sum(parameter.numel() for parameter in model.parameters()) == counts.total
+            assert all(each.is_frozen and each.is_selection and each.digest for each in counts.projections)
+            assert all(each.orthonormality_error == 0.0 for each in counts.projections)
+            assert "replaced by slices" in str(counts) and "none of" in counts.summary()
+            with compact_states():
+                stored = sum(tensor.numel() for tensor in model.state_dict().values() if tensor.is_floating_point())
+            # Buffers of the architectures and tied weights are in both.
+            assert stored == sum(t.numel() for t in plain.state_dict().values() if t.is_floating_point()) - tiny.frozen
 
 
-@mixed
-def test_steps_with_decay_leave_every_selection_and_train_the_rest(tiny: Tiny, method: str) -> None:
-    model = sliced(tiny, method).train()
-    record = record_of(model)
-    before = digests(model)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.1)
-    for step in range(5):
-        optimizer.zero_grad()
-        loss(model, tiny_inputs(tiny, seed=step)).backward()
-        optimizer.step()
-    assert_unmoved(model)
-    assert record_of(model) == record and record
-    moved = {name for name, parameter in model.named_parameters() if digest(parameter) != before[name]}
-    # A key's bias shifts all logits of a query alike: its gradient is rounding.
-    assert {name for name in before if name not in moved} <= {name for name in before if name.endswith("bias")}
+@each_kind
+def test_steps_with_decay_leave_every_selection_and_train_the_rest(tiny: Tiny) -> None:
+    for method in methods_of(tiny):
+        with case(method):
+            model = sliced(tiny, method).train()
+            record = record_of(model)
+            before = digests(model)
+            optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.1)
+            for step in range(3):
+                optimizer.zero_grad()
+                loss(model, tiny_inputs(tiny, seed=step)).backward()
+                optimizer.step()
+            assert_unmoved(model)
+            assert record_of(model) == record and record
+            moved = {name for name, parameter in model.named_parameters() if digest(parameter) != before[name]}
+            # A key's bias shifts all logits of a query alike: its gradient is rounding.
+            assert {name for name in before if name not in moved} <= {name for name in before if name.endswith("bias")}
 
 
-@mixed
-def test_thawing_gives_the_architectures_own_layers_back_with_the_same_outputs(tiny: Tiny, method: str) -> None:
-    plain, model = tiny_model(tiny), stirred(sliced(tiny, method))
-    before = reads(model, tiny)
-    names = thaw(model)
-    assert [type(module) for module in model.modules()] == [type(module) for module in plain.modules()]
-    assert {name: p.shape for name, p in model.named_parameters()} == {name: p.shape for name, p in plain.named_parameters()}
-    assert all(parameter.requires_grad for parameter in model.parameters()) and set(names) <= set(plain.state_dict())
-    assert torch.allclose(reads(model, tiny), before, rtol=0, atol=ROUNDING)
-    loss(model, tiny_inputs(tiny)).backward()
+@each_kind
+def test_thawing_gives_the_architectures_own_layers_back_with_the_same_outputs(tiny: Tiny) -> None:
+    plain = tiny_model(tiny)
+    shapes = {name: parameter.shape for name, parameter in plain.named_parameters()}
+    for method in methods_of(tiny):
+        with case(method):
+            model = stirred(sliced(tiny, method))
+            before = reads(model, tiny)
+            names = thaw(model)
+            assert [type(module) for module in model.modules()] == [type(module) for module in plain.modules()]
+            assert {name: parameter.shape for name, parameter in model.named_parameters()} == shapes
+            assert all(parameter.requires_grad for parameter in model.parameters())
+            assert set(names) <= set(plain.state_dict())
+            assert torch.allclose(reads(model, tiny), before, rtol=0, atol=ROUNDING)
+            loss(model, tiny_inputs(tiny)).backward()
 
 
-@every
+@each_kind
 def test_restoring_gives_back_the_bytes_there_were(tiny: Tiny) -> None:
-    plain, model = tiny_model(tiny), sliced(tiny, keep_original=True)
+    plain, model = tiny_model(tiny), tiny_model(tiny)
+    freeze(model, "oelm_axes", keep_original=True)
     restore(model)
-    assert {name: digest(p) for name, p in model.named_parameters()} == {
-        name: digest(p) for name, p in plain.named_parameters()
-    }
+    assert digests(model) == digests(plain)
 
 
-@every
+@each_kind
 def test_weights_round_trip_and_others_are_refused(tiny: Tiny) -> None:
     model, other = sliced(tiny), tiny_model(tiny, seed=1)
     before = reads(model, tiny)
@@ -255,7 +268,7 @@ def test_weights_round_trip_and_others_are_refused(tiny: Tiny) -> None:
         twin.load_state_dict(other.state_dict())
 
 
-@every
+@each_kind
 def test_bfloat16_leaves_the_coordinates_alone(tiny: Tiny) -> None:
     model = sliced(tiny, "oelm_axes_lowrank")
     record = record_of(model)
@@ -273,7 +286,7 @@ def gradients(model: nn.Module, tiny: Tiny) -> dict[str, Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-@every
+@each_kind
 def test_gradients_are_those_of_the_dense_weights(tiny: Tiny) -> None:
     model = sliced(tiny)
     got, dense = gradients(model, tiny), copy.deepcopy(model)
@@ -554,25 +567,26 @@ def test_the_weights_of_another_selection_are_refused_after_the_meta_device(how:
         model.load_state_dict(plain.state_dict(), assign=how == "assigned")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("how", ["assigned", "emptied", "compact"])
-def test_a_model_from_the_meta_device_is_the_one_it_was_loaded_from(how: str, dtype: torch.dtype) -> None:
-    source, model = lively_gpt().to(dtype), on_meta()
-    freeze(source, "oelm_axes")
-    tokens = torch.arange(8).reshape(1, 8)
-    with compact_states() if how == "compact" else nullcontext():
-        if how == "emptied":
-            model.to_empty(device="cpu").to(dtype)
-        model.load_state_dict(source.state_dict(), assign=how != "emptied")
-    for path, selection in selections(model).items():
-        assert torch.equal(selection.index, selections(source)[path].index)
-        assert selection.like.device.type == "cpu"
-        assert how == "compact" or selection.like.dtype is dtype
-    assert torch.equal(model(tokens), source(tokens))
-    if how != "compact":
-        assert {name: digest(each) for name, each in model.state_dict().items()} == {
-            name: digest(each) for name, each in source.state_dict().items()
-        }
+def test_a_model_from_the_meta_device_is_the_one_it_was_loaded_from(how: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        with case(dtype):
+            source, model = lively_gpt().to(dtype), on_meta()
+            freeze(source, "oelm_axes")
+            tokens = torch.arange(8).reshape(1, 8)
+            with compact_states() if how == "compact" else nullcontext():
+                if how == "emptied":
+                    model.to_empty(device="cpu").to(dtype)
+                model.load_state_dict(source.state_dict(), assign=how != "emptied")
+            for path, selection in selections(model).items():
+                assert torch.equal(selection.index, selections(source)[path].index)
+                assert selection.like.device.type == "cpu"
+                assert how == "compact" or selection.like.dtype is dtype
+            assert torch.equal(model(tokens), source(tokens))
+            if how != "compact":
+                assert {name: digest(each) for name, each in model.state_dict().items()} == {
+                    name: digest(each) for name, each in source.state_dict().items()
+                }
 
 
 @each_method

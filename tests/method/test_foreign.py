@@ -23,6 +23,7 @@ from oelm.method.frames import orthonormality_error
 from oelm.method.layers import learning_modules
 from oelm.method.method import InitName, Method, QKPart, method_name
 from oelm.method.sites import attention_sites
+from tests.cases import case
 from tests.method.tiny_models import BY_NAME, PackedTorch, Tiny, tiny_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
@@ -48,9 +49,8 @@ def keys_frozen(name: str, layers: str | tuple[int, ...]) -> list[str]:
     return [site.key for site in attention_sites(model) if next(site.q.parameters())[0] in names]
 
 
-@pytest.mark.parametrize(
-    ("name", "layers", "keys"),
-    [
+def test_layers_count_within_encoder_and_decoder() -> None:
+    cases: list[tuple[str, str | tuple[int, ...], list[str]]] = [
         # T5 here: two encoder layers, one decoder layer with two attentions.
         ("t5", "all", ["encoder.0", "encoder.1", "decoder.0", "decoder.0.1"]),
         ("t5", "first 1", ["encoder.0", "decoder.0", "decoder.0.1"]),
@@ -64,20 +64,21 @@ def keys_frozen(name: str, layers: str | tuple[int, ...]) -> list[str]:
         ("bart", "all but first 1", ["decoder.1", "decoder.1.1"]),
         ("torch", "first 1", ["encoder.0", "decoder.0", "decoder.0.1"]),
         ("gpt2_cross", (1,), ["1", "1.1"]),
-    ],
-)
-def test_layers_count_within_encoder_and_decoder(name: str, layers: str | tuple[int, ...], keys: list[str]) -> None:
-    assert keys_frozen(name, layers) == keys
+    ]
+    for name, layers, keys in cases:
+        with case(name, layers, keys):
+            assert keys_frozen(name, layers) == keys
 
 
-@pytest.mark.parametrize("name", ["t5", "bart", "bert", "gpt2", "qwen3", "torch"])
-@pytest.mark.parametrize("layers", ["first 3", "last 3", (2,), (0, 2), (-3,)], ids=str)
-def test_layers_that_no_stack_has_are_refused_and_nothing_changed(name: str, layers: str | tuple[int, ...]) -> None:
-    model = tiny_model(BY_NAME[name])
-    before = digests(model)
-    with pytest.raises(MethodError, match="but the model has"):
-        freeze(model, Method(init="orthogonal", freeze=QK, layers=layers))
-    assert digests(model) == before
+def test_layers_that_no_stack_has_are_refused_and_nothing_changed() -> None:
+    missing: list[str | tuple[int, ...]] = ["first 3", "last 3", (2,), (0, 2), (-3,)]
+    for name in ("t5", "bart", "bert", "gpt2", "qwen3", "torch"):
+        model = tiny_model(BY_NAME[name])
+        before = digests(model)
+        for layers in missing:
+            with case(name, layers), pytest.raises(MethodError, match="but the model has"):
+                freeze(model, Method(init="orthogonal", freeze=QK, layers=layers))
+        assert digests(model) == before
 
 
 class Sparse(nn.Module):
@@ -88,10 +89,12 @@ class Sparse(nn.Module):
         self.layers = nn.ModuleList([nn.MultiheadAttention(8, 2), nn.Linear(8, 8), nn.MultiheadAttention(8, 2)])
 
 
-@pytest.mark.parametrize("layers", [(1,), (0, 1), (-2,), "odd"], ids=str)
-def test_layers_without_attention_are_refused(layers: str | tuple[int, ...]) -> None:
-    with pytest.raises(MethodError, match="match no attention of Sparse, which has some in layers 0, 2"):
-        freeze(Sparse(), Method(init="orthogonal", freeze=QK, layers=layers))
+def test_layers_without_attention_are_refused() -> None:
+    cases: list[str | tuple[int, ...]] = [(1,), (0, 1), (-2,), "odd"]
+    for layers in cases:
+        with case(layers):
+            with pytest.raises(MethodError, match="match no attention of Sparse, which has some in layers 0, 2"):
+                freeze(Sparse(), Method(init="orthogonal", freeze=QK, layers=layers))
 
 
 def test_all_but_layers_without_attention_is_not_taken_for_all() -> None:
@@ -102,20 +105,19 @@ def test_all_but_layers_without_attention_is_not_taken_for_all() -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(
-    ("learn_layers", "keys"),
-    [("first 1", ["encoder.0", "decoder.0", "decoder.0.1"]), ((1,), ["decoder.1", "decoder.1.1"])],
-    ids=str,
-)
-def test_what_learns_on_top_counts_layers_within_encoder_and_decoder(
-    learn_layers: str | tuple[int, ...], keys: list[str]
-) -> None:
-    model = tiny_model(BY_NAME["bart"])
-    freeze(model, Method(init="orthogonal", freeze=QK, correction=0.25, learn_layers=learn_layers))
-    sites = attention_sites(model)
-    learning = learning_modules(model).keys()
-    assert [site.key for site in sites if site.q.path in learning and site.k.path in learning] == keys
-    assert [site.key for site in sites if site.q.path in learning or site.k.path in learning] == keys
+def test_what_learns_on_top_counts_layers_within_encoder_and_decoder() -> None:
+    cases: list[tuple[str | tuple[int, ...], list[str]]] = [
+        ("first 1", ["encoder.0", "decoder.0", "decoder.0.1"]),
+        ((1,), ["decoder.1", "decoder.1.1"]),
+    ]
+    for learn_layers, keys in cases:
+        with case(learn_layers, keys):
+            model = tiny_model(BY_NAME["bart"])
+            freeze(model, Method(init="orthogonal", freeze=QK, correction=0.25, learn_layers=learn_layers))
+            sites = attention_sites(model)
+            learning = learning_modules(model).keys()
+            assert [site.key for site in sites if site.q.path in learning and site.k.path in learning] == keys
+            assert [site.key for site in sites if site.q.path in learning or site.k.path in learning] == keys
 
 
 def test_a_model_without_attention_is_refused() -> None:
@@ -133,19 +135,25 @@ def test_an_unknown_transformers_model_is_named_by_its_type() -> None:
         freeze(model, "oelm_freeze")
 
 
-@pytest.mark.parametrize(
-    "name", ["BertLMHeadModel", "RobertaForCausalLM", "XLMRobertaForCausalLM", "ElectraForCausalLM"], ids=lambda name: name
-)
-def test_cross_attention_of_a_bert_like_decoder_is_found(name: str) -> None:
-    import transformers
+def test_cross_attention_of_a_bert_like_decoder_is_found() -> None:
+    cases: list[str] = ["BertLMHeadModel", "RobertaForCausalLM", "XLMRobertaForCausalLM", "ElectraForCausalLM"]
+    for name in cases:
+        with case(name):
+            import transformers
 
-    kind: Any = getattr(transformers, name)
-    shape = {"vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
-    model = kind(kind.config_class(**shape, pad_token_id=0, is_decoder=True, add_cross_attention=True))
-    assert [site.key for site in attention_sites(model)] == ["0", "0.1", "1", "1.1"]
-    # Two layers, two attentions, Q and K.
-    assert len(freeze(model, "oelm_freeze")) == 2 * 2 * 2 * 2
-    assert audit(model).frozen == 2 * 2 * 2 * 16 * 17
+            kind: Any = getattr(transformers, name)
+            shape = {
+                "vocab_size": 11,
+                "hidden_size": 16,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "intermediate_size": 8,
+            }
+            model = kind(kind.config_class(**shape, pad_token_id=0, is_decoder=True, add_cross_attention=True))
+            assert [site.key for site in attention_sites(model)] == ["0", "0.1", "1", "1.1"]
+            # Two layers, two attentions, Q and K.
+            assert len(freeze(model, "oelm_freeze")) == 2 * 2 * 2 * 2
+            assert audit(model).frozen == 2 * 2 * 2 * 16 * 17
 
 
 def test_encoder_and_decoder_draw_frames_of_their_own() -> None:
@@ -155,12 +163,14 @@ def test_encoder_and_decoder_draw_frames_of_their_own() -> None:
     assert not any(torch.equal(first, second) for n, first in enumerate(drawn) for second in drawn[:n])
 
 
-@pytest.mark.parametrize("name", ["t5", "bart", "gpt2", "bert"])
-def test_a_wrapper_changes_no_draw(name: str) -> None:
-    model, wrapped = tiny_model(BY_NAME[name]), nn.Sequential(tiny_model(BY_NAME[name]))
-    freeze(model, "oelm_freeze")
-    freeze(wrapped, "oelm_freeze")
-    assert digests(model) == digests(wrapped[0])
+def test_a_wrapper_changes_no_draw() -> None:
+    cases: list[str] = ["t5", "bart", "gpt2", "bert"]
+    for name in cases:
+        with case(name):
+            model, wrapped = tiny_model(BY_NAME[name]), nn.Sequential(tiny_model(BY_NAME[name]))
+            freeze(model, "oelm_freeze")
+            freeze(wrapped, "oelm_freeze")
+            assert digests(model) == digests(wrapped[0])
 
 
 def test_one_layer_of_each_stack_is_still_layer_zero() -> None:
@@ -171,18 +181,22 @@ def test_one_layer_of_each_stack_is_still_layer_zero() -> None:
     assert [site.block for site in attention_sites(model)] == ["encoder.block.0", "decoder.block.0", "decoder.block.0"]
 
 
-@pytest.mark.parametrize("init", ["orthogonal", "orthonormalized"])
-def test_heads_larger_than_the_model_are_refused_by_name(init: InitName) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def test_heads_larger_than_the_model_are_refused_by_name() -> None:
+    cases: list[InitName] = ["orthogonal", "orthonormalized"]
+    for init in cases:
+        with case(init):
+            from transformers import LlamaConfig, LlamaForCausalLM
 
-    model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=11, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, head_dim=24, intermediate_size=8)
-    )
-    before = digests(model)
-    with pytest.raises(MethodError, match=r"model\.layers\.0\.self_attn\.q_proj: 24 rows cannot be orthonormal in 16"):
-        freeze(model, Method(init=init, freeze=QK))
-    assert digests(model) == before
-    freeze(model, "gaussian_matched")
+            model = LlamaForCausalLM(
+                LlamaConfig(
+                    vocab_size=11, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, head_dim=24, intermediate_size=8
+                )
+            )
+            before = digests(model)
+            with pytest.raises(MethodError, match=r"model\.layers\.0\.self_attn\.q_proj: 24 rows cannot be orthonormal in 16"):
+                freeze(model, Method(init=init, freeze=QK))
+            assert digests(model) == before
+            freeze(model, "gaussian_matched")
 
 
 def test_all_heads_together_may_be_wider_than_the_model_but_for_one_frame_across_them() -> None:
@@ -204,15 +218,15 @@ def rms(name: str, method: Method) -> tuple[list[float], list[float]]:
     return before, [p.weight_HKD().norm().item() for site in attention_sites(model) for _, p in site.projections()]
 
 
-# Not T5 across all heads: 64 rows in 32 dimensions.
-@pytest.mark.parametrize(
-    ("name", "init"),
-    [(name, init) for name in ("bert", "gpt2", "t5", "llama", "torch") for init in DRAWN if (name, init) != ("t5", DRAWN[1])],
-)
-def test_scale_layer_keeps_each_projections_own_size(name: str, init: InitName) -> None:
-    before, after = rms(name, Method(init=init, freeze=QK, scale="layer"))
-    # Scaled in float64 and rounded once to float32; the norm is summed in float32.
-    assert after == pytest.approx(before, rel=1e-5)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "llama", "torch"])
+def test_scale_layer_keeps_each_projections_own_size(name: str) -> None:
+    for init in DRAWN:
+        # Not T5 across all heads: 64 rows in 32 dimensions.
+        if (name, init) != ("t5", "orthogonal_global"):
+            with case(init):
+                before, after = rms(name, Method(init=init, freeze=QK, scale="layer"))
+                # Scaled in float64 and rounded once to float32; the norm is summed in float32.
+                assert after == pytest.approx(before, rel=1e-5)
 
 
 def test_scale_unit_has_rows_of_norm_one_whatever_was_there() -> None:
@@ -299,17 +313,19 @@ def test_nothing_can_be_proven_of_what_was_frozen_without_bytes(bert_base: nn.Mo
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "torch", "t5"])
-def test_any_architecture_can_be_counted_without_bytes(name: str) -> None:
-    tiny: Tiny = BY_NAME[name]
-    with torch.device("meta"):
-        model = tiny.build()
-    freeze(model, "oelm_freeze")
-    assert audit(model).frozen == tiny.frozen
-    with pytest.raises(MethodError, match="meta device, where there is nothing to keep"):
-        fresh = copy.deepcopy(model)
-        thaw(fresh)
-        freeze(fresh, "oelm_freeze", keep_original=True)
+def test_any_architecture_can_be_counted_without_bytes() -> None:
+    cases: list[str] = ["gpt2", "gpt_neox", "torch", "t5"]
+    for name in cases:
+        with case(name):
+            tiny: Tiny = BY_NAME[name]
+            with torch.device("meta"):
+                model = tiny.build()
+            freeze(model, "oelm_freeze")
+            assert audit(model).frozen == tiny.frozen
+            with pytest.raises(MethodError, match="meta device, where there is nothing to keep"):
+                fresh = copy.deepcopy(model)
+                thaw(fresh)
+                freeze(fresh, "oelm_freeze", keep_original=True)
 
 
 def test_a_model_that_is_partly_without_bytes_is_refused() -> None:

@@ -26,8 +26,9 @@ from oelm.method.frames import (
     start_of,
 )
 from oelm.method.method import PRESETS
+from tests.cases import case
 
-quickly = settings(deadline=None, derandomize=True, max_examples=40)
+quickly = settings(deadline=None, derandomize=True, max_examples=25)
 seeds = st.integers(0, 2**31)
 
 # Rounding to a unit roundoff u moves every entry by a factor within 1 +- u, so the product of two unit rows moves by
@@ -104,9 +105,11 @@ def test_rows_that_span_the_same_flag_have_one_frame(shape: tuple[int, int, int]
     assert float((orthonormalize(mixing @ frames) - frames).abs().max()) <= 60 * FLOAT64_BOUND
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_orthonormalize_keeps_the_dtype(dtype: torch.dtype) -> None:
-    assert orthonormalize(gaussian_rows((2, 3, 8), 0).to(dtype)).dtype == dtype
+def test_orthonormalize_keeps_the_dtype() -> None:
+    cases: list[torch.dtype] = [torch.float32, torch.float64, torch.bfloat16]
+    for dtype in cases:
+        with case(dtype):
+            assert orthonormalize(gaussian_rows((2, 3, 8), 0).to(dtype)).dtype == dtype
 
 
 def test_orthonormalize_leaves_its_argument_alone() -> None:
@@ -130,11 +133,13 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize("rows", UNFIT.values(), ids=UNFIT.keys())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_that_span_no_frame_are_refused(rows: list[list[float]], dtype: torch.dtype) -> None:
-    with pytest.raises(MethodError, match="depend on each other"):
-        orthonormalize(torch.tensor([rows], dtype=dtype))
+def test_rows_that_span_no_frame_are_refused() -> None:
+    dtype_cases: list[torch.dtype] = [torch.float32, torch.float64]
+    for rows in UNFIT.values():
+        for dtype in dtype_cases:
+            with case(rows, dtype):
+                with pytest.raises(MethodError, match="depend on each other"):
+                    orthonormalize(torch.tensor([rows], dtype=dtype))
 
 
 def test_one_unfit_head_among_good_ones_is_refused() -> None:
@@ -262,10 +267,16 @@ def test_a_form_of_too_low_a_rank_has_no_flat_spectrum() -> None:
         flattened(to_k @ k)
 
 
-@pytest.mark.parametrize("function", [orthonormalize, polar, lambda w: sample_frames(*w.shape, generator=torch.Generator())])
-def test_more_rows_than_columns_are_refused(function: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(MethodError, match="5 rows cannot be orthonormal in 4 dimensions"):
-        function(gaussian_rows((2, 5, 4), 0))
+def test_more_rows_than_columns_are_refused() -> None:
+    cases: list[Callable[[Tensor], Tensor]] = [
+        orthonormalize,
+        polar,
+        lambda w: sample_frames(*w.shape, generator=torch.Generator()),
+    ]
+    for function in cases:
+        with case(function):
+            with pytest.raises(MethodError, match="5 rows cannot be orthonormal in 4 dimensions"):
+                function(gaussian_rows((2, 5, 4), 0))
 
 
 def test_a_frames_first_row_is_the_direction_of_a_float64_draw() -> None:
@@ -321,12 +332,14 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("std", [0.02, 1.0, 3.5])
-def test_gaussian_rows_have_the_standard_deviation_asked_for(std: float) -> None:
-    values = sample_gaussian(4, 32, 256, std=std, generator=frame_generator(0, "0", "q")).double().flatten()
-    # A sample's standard deviation has a relative error of 1 / sqrt(2n), its mean one of std / sqrt(n); six of each.
-    assert abs(float(values.std()) / std - 1) <= 6 / (2 * len(values)) ** 0.5
-    assert abs(float(values.mean())) <= 6 * std / len(values) ** 0.5
+def test_gaussian_rows_have_the_standard_deviation_asked_for() -> None:
+    cases: list[float] = [0.02, 1.0, 3.5]
+    for std in cases:
+        with case(std):
+            values = sample_gaussian(4, 32, 256, std=std, generator=frame_generator(0, "0", "q")).double().flatten()
+            # A sample's standard deviation has a relative error of 1 / sqrt(2n), its mean one of std / sqrt(n); six of each.
+            assert abs(float(values.std()) / std - 1) <= 6 / (2 * len(values)) ** 0.5
+            assert abs(float(values.mean())) <= 6 * std / len(values) ** 0.5
 
 
 def test_gaussian_of_std_zero_is_exactly_zero() -> None:
@@ -365,11 +378,13 @@ def test_a_frame_cast_to_bfloat16_is_orthonormal_up_to_its_rounding(shape: tuple
     assert orthonormality_error(frames) <= BFLOAT16_BOUND
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [([[1.0, 0.0], [0.0, 1.0]], 0.0), ([[2.0, 0.0], [0.0, 1.0]], 3.0), ([[1.0, 0.0], [0.5, 1.0]], 0.5)],
-    ids=["identity", "too long", "slanted"],
-)
-def test_orthonormality_error_is_the_largest_entry_of_gram_minus_identity(rows: list[list[float]], expected: float) -> None:
-    good = [[0.0, 1.0], [1.0, 0.0]]
-    assert orthonormality_error(torch.tensor([good, rows])) == expected
+def test_orthonormality_error_is_the_largest_entry_of_gram_minus_identity() -> None:
+    cases: list[tuple[list[list[float]], float]] = [
+        ([[1.0, 0.0], [0.0, 1.0]], 0.0),
+        ([[2.0, 0.0], [0.0, 1.0]], 3.0),
+        ([[1.0, 0.0], [0.5, 1.0]], 0.5),
+    ]
+    for rows, expected in cases:
+        with case(rows, expected):
+            good = [[0.0, 1.0], [1.0, 0.0]]
+            assert orthonormality_error(torch.tensor([good, rows])) == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from oelm.method.fused import Layout, SplitProjection, WeightOrder
 from oelm.method.layers import class_path
 from oelm.method.method import Gain, Method
 from oelm.method.sites import SitePaths, attention_sites, register_sites
+from tests.cases import case
 from tests.method.tiny_models import BY_NAME, PackedTorch, loss, outputs, tiny_inputs, tiny_model
 
 GAINED = ("gpt2", "gpt2_cross", "gpt_neox")
@@ -41,7 +42,7 @@ def layouts(draw: st.DrawFn) -> Layout:
     return Layout(tuple((part, num_heads if part == "q" or same else kv_heads) for part in parts), order)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=40)
 @given(layout=layouts(), head_dim=st.integers(1, 4), model_dim=st.integers(1, 5))
 def test_parts_taken_and_fused_again_are_the_weight_there_was(layout: Layout, head_dim: int, model_dim: int) -> None:
     rows = layout.total_heads * head_dim
@@ -51,7 +52,7 @@ def test_parts_taken_and_fused_again_are_the_weight_there_was(layout: Layout, he
         assert torch.equal(layout.fuse(parts), tensor)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=40)
 @given(layout=layouts(), head_dim=st.integers(1, 4))
 def test_outputs_of_the_parts_join_to_the_output_of_the_whole(layout: Layout, head_dim: int) -> None:
     weight = torch.randn(layout.total_heads * head_dim, 3, dtype=torch.float64)
@@ -104,13 +105,15 @@ def flops(model: nn.Module, name: str) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("gpt2", 12), ("gpt_neox", 12), ("bert", 12)])
-def test_the_gradient_of_a_frozen_part_is_never_computed(name: str, tokens: int) -> None:
-    model = tiny_model(BY_NAME[name]).train()
-    before = flops(model, name)
-    freeze(model, "pretrained_freeze")
-    # Two layers, Q and K: a product of tokens x 32 x 32, two operations each.
-    assert before - flops(model, name) == 2 * 2 * 2 * tokens * 32 * 32
+def test_the_gradient_of_a_frozen_part_is_never_computed() -> None:
+    cases: list[tuple[str, int]] = [("gpt2", 12), ("gpt_neox", 12), ("bert", 12)]
+    for name, tokens in cases:
+        with case(name, tokens):
+            model = tiny_model(BY_NAME[name]).train()
+            before = flops(model, name)
+            freeze(model, "pretrained_freeze")
+            # Two layers, Q and K: a product of tokens x 32 x 32, two operations each.
+            assert before - flops(model, name) == 2 * 2 * 2 * tokens * 32 * 32
 
 
 def test_multi_head_attention_computes_no_gradient_of_a_frozen_part() -> None:
@@ -120,24 +123,26 @@ def test_multi_head_attention_computes_no_gradient_of_a_frozen_part() -> None:
     assert before - flops(model, "torch") == 3 * 2 * 2 * 12 * 32 * 32
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2_cross", "gpt_neox", "torch"])
-def test_what_learns_gets_the_gradient_it_would_have_had(name: str) -> None:
-    tiny = BY_NAME[name]
-    plain, model = tiny_model(tiny), tiny_model(tiny)
-    freeze(model, Method(freeze=("k",)))
-    for each in (plain, model):
-        loss(each, tiny_inputs(tiny)).backward()
-    # Put together as weights are: the parts' gradients lie where the fused gradient has them, K's is none.
-    for parameter in model.parameters():
-        parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    expected = {parameter_name: parameter.grad for parameter_name, parameter in plain.named_parameters()}
-    for site in attention_sites(plain):
-        for slot, held in ((site.k.weight_slot, site.k.weight), (site.k.bias_slot, site.k.bias)):
-            assert held is not None and held.grad is not None
-            slot.layout.take(held.grad, "k").zero_()
-    for saved_name, gradient in model.state_dict().items():
-        if saved_name in expected:
-            assert torch.allclose(gradient, expected[saved_name], rtol=1e-4, atol=1e-6), saved_name  # type: ignore[arg-type]
+def test_what_learns_gets_the_gradient_it_would_have_had() -> None:
+    cases: list[str] = ["gpt2", "gpt2_cross", "gpt_neox", "torch"]
+    for name in cases:
+        with case(name):
+            tiny = BY_NAME[name]
+            plain, model = tiny_model(tiny), tiny_model(tiny)
+            freeze(model, Method(freeze=("k",)))
+            for each in (plain, model):
+                loss(each, tiny_inputs(tiny)).backward()
+            # Put together as weights are: the parts' gradients lie where the fused gradient has them, K's is none.
+            for parameter in model.parameters():
+                parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            expected = {parameter_name: parameter.grad for parameter_name, parameter in plain.named_parameters()}
+            for site in attention_sites(plain):
+                for slot, held in ((site.k.weight_slot, site.k.weight), (site.k.bias_slot, site.k.bias)):
+                    assert held is not None and held.grad is not None
+                    slot.layout.take(held.grad, "k").zero_()
+            for saved_name, gradient in model.state_dict().items():
+                if saved_name in expected:
+                    assert torch.allclose(gradient, expected[saved_name], rtol=1e-4, atol=1e-6), saved_name  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["head", "matrix"])
@@ -209,29 +214,27 @@ class _no_warning:
     def __exit__(self, *others: Any) -> None: ...
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_every_kind_of_torchs_attention_splits_and_merges() -> None:
+    cases: list[dict[str, Any]] = [
         {"bias": False},
         {"add_bias_kv": True},
         {"batch_first": True, "add_zero_attn": True},
         {"kdim": 24, "vdim": 24, "bias": False},
-    ],
-    ids=["no bias", "bias_kv", "zero_attn", "separate, no bias"],
-)
-def test_every_kind_of_torchs_attention_splits_and_merges(options: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    plain = nn.MultiheadAttention(32, 4, **options)
-    model = copy.deepcopy(plain)
-    width = options.get("kdim", 32)
-    x, memory = torch.randn(5, 3, 32), torch.randn(5, 3, width)
-    freeze(model, "pretrained_freeze")
-    assert torch.allclose(model(x, memory, memory)[0], plain(x, memory, memory)[0], rtol=0, atol=ROUNDING)
-    assert set(model.state_dict()) == set(plain.state_dict())
-    model.load_state_dict(plain.state_dict())
-    thaw(model)
-    assert type(model) is nn.MultiheadAttention
-    assert digests(model) == digests(plain) and list(digests(model)) == list(digests(plain))
+    ]
+    for options in cases:
+        with case(options):
+            torch.manual_seed(0)
+            plain = nn.MultiheadAttention(32, 4, **options)
+            model = copy.deepcopy(plain)
+            width = options.get("kdim", 32)
+            x, memory = torch.randn(5, 3, 32), torch.randn(5, 3, width)
+            freeze(model, "pretrained_freeze")
+            assert torch.allclose(model(x, memory, memory)[0], plain(x, memory, memory)[0], rtol=0, atol=ROUNDING)
+            assert set(model.state_dict()) == set(plain.state_dict())
+            model.load_state_dict(plain.state_dict())
+            thaw(model)
+            assert type(model) is nn.MultiheadAttention
+            assert digests(model) == digests(plain) and list(digests(model)) == list(digests(plain))
 
 
 class CountedAttention(nn.MultiheadAttention):
@@ -324,36 +327,38 @@ def test_weights_that_are_not_floating_point_are_refused() -> None:
         freeze(model, "oelm_freeze")
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
+def test_a_site_that_says_too_little_or_too_much_is_refused() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"q": "a", "k": "b"}, "num_heads is 0"),
         ({"q": "a", "num_heads": 2}, "say once where k is"),
         ({"q": "a", "k": "b", "fused": "c", "num_heads": 2}, "say once where q is"),
         ({"num_heads": 2}, "say once where q is"),
         ({"fused": "c", "layout": "diagonal", "num_heads": 2}, "layout is 'diagonal'"),
         ({"fused": "c", "layout": "per_head_rows", "num_heads": 4, "num_kv_heads": 2}, "num_kv_heads must not differ"),
-    ],
-)
-def test_a_site_that_says_too_little_or_too_much_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(SiteError, match=said):
-        SitePaths(**given)
+    ]
+    for paths, said in cases:
+        with case(paths, said):
+            with pytest.raises(SiteError, match=said):
+                SitePaths(**paths)
 
 
-@pytest.mark.parametrize(
-    ("paths", "said"),
-    [
+def always(paths: SitePaths) -> Callable[[nn.Module], SitePaths]:
+    return lambda module: paths
+
+
+def test_a_site_that_does_not_fit_is_refused_by_what_is_there() -> None:
+    cases: list[tuple[SitePaths, str]] = [
         (SitePaths(fused="kvq", num_heads=4), "has no layer 'kvq', where its SitePaths puts q; it has: qkv, back"),
         (SitePaths(fused="qkv", num_heads=7), r"shape \(40, 16\) does not hold 21 heads of q and k and v"),
-    ],
-)
-def test_a_site_that_does_not_fit_is_refused_by_what_is_there(paths: SitePaths, said: str) -> None:
-    register_sites(FusedAttention)(lambda module: paths)
-    try:
-        with pytest.raises(SiteError, match=said):
-            attention_sites(FusedAttention())
-    finally:
-        site_module.ADAPTERS.pop(class_path(FusedAttention))
+    ]
+    for paths, said in cases:
+        with case(paths, said):
+            register_sites(FusedAttention)(always(paths))
+            try:
+                with pytest.raises(SiteError, match=said):
+                    attention_sites(FusedAttention())
+            finally:
+                site_module.ADAPTERS.pop(class_path(FusedAttention))
 
 
 def test_restoring_leaves_what_was_trained_beside_queries_and_keys() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -27,10 +28,16 @@ def gained(kind: Gain, *, layers: str = "all") -> GPT:
     return model
 
 
-def trained(kind: Gain, *, steps: int = 20) -> GPT:
+def trained(kind: Gain) -> GPT:
+    """A trained model of the test's own."""
+    return copy.deepcopy(_trained(kind))
+
+
+@cache
+def _trained(kind: Gain) -> GPT:
     model = gained(kind)
     optimizer = build_optimizer(model, OptimConfig(lr=0.01, weight_decay=0.1), device="cpu")
-    for _ in range(steps):
+    for _ in range(8):
         optimizer.zero_grad()
         mean_cross_entropy(model(WINDOWS[:, :-1]).flatten(0, 1), model.head_VD, WINDOWS[:, 1:].flatten()).backward()
         optimizer.step()

@@ -21,6 +21,7 @@ from oelm.method.frames import frame_generator
 from oelm.method.method import PRESETS, Method, Thaw, method_name, resolve_method
 from oelm.method.sites import attention_sites
 from oelm.models.gpt import build_gpt
+from tests.cases import case
 from tests.conftest import tiny_gpt_config, tiny_settings
 
 QK = ["q", "k"]
@@ -108,9 +109,10 @@ methods = st.builds(
 )
 
 
-@pytest.mark.parametrize("name", AS_DESIGNED)
-def test_preset_is_as_designed(name: str) -> None:
-    assert PRESETS[name] == Method.model_validate_json(json.dumps(AS_DESIGNED[name]))
+def test_preset_is_as_designed() -> None:
+    for name in AS_DESIGNED:
+        with case(name):
+            assert PRESETS[name] == Method.model_validate_json(json.dumps(AS_DESIGNED[name]))
 
 
 def test_what_is_not_said_means_the_baseline() -> None:
@@ -124,25 +126,26 @@ def test_there_are_no_other_presets() -> None:
     assert PRESETS.keys() == AS_DESIGNED.keys()
 
 
-@settings(deadline=None, derandomize=True)
+@settings(deadline=None, derandomize=True, max_examples=50)
 @given(methods | _on_frozen)
 def test_a_method_survives_json(method: Method) -> None:
     assert Method.model_validate_json(method.model_dump_json()) == method
 
 
-@pytest.mark.parametrize("name", AS_DESIGNED)
-def test_a_preset_is_known_by_its_name_whatever_its_seed(name: str) -> None:
-    assert method_name(resolve_method(name).model_copy(update={"seed": 7})) == name
+def test_a_preset_is_known_by_its_name_whatever_its_seed() -> None:
+    for name in AS_DESIGNED:
+        with case(name):
+            assert method_name(resolve_method(name).model_copy(update={"seed": 7})) == name
 
 
-@pytest.mark.parametrize("name", AS_DESIGNED)
-def test_a_preset_s_class_is_by_what_learns_of_q_and_k(name: str) -> None:
-    assert PRESETS[name].kind == NOT_PURE.get(name, "pure")
+def test_a_preset_s_class_is_by_what_learns_of_q_and_k() -> None:
+    for name in AS_DESIGNED:
+        with case(name):
+            assert PRESETS[name].kind == NOT_PURE.get(name, "pure")
 
 
-@pytest.mark.parametrize(
-    ("fields", "kind"),
-    [
+def test_a_class_is_never_mixed() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"init": "orthogonal"}, "free"),
         ({"layer_lr_decay": 0.5, "warmup_steps": 3}, "free"),
         (FRAMES | {"scale": 3.0, "layer_lr_decay": 0.5, "warmup_steps": 3, "seed": 1}, "pure"),
@@ -152,16 +155,14 @@ def test_a_preset_s_class_is_by_what_learns_of_q_and_k(name: str) -> None:
         (FRAMES | {"gain": "head", "layers": "odd"}, "partial"),
         (FRAMES | {"freeze": ["k"], "correction": 0.1}, "partial"),
         (FRAMES | {"layers": [0]}, "partial"),
-    ],
-    ids=str,
-)
-def test_a_class_is_never_mixed(fields: dict[str, Any], kind: str) -> None:
-    assert Method.model_validate_json(json.dumps(fields)).kind == kind
+    ]
+    for fields, kind in cases:
+        with case(fields, kind):
+            assert Method.model_validate_json(json.dumps(fields)).kind == kind
 
 
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
+def test_a_method_of_ones_own_is_described_in_words() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"init": "gaussian", "std": 0.1, "freeze": ["k"], "layers": [0, 2]}, "gaussian, k frozen, layers 0,2"),
         ({"init": "orthogonal"}, "orthogonal, nothing frozen, layers all"),
         (FRAMES | {"layers": "last 2", "gain": "head"}, "orthogonal, q+k frozen, layers last 2, gain head"),
@@ -183,19 +184,17 @@ def test_a_class_is_never_mixed(fields: dict[str, Any], kind: str) -> None:
             FRAMES | {"layer_lr_decay": 0.9, "warmup_steps": 40},
             "orthogonal, q+k frozen, layers all, lr x 0.9 a layer, warm-up of 40 steps",
         ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_method_of_ones_own_is_described_in_words(fields: dict[str, Any], name: str) -> None:
-    assert method_name(Method.model_validate_json(json.dumps(fields))) == name
+    ]
+    for fields, name in cases:
+        with case(fields, name):
+            assert method_name(Method.model_validate_json(json.dumps(fields))) == name
 
 
 _THAW = {"start": 0.5, "end": 0.5, "order": "first_first"}
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
+def test_what_does_not_go_together_is_refused_with_the_way_out() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"thaw": _THAW}, "thaw and freeze_at need something to freeze; add q or k to freeze"),
         ({"freeze_at": 0.5}, "thaw and freeze_at need something to freeze; add q or k to freeze"),
         (FRAMES | {"thaw": _THAW, "freeze_at": 0.5}, "give either thaw .* or freeze_at"),
@@ -205,21 +204,22 @@ _THAW = {"start": 0.5, "end": 0.5, "order": "first_first"}
         (FRAMES | {"thaw": _THAW | {"order": "random"}}, "'first_first' or 'last_first'"),
         ({"correction": 0.1}, r"correction 0\.1 learns on top of frozen maps"),
         ({"freeze": ["k"], "gain": "head"}, "gain 'head' is learnt on top of frozen queries; add q to freeze"),
-    ],
-    ids=str,
-)
-def test_what_does_not_go_together_is_refused_with_the_way_out(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        Method.model_validate_json(json.dumps(fields))
+    ]
+    for fields, words in cases:
+        with case(fields, words):
+            with pytest.raises(ValidationError, match=words):
+                Method.model_validate_json(json.dumps(fields))
 
 
-@pytest.mark.parametrize("scale", [2, 2.0, 0.5, 2**0.5])
-def test_a_number_as_scale_multiplies_the_start(scale: float) -> None:
-    model, unit = build_gpt(tiny_gpt_config(), seed=0), build_gpt(tiny_gpt_config(), seed=0)
-    freeze(model, Method.model_validate_json(json.dumps(FRAMES | {"scale": scale})))
-    freeze(unit, "oelm_freeze")
-    for site, other in zip(attention_sites(model), attention_sites(unit), strict=True):
-        assert torch.equal(site.q.weight, other.q.weight * scale) and torch.equal(site.k.weight, other.k.weight * scale)
+def test_a_number_as_scale_multiplies_the_start() -> None:
+    cases: list[float] = [2, 2.0, 0.5, 2**0.5]
+    for scale in cases:
+        with case(scale):
+            model, unit = build_gpt(tiny_gpt_config(), seed=0), build_gpt(tiny_gpt_config(), seed=0)
+            freeze(model, Method.model_validate_json(json.dumps(FRAMES | {"scale": scale})))
+            freeze(unit, "oelm_freeze")
+            for site, other in zip(attention_sites(model), attention_sites(unit), strict=True):
+                assert torch.equal(site.q.weight, other.q.weight * scale) and torch.equal(site.k.weight, other.k.weight * scale)
 
 
 def test_a_number_as_scale_multiplies_the_weights_that_are_there() -> None:
@@ -235,10 +235,12 @@ def test_a_method_resolves_to_itself() -> None:
     assert resolve_method(method) is method
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("oelm_frezee", "oelm_freeze"), ("base_line", "baseline")])
-def test_an_unknown_preset_is_refused_with_the_nearest_name(wrong: str, right: str) -> None:
-    with pytest.raises(MethodError, match=f"unknown method '{wrong}' \\(did you mean '{right}'\\?\\)"):
-        resolve_method(wrong)
+def test_an_unknown_preset_is_refused_with_the_nearest_name() -> None:
+    cases: list[tuple[str, str]] = [("oelm_frezee", "oelm_freeze"), ("base_line", "baseline")]
+    for wrong, right in cases:
+        with case(wrong, right):
+            with pytest.raises(MethodError, match=f"unknown method '{wrong}' \\(did you mean '{right}'\\?\\)"):
+                resolve_method(wrong)
 
 
 def test_an_unknown_preset_near_none_is_refused_with_all_names() -> None:
@@ -257,9 +259,8 @@ def test_an_unknown_key_in_a_config_is_refused_with_the_nearest_name() -> None:
         parse_config(tiny_settings(Path("text.txt"), method={"frezee": ["q"]}), where="here")
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
+def test_a_value_that_makes_no_sense_is_refused() -> None:
+    cases: list[dict[str, Any]] = [
         {"init": "orthgonal"},
         {"std": -0.1},
         {"std": float("nan")},
@@ -289,12 +290,11 @@ def test_an_unknown_key_in_a_config_is_refused_with_the_nearest_name() -> None:
         *({"layer_lr_decay": decay} for decay in (0, -1, 10.5, float("nan"))),
         *({"warmup_steps": steps} for steps in (-1, 0.5, True)),
         *({"layers": layers} for layers in ("half", "first halves", "middle half", "first  half")),
-    ],
-    ids=str,
-)
-def test_a_value_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        Method.model_validate_json(json.dumps(wrong))
+    ]
+    for wrong in cases:
+        with case(wrong):
+            with pytest.raises(ValidationError):
+                Method.model_validate_json(json.dumps(wrong))
 
 
 def test_a_method_cannot_be_changed() -> None:
@@ -302,20 +302,19 @@ def test_a_method_cannot_be_changed() -> None:
         PRESETS["baseline"].std = 1.0  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("given", "normal"), [(["k", "q"], ("q", "k")), (["q", "q"], ("q",)), (["k"], ("k",)), ([], ())], ids=str
-)
-def test_the_order_of_freeze_does_not_matter(given: list[str], normal: tuple[str, ...]) -> None:
-    assert Method.model_validate_json(json.dumps({"freeze": given})).freeze == normal
+def test_the_order_of_freeze_does_not_matter() -> None:
+    cases: list[tuple[list[str], tuple[str, ...]]] = [(["k", "q"], ("q", "k")), (["q", "q"], ("q",)), (["k"], ("k",)), ([], ())]
+    for said, normal in cases:
+        with case(said, normal):
+            assert Method.model_validate_json(json.dumps({"freeze": said})).freeze == normal
 
 
 def test_the_order_of_layers_does_not_matter() -> None:
     assert Method(layers=(2, 0, 2)) == Method(layers=(0, 2))
 
 
-@pytest.mark.parametrize(
-    ("layers", "num_layers", "selected"),
-    [
+def test_layers_select() -> None:
+    cases: list[tuple[str | tuple[int, ...], int, list[int]]] = [
         ("all", 3, [0, 1, 2]),
         ("first 2", 5, [0, 1]),
         ("first 5", 5, [0, 1, 2, 3, 4]),
@@ -338,36 +337,37 @@ def test_the_order_of_layers_does_not_matter() -> None:
         ("all but last 2", 5, [0, 1, 2]),
         ("all but first half", 5, [2, 3, 4]),
         ("all but last half", 1, [0]),
-    ],
-    ids=str,
-)
-def test_layers_select(layers: str | tuple[int, ...], num_layers: int, selected: list[int]) -> None:
-    method = Method(layers=layers)
-    method.check_layers(num_layers)
-    assert [layer for layer in range(num_layers) if method.selects(layer, num_layers)] == selected
+    ]
+    for layers, num_layers, selected in cases:
+        with case(layers, num_layers, selected):
+            method = Method(layers=layers)
+            method.check_layers(num_layers)
+            assert [layer for layer in range(num_layers) if method.selects(layer, num_layers)] == selected
 
 
-@pytest.mark.parametrize(
-    ("layers", "num_layers", "missing"),
-    [
+def test_layers_that_do_not_exist_are_refused_by_number() -> None:
+    cases: list[tuple[str | tuple[int, ...], int, int]] = [
         ((0, 5), 5, 5),
         ((-6,), 5, -6),
         ("first 6", 5, 5),
         ("last 6", 5, 5),
         ("odd", 1, 1),
         ("last half", 1, 1),
-    ],
-    ids=str,
-)
-def test_layers_that_do_not_exist_are_refused_by_number(layers: str | tuple[int, ...], num_layers: int, missing: int) -> None:
-    with pytest.raises(MethodError, match=f"names layer {missing}, but the model has {num_layers} \\(0 to {num_layers - 1}\\)"):
-        Method(layers=layers).check_layers(num_layers)
+    ]
+    for layers, num_layers, missing in cases:
+        with case(layers, num_layers, missing):
+            with pytest.raises(
+                MethodError, match=f"names layer {missing}, but the model has {num_layers} \\(0 to {num_layers - 1}\\)"
+            ):
+                Method(layers=layers).check_layers(num_layers)
 
 
-@pytest.mark.parametrize("layers", ["all but first 5", "all but last 7"])
-def test_layers_that_leave_none_are_refused(layers: str) -> None:
-    with pytest.raises(MethodError, match=f"method.layers = '{layers}' leaves none of the model's 5 layers; choose"):
-        Method(layers=layers).check_layers(5)
+def test_layers_that_leave_none_are_refused() -> None:
+    cases: list[str] = ["all but first 5", "all but last 7"]
+    for layers in cases:
+        with case(layers):
+            with pytest.raises(MethodError, match=f"method.layers = '{layers}' leaves none of the model's 5 layers; choose"):
+                Method(layers=layers).check_layers(5)
 
 
 def _halves(weight_HKD: Tensor, generator: torch.Generator) -> Tensor:
@@ -382,18 +382,22 @@ def test_a_function_of_ones_own_gives_the_start_through_freeze() -> None:
         assert torch.equal(site.q.weight_HKD(), expected)
 
 
-@pytest.mark.parametrize(
-    "init",
-    [lambda weight, _: weight[:, :-1], lambda weight, _: weight.flatten(), lambda weight, _: weight * float("nan")],
-    ids=["too few rows", "flat", "not finite"],
-)
-def test_a_function_that_gives_no_start_is_refused_by_the_place_it_was_for(init: Any) -> None:
-    with pytest.raises(MethodError, match=r"the init of blocks\.0\.attention\.q gave .* \(3, 8, 24\)"):
-        freeze(build_gpt(tiny_gpt_config(), seed=0), Method(init=init, freeze=("q", "k")))
+def test_a_function_that_gives_no_start_is_refused_by_the_place_it_was_for() -> None:
+    cases: list[Any] = [
+        lambda weight, _: weight[:, :-1],
+        lambda weight, _: weight.flatten(),
+        lambda weight, _: weight * float("nan"),
+    ]
+    for init in cases:
+        with case(init):
+            with pytest.raises(MethodError, match=r"the init of blocks\.0\.attention\.q gave .* \(3, 8, 24\)"):
+                freeze(build_gpt(tiny_gpt_config(), seed=0), Method(init=init, freeze=("q", "k")))
 
 
-@pytest.mark.parametrize("mode", ["json", "python"])
-def test_a_method_with_a_function_cannot_be_written_to_a_file(mode: str) -> None:
-    # pydantic wraps what a serializer raises; either way the explanation must arrive.
-    with pytest.raises((MethodError, PydanticSerializationError), match="cannot be written to a file"):
-        Method(init=_halves).model_dump(mode=mode)
+def test_a_method_with_a_function_cannot_be_written_to_a_file() -> None:
+    cases: list[str] = ["json", "python"]
+    for mode in cases:
+        with case(mode):
+            # pydantic wraps what a serializer raises; either way the explanation must arrive.
+            with pytest.raises((MethodError, PydanticSerializationError), match="cannot be written to a file"):
+                Method(init=_halves).model_dump(mode=mode)

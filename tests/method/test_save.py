@@ -20,12 +20,14 @@ from oelm.method.apply import fold, freeze, thaw
 from oelm.method.audit import assert_unmoved, digest
 from oelm.method.layers import learnt_on_top
 from oelm.method.method import Gain, Method
+from tests.cases import case
+from tests.method.kinds import of_each_kind
 from tests.method.tiny_models import ARCHITECTURES, BY_NAME, Tiny, outputs, tiny_inputs, tiny_model
 
 transformers = pytest.importorskip("transformers")
 SAVED = [tiny for tiny in ARCHITECTURES if tiny.is_from_transformers]
 ONE_OF_EACH = [tiny for tiny in SAVED if tiny.name in ("bert", "gpt2", "gpt_neox")]
-every = pytest.mark.parametrize("tiny", SAVED, ids=lambda tiny: tiny.name)
+each_kind = of_each_kind(SAVED)
 inits = pytest.mark.parametrize("init", ["native", "axes"])
 some = pytest.mark.parametrize("tiny", ONE_OF_EACH, ids=lambda tiny: tiny.name)
 
@@ -56,22 +58,31 @@ def state_digests(model: nn.Module) -> dict[str, str]:
 
 
 @inits
-@every
+@each_kind
 def test_what_learnt_on_top_is_in_the_plain_weights_that_are_saved(tiny: Tiny, init: str, tmp_path: Path) -> None:
     model, inputs = learnt(tiny, init=init), tiny_inputs(tiny)
     before, started = digests(model), state_digests(model)
-    model.save_pretrained(tmp_path)
-    plain, told = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    model.save_pretrained(tmp_path / "plain")
+    plain, told = type(model).from_pretrained(tmp_path / "plain", output_loading_info=True)
     assert not any(told.values()), told
     folded = copy.deepcopy(model)
     fold(folded)
     with torch.no_grad():
-        assert torch.equal(outputs(plain.eval(), inputs), outputs(folded, inputs))
-        without = outputs(tiny_model(tiny), inputs)
-        assert not torch.allclose(outputs(plain, inputs), without, rtol=0, atol=1e-3), "what was learnt must matter"
+        expected, without = outputs(folded, inputs), outputs(tiny_model(tiny), inputs)
+        assert torch.equal(outputs(plain.eval(), inputs), expected)
+        assert not torch.allclose(expected, without, rtol=0, atol=1e-3), "what was learnt must matter"
     # The model that was saved goes on learning as if it had not been.
     assert digests(model) == before and state_digests(model) == started
     assert_unmoved(model)
+    # A checkpoint opens without us too, and continues with what was learnt.
+    model.save_pretrained(tmp_path / "checkpoint-4")
+    plain = type(model).from_pretrained(tmp_path / "checkpoint-4")
+    with torch.no_grad():
+        assert torch.equal(outputs(plain.eval(), inputs), expected)
+    twin = learnt(tiny, init=init, stirred=False, seed=0 if init == "axes" else 9)
+    told = twin.load_state_dict(load_file(tmp_path / "checkpoint-4" / "model.safetensors"), strict=False)
+    assert not told.unexpected_keys
+    assert digests(twin) == before
 
 
 @some
@@ -99,21 +110,6 @@ def test_a_model_around_the_one_that_was_frozen_is_saved_folded_too(tiny: Tiny, 
         assert torch.equal(outputs(plain.eval(), tiny_inputs(tiny)), outputs(model, tiny_inputs(tiny)))
 
 
-@inits
-@every
-def test_a_checkpoint_opens_without_us_and_continues_with_what_was_learnt(tiny: Tiny, init: str, tmp_path: Path) -> None:
-    model, inputs = learnt(tiny, init=init), tiny_inputs(tiny)
-    model.save_pretrained(tmp_path / "checkpoint-4")
-    plain, folded = type(model).from_pretrained(tmp_path / "checkpoint-4"), copy.deepcopy(model)
-    fold(folded)
-    with torch.no_grad():
-        assert torch.equal(outputs(plain.eval(), inputs), outputs(folded, inputs))
-    twin = learnt(tiny, init=init, stirred=False, seed=0 if init == "axes" else 9)
-    told = twin.load_state_dict(load_file(tmp_path / "checkpoint-4" / "model.safetensors"), strict=False)
-    assert not told.unexpected_keys
-    assert digests(twin) == digests(model)
-
-
 @some
 def test_a_checkpoint_is_one_file_whatever_its_size(tiny: Tiny, tmp_path: Path) -> None:
     # The library loads shards in any order, each by itself: a frame and the weight it is part of must come together.
@@ -125,17 +121,14 @@ def test_a_checkpoint_is_one_file_whatever_its_size(tiny: Tiny, tmp_path: Path) 
 
 
 @some
-@inits
-@pytest.mark.parametrize("strict", [True, False])
-def test_weights_without_what_learnt_on_top_are_refused_by_a_model_that_has_it(
-    tiny: Tiny, init: str, strict: bool, tmp_path: Path
-) -> None:
-    model = learnt(tiny, init=init)
-    model.save_pretrained(tmp_path)
-    with pytest.raises(
-        MethodError, match=r"these weights have none of what learns on top of .*[.](q|query): gain, correction_in"
-    ):
-        model.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=strict)
+def test_weights_without_what_learnt_on_top_are_refused_by_a_model_that_has_it(tiny: Tiny, tmp_path: Path) -> None:
+    told = r"these weights have none of what learns on top of .*[.](q|query): gain, correction_in"
+    for init in ("native", "axes"):
+        model = learnt(tiny, init=init)
+        model.save_pretrained(tmp_path / init)
+        for strict in (True, False):
+            with case(init, strict), pytest.raises(MethodError, match=told):
+                model.load_state_dict(load_file(tmp_path / init / "model.safetensors"), strict=strict)
 
 
 def test_adapters_alone_cannot_hold_what_learnt_on_top_so_saving_them_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from oelm.method.frames import orthonormality_error
 from oelm.method.method import PRESETS, Method
 from oelm.method.sites import SitePaths, attention_sites, register_sites
 from oelm.models.gpt import build_gpt
+from tests.cases import case
 from tests.conftest import tiny_gpt_config
 
 MODEL_DIM, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 4, 2, 3
@@ -180,24 +182,28 @@ def test_biases_are_frozen_with_their_projection(model: StrangersModel) -> None:
 
 
 @registered
-@pytest.mark.parametrize("preset", FRESH)
-def test_biases_are_zero_where_queries_and_keys_start_fresh_and_nowhere_else(preset: str, model: StrangersModel) -> None:
+def test_biases_are_zero_where_queries_and_keys_start_fresh_and_nowhere_else(model: StrangersModel) -> None:
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    freeze(model, roomy(PRESETS[preset]))
-    for site in attention_sites(model):
-        for _, projection in site.projections():
-            saved_bias = model.state_dict()[f"{projection.name}.bias"]
-            concerned = PRESETS[preset].selects(site.layer, 2)
-            kept = before[f"{projection.name}.bias"]
-            assert torch.equal(saved_bias, torch.zeros_like(kept) if concerned else kept)
+    for preset in FRESH:
+        frozen = copy.deepcopy(model)
+        freeze(frozen, roomy(PRESETS[preset]))
+        for site in attention_sites(frozen):
+            for _, projection in site.projections():
+                with case(preset, projection.name):
+                    saved_bias = frozen.state_dict()[f"{projection.name}.bias"]
+                    concerned = PRESETS[preset].selects(site.layer, 2)
+                    kept = before[f"{projection.name}.bias"]
+                    assert torch.equal(saved_bias, torch.zeros_like(kept) if concerned else kept)
 
 
 @registered
-@pytest.mark.parametrize("preset", KEPT)
-def test_biases_are_kept_where_queries_and_keys_come_from_weights(preset: str, model: StrangersModel) -> None:
+def test_biases_are_kept_where_queries_and_keys_come_from_weights(model: StrangersModel) -> None:
     before = {name: parameter.clone() for name, parameter in model.named_parameters() if name.endswith("bias")}
-    freeze(model, roomy(PRESETS[preset]))
-    assert all(torch.equal(model.get_parameter(name), value) for name, value in before.items())
+    for preset in KEPT:
+        with case(preset):
+            frozen = copy.deepcopy(model)
+            freeze(frozen, roomy(PRESETS[preset]))
+            assert all(torch.equal(frozen.get_parameter(name), value) for name, value in before.items())
 
 
 @registered
@@ -266,16 +272,20 @@ def test_a_forgotten_number_of_key_heads_is_refused(method: str) -> None:
     freeze(Grouped(), method)
 
 
-@pytest.mark.parametrize("key_heads", [3, 8])
-def test_key_heads_that_do_not_divide_the_query_heads_are_refused(key_heads: int) -> None:
-    with pytest.raises(SiteError, match=f"4 query heads cannot share {key_heads} key heads"):
-        SitePaths(q="q", k="k", num_heads=4, num_kv_heads=key_heads)
+def test_key_heads_that_do_not_divide_the_query_heads_are_refused() -> None:
+    cases: list[int] = [3, 8]
+    for key_heads in cases:
+        with case(key_heads):
+            with pytest.raises(SiteError, match=f"4 query heads cannot share {key_heads} key heads"):
+                SitePaths(q="q", k="k", num_heads=4, num_kv_heads=key_heads)
 
 
-@pytest.mark.parametrize("number", [4.0, "4", None, True])
-def test_a_number_of_heads_that_is_none_is_refused(number: object) -> None:
-    with pytest.raises(SiteError, match="as a whole number"):
-        SitePaths(q="q", k="k", num_heads=number)  # type: ignore[arg-type]
+def test_a_number_of_heads_that_is_none_is_refused() -> None:
+    cases: list[object] = [4.0, "4", None, True]
+    for number in cases:
+        with case(number):
+            with pytest.raises(SiteError, match="as a whole number"):
+                SitePaths(q="q", k="k", num_heads=number)  # type: ignore[arg-type]
 
 
 def test_what_is_registered_must_return_paths() -> None:
@@ -284,19 +294,23 @@ def test_what_is_registered_must_return_paths() -> None:
         attention_sites(Grouped())
 
 
-@pytest.mark.parametrize("call", [lambda m: m.nowhere, lambda m: 1 / 0, lambda: None], ids=["attribute", "zero", "arguments"])
-def test_what_is_registered_and_raises_is_named_with_its_error(call: Any) -> None:
-    register_sites(Grouped)(call)
-    told = r"what is registered for .*Grouped raised \w+Error: .*must return an oelm\.SitePaths"
-    with pytest.raises(SiteError, match=told) as raised:
-        attention_sites(Grouped())
-    assert raised.value.__cause__ is not None
+def test_what_is_registered_and_raises_is_named_with_its_error() -> None:
+    cases: list[Any] = [lambda m: m.nowhere, lambda m: 1 / 0, lambda: None]
+    for call in cases:
+        with case(call):
+            register_sites(Grouped)(call)
+            told = r"what is registered for .*Grouped raised \w+Error: .*must return an oelm\.SitePaths"
+            with pytest.raises(SiteError, match=told) as raised:
+                attention_sites(Grouped())
+            assert raised.value.__cause__ is not None
 
 
-@pytest.mark.parametrize("given", [5, None, nn.Linear(2, 2)], ids=["number", "nothing", "module"])
-def test_what_is_no_class_is_not_registered(given: object) -> None:
-    with pytest.raises(SiteError, match="register_sites takes a class"):
-        register_sites(given)  # type: ignore[arg-type]
+def test_what_is_no_class_is_not_registered() -> None:
+    cases: list[object] = [5, None, nn.Linear(2, 2)]
+    for given in cases:
+        with case(given):
+            with pytest.raises(SiteError, match="register_sites takes a class"):
+                register_sites(given)  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_called_is_not_registered() -> None:

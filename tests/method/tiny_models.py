@@ -7,8 +7,10 @@ Width 32, two layers, heads of 8 unless said otherwise; `frozen` is counted by h
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -48,15 +50,24 @@ class Tiny:
         return not self.name.startswith(("torch", "our"))
 
 
+@cache
+def _built(tiny: Tiny, seed: int) -> nn.Module:
+    # A copy may be made in any mode; what it is made from is the same in all.
+    with torch.inference_mode(False):
+        torch.manual_seed(seed)
+        model = tiny.build()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() >= 2 or name.endswith("bias"):
+                    parameter.normal_(std=WIDTH**-0.5)
+        return model.eval()
+
+
 def tiny_model(tiny: Tiny, *, seed: int = 0) -> nn.Module:
     """Build it with weights large enough that attention is far from uniform, and no bias zero: neither may hide a loss."""
+    model = copy.deepcopy(_built(tiny, seed))
     torch.manual_seed(seed)
-    model = tiny.build()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() >= 2 or name.endswith("bias"):
-                parameter.normal_(std=WIDTH**-0.5)
-    return model.eval()
+    return model
 
 
 def tiny_inputs(tiny: Tiny, *, seed: int = 0) -> dict[str, Tensor]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -116,12 +118,24 @@ def _fate(figure: float, chosen: Mapping[str, Any]) -> Fate:
 def write_plain(path: Path, value: Any) -> None:
     """Write JSON in one go: a thousand runs have eight thousand files."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    # Without indentation: only then is it encoded in C.
+    _replace(path, json.dumps(value) + "\n")
 
 
 def write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write one JSON object a line."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    _replace(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _replace(path: Path, text: str) -> None:
+    # Never in place: the file may be linked from another study.
+    path.unlink(missing_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def linked(study: Path, target: Path) -> Path:
+    """Return a study of the same files elsewhere: what is written there by functions of this module leaves the first alone."""
+    return shutil.copytree(study, target, copy_function=os.link)
 
 
 def config_of(fate: Fate, seed: int) -> dict[str, Any]:

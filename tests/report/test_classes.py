@@ -16,7 +16,7 @@ from oelm.files import read_json, write_json
 from oelm.method.method import PRESETS, method_kind
 from oelm.report.document import Chart, Document, Table
 from tests.report.reading import blocks, english, names, rows, table, texts, values
-from tests.report.synthetic import write_arm
+from tests.report.synthetic import linked, write_arm
 
 BASE = [20.0, 20.2, 19.9, 20.1, 20.3]
 # Luck of the seed, the same for every arm: a gap without any spread is no measurement, and gets no verdict.
@@ -46,7 +46,7 @@ def write_class(
     method: dict[str, Any] = PRESETS[METHODS.get(like, "baseline")].model_dump(mode="json")
     thin = {"model.qk_dim": 4} if like.endswith("thin") else {}
     settings = {**{f"method.{key}": value for key, value in method.items()}, **thin, **(more or {})}
-    written = write_arm(root, name or like, figures, data=data, settings=settings, **place)
+    written = write_arm(root, name or like, figures, data=data, settings=settings, entropies=None, **place)
     for run in written:
         audit = read_json(run / "audit.json")
         learns = LEARNING[like]
@@ -56,15 +56,29 @@ def write_class(
     return written
 
 
-@pytest.fixture
-def study(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of every class, to be read only."""
+    root = tmp_path_factory.mktemp("study")
     for experiment in RATIOS:
-        write_class(tmp_path, experiment)
-    return tmp_path
+        write_class(root, experiment)
+    return root
 
 
-def test_every_arm_stands_in_its_class_and_controls_come_last(study: Path) -> None:
-    assert [(row["class"], row["method"]) for row in rows(english(study), "classes")] == [
+@pytest.fixture(scope="module")
+def whole(written: Path) -> Document:
+    """The report on the study as it was written."""
+    return english(written)
+
+
+@pytest.fixture
+def study(written: Path, tmp_path: Path) -> Path:
+    """The same study for one test, which may change it."""
+    return linked(written, tmp_path / "study")
+
+
+def test_every_arm_stands_in_its_class_and_controls_come_last(whole: Document) -> None:
+    assert [(row["class"], row["method"]) for row in rows(whole, "classes")] == [
         ("pure", "oelm_freeze"),
         ("a little", "oelm_lowrank"),
         ("partial", "oelm_last_half"),
@@ -72,15 +86,15 @@ def test_every_arm_stands_in_its_class_and_controls_come_last(study: Path) -> No
     ]
 
 
-def test_what_learns_in_q_and_k_is_counted_and_compared_with_the_baseline(study: Path) -> None:
-    found = {row["method"]: (row["learns in Q/K"], row["share"]) for row in rows(english(study), "classes")}
+def test_what_learns_in_q_and_k_is_counted_and_compared_with_the_baseline(whole: Document) -> None:
+    found = {row["method"]: (row["learns in Q/K"], row["share"]) for row in rows(whole, "classes")}
     assert found["oelm_freeze"] == ("0", "0.0%")
     assert found["oelm_lowrank"] == found["thin"] == ("16,384", "12.5%")
     assert found["oelm_last_half"] == ("65,536", "50.0%")
 
 
-def test_each_class_has_its_own_verdict_with_its_interval(study: Path) -> None:
-    found = {row["method"]: row["tinystories"] for row in rows(english(study), "classes")}
+def test_each_class_has_its_own_verdict_with_its_interval(whole: Document) -> None:
+    found = {row["method"]: row["tinystories"] for row in rows(whole, "classes")}
     assert found["oelm_freeze"].startswith("+20.0% [") and found["oelm_freeze"].endswith("FAIL")
     assert found["oelm_lowrank"].startswith("+1.0% [") and found["oelm_lowrank"].endswith("PASS")
 
@@ -88,9 +102,10 @@ def test_each_class_has_its_own_verdict_with_its_interval(study: Path) -> None:
 def test_gaps_on_several_data_sets_stand_in_one_row(study: Path) -> None:
     write_class(study, "GPT-01", name="GPT-04", data="openwebtext")
     write_class(study, "GPT-02", name="GPT-05", data="openwebtext")
-    (row,) = [row for row in rows(english(study), "classes") if row["method"] == "oelm_freeze"]
+    document = english(study)
+    (row,) = [row for row in rows(document, "classes") if row["method"] == "oelm_freeze"]
     assert row["tinystories"].endswith("FAIL") and row["openwebtext"].endswith("FAIL")
-    assert table(english(study), "classes").columns[-2:] == ("tinystories", "openwebtext")
+    assert table(document, "classes").columns[-2:] == ("tinystories", "openwebtext")
 
 
 def test_a_gap_on_the_test_split_says_so(tmp_path: Path) -> None:
@@ -137,27 +152,25 @@ def test_one_table_is_printed_alone_as_markdown(study: Path) -> None:
     assert chinese.output.startswith("| 方法 | 类别 |")
 
 
-@pytest.mark.parametrize(
-    ("asked", "answer"),
-    [
+def test_an_unknown_table_or_picture_is_answered_with_those_there_are(study: Path) -> None:
+    for asked, answer in (
         (["--table", "clases"], "--table 'clases' (did you mean 'classes'?): this report has no such table; it has classes"),
         (
             ["--picture", "clases"],
             "--picture 'clases' (did you mean 'classes'?): this report has no such picture; it has classes",
         ),
         (["--table", "classes", "--picture", "classes"], "one of them at a time"),
-    ],
-)
-def test_an_unknown_table_or_picture_is_answered_with_those_there_are(study: Path, asked: list[str], answer: str) -> None:
-    said = CliRunner().invoke(app, ["report", "--out", str(study), *asked])
-    assert said.exit_code == 2
-    assert answer in " ".join(said.output.split()) and not (study / "looks.json").exists()
+    ):
+        said = CliRunner().invoke(app, ["report", "--out", str(study), *asked])
+        assert said.exit_code == 2, asked
+        assert answer in " ".join(said.output.split()) and not (study / "looks.json").exists(), asked
 
 
 def test_the_picture_has_every_arm_on_every_data_set_with_the_gaps_of_the_table(study: Path) -> None:
     for like, name in (("GPT-01", "GPT-06"), ("GPT-02", "GPT-07"), ("GPT-02-lowrank", "GPT-07-lowrank")):
         write_class(study, like, name=name, data="wikitext103")
-    drawn = values(english(study), "classes")
+    document = english(study)
+    drawn = values(document, "classes")
     assert [(row["name"], row["arm"]) for row in drawn] == [
         ("oelm_freeze (pure)", "tinystories"),
         ("oelm_freeze (pure)", "wikitext103"),
@@ -166,9 +179,9 @@ def test_the_picture_has_every_arm_on_every_data_set_with_the_gaps_of_the_table(
         ("oelm_last_half (partial)", "tinystories"),
         ("thin (control)", "tinystories"),
     ]
-    written = {row["method"]: row for row in rows(english(study), "classes")}
+    listed = {row["method"]: row for row in rows(document, "classes")}
     for row in drawn:
-        assert row["low"] < row["value"] < row["high"] and row["text"] in written[row["name"].partition(" ")[0]][row["arm"]]
+        assert row["low"] < row["value"] < row["high"] and row["text"] in listed[row["name"].partition(" ")[0]][row["arm"]]
 
 
 def test_one_picture_is_printed_alone_as_svg(study: Path) -> None:
@@ -180,8 +193,8 @@ def test_one_picture_is_printed_alone_as_svg(study: Path) -> None:
     assert (study / "looks.json").exists()
 
 
-def test_a_control_stands_beside_what_it_controls(study: Path) -> None:
-    (row,) = rows(english(study), "controls")
+def test_a_control_stands_beside_what_it_controls(study: Path, whole: Document) -> None:
+    (row,) = rows(whole, "controls")
     assert (row["method"], row["control"]) == ("oelm_lowrank", "thin")
     # Seed by seed 1.01 / 1.04 of the same luck: a ratio without spread.
     assert row["tinystories"].startswith("-2.9% [-2.9, -2.9]")
@@ -209,11 +222,12 @@ def test_sizes_stand_in_rows_of_their_own_with_their_own_counts(study: Path) -> 
             audit = read_json(run / "audit.json")
             audit["by_role"]["query" if experiment == "GPT-01" else "correction"]["trainable"] //= 4
             write_json(run / "audit.json", audit, durable=False)
-    found = [row for row in rows(english(study), "classes") if row["method"] == "oelm_lowrank"]
+    document = english(study)
+    found = [row for row in rows(document, "classes") if row["method"] == "oelm_lowrank"]
     assert [(row["learns in Q/K"], row["share"]) for row in found] == [("4,096", "12.5%"), ("16,384", "12.5%")]
     assert found[0]["tinystories"] == "" and found[0]["tinystories (model-dim-64)"].startswith("+1.0%")
     assert found[1]["tinystories"].startswith("+1.0%") and found[1]["tinystories (model-dim-64)"] == ""
-    drawn = {row["name"] for row in values(english(study), "classes")}
+    drawn = {row["name"] for row in values(document, "classes")}
     assert {"oelm_lowrank, 4,096 (a little)", "oelm_lowrank, 16,384 (a little)"} <= drawn
 
 
@@ -272,15 +286,14 @@ def test_tuned_arms_and_others_have_a_column_each(study: Path) -> None:
     assert against["tinystories (default)"] == against["tinystories (tuned-1a2b3c4d)"] != ""
 
 
-def test_a_control_in_which_more_learns_is_not_held_against_a_little(study: Path) -> None:
-    before = rows(english(study), "controls")
+def test_a_control_in_which_more_learns_is_not_held_against_a_little(study: Path, whole: Document) -> None:
     write_class(study, "GPT-01", name="GPT-01-lean")
-    assert rows(english(study), "controls") == before != []
+    assert rows(english(study), "controls") == rows(whole, "controls") != []
 
 
-def test_intervals_that_are_wider_than_usual_say_at_which_level_and_why(study: Path) -> None:
-    assert "hold together, by Holm's rule" in table(english(study), "classes").caption
-    found = next(row for row in rows(english(study), "classes") if row["method"] == "oelm_freeze")
+def test_intervals_that_are_wider_than_usual_say_at_which_level_and_why(whole: Document) -> None:
+    assert "hold together, by Holm's rule" in table(whole, "classes").caption
+    found = next(row for row in rows(whole, "classes") if row["method"] == "oelm_freeze")
     assert "] at 98.75% FAIL" in found["tinystories"]
 
 
@@ -342,10 +355,11 @@ def test_what_learns_over_an_eighth_is_no_little(study: Path, learns: int, named
         audit = read_json(path)
         audit["by_role"]["correction"]["trainable"] = learns
         write_json(path, audit, durable=False)
-    found = {row["method"]: row["class"] for row in rows(english(study), "classes")}
+    document = english(study)
+    found = {row["method"]: row["class"] for row in rows(document, "classes")}
     assert found["oelm_lowrank"] == named
     # It is still held against the control.
-    assert [row["method"] for row in rows(english(study), "controls")] == ["oelm_lowrank"]
+    assert [row["method"] for row in rows(document, "controls")] == ["oelm_lowrank"]
 
 
 def test_tuned_arms_of_other_settings_stand_in_columns_of_their_own(tmp_path: Path) -> None:
@@ -356,11 +370,11 @@ def test_tuned_arms_of_other_settings_stand_in_columns_of_their_own(tmp_path: Pa
     assert list(row)[4:] == ["tinystories", "tinystories (tuned-steps-2000)"]
 
 
-def test_the_headline_never_counts_two_classes_together(study: Path) -> None:
+def test_the_headline_never_counts_two_classes_together(whole: Document) -> None:
     passed = [f"{kind}: 1 pass, 0 fail, 0 inconclusive" for kind in ("a little", "partial", "control")]
     told = "; ".join(["pure: 0 pass, 1 fail, 0 inconclusive", *passed])
-    assert f"By what learns in Q and K: {told}. " in texts(english(study), "verdicts")[0]
-    kinds = {row["arm / baseline"].split(" ")[0]: row["class"] for row in rows(english(study), "verdicts")}
+    assert f"By what learns in Q and K: {told}. " in texts(whole, "verdicts")[0]
+    kinds = {row["arm / baseline"].split(" ")[0]: row["class"] for row in rows(whole, "verdicts")}
     assert kinds == {"GPT-02": "pure", "GPT-02-lowrank": "a little", "GPT-02-last-half": "partial", "GPT-01-thin": "control"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -55,48 +56,53 @@ def only(*blocks: Table | Chart | Text) -> Document:
     return Document("en", "title", "subtitle", "contents", "footer", (Section("part", "Part", blocks),))
 
 
-@pytest.mark.parametrize("attack", [name for name in ATTACKS if name != "empty"])
-def test_no_text_changes_the_structure(attack: str) -> None:
-    markdown, _ = render_markdown(hostile_document(ATTACKS[attack]), "charts")
-    assert structure(markdown) == structure(render_markdown(hostile_document("harmless"), "charts")[0])
+@functools.cache
+def attacked(text: str) -> tuple[str, dict[str, str]]:
+    """Return the Markdown with this text in every field, and its files."""
+    return render_markdown(hostile_document(text), "charts")
 
 
-@pytest.mark.parametrize("attack", [name for name in ATTACKS if name != "empty"])
-def test_every_text_is_shown_as_it_is(attack: str) -> None:
-    markdown, _ = render_markdown(hostile_document(ATTACKS[attack]), "charts")
-    assert texts(markdown)[0] == on_one_line(ATTACKS[attack]) and texts(markdown)[-1] == on_one_line(ATTACKS[attack])
+def test_no_text_changes_the_structure() -> None:
+    harmless = structure(attacked("harmless")[0])
+    for attack, text in ATTACKS.items():
+        assert not text or structure(attacked(text)[0]) == harmless, attack
 
 
-@pytest.mark.parametrize("start", STARTS)
-def test_a_paragraph_stays_a_paragraph_however_it_begins(start: str) -> None:
-    markdown, _ = render_markdown(only(Text(start)), "charts")
-    assert on_one_line(start) in texts(markdown) and structure(markdown) == structure(
-        render_markdown(only(Text("x")), "charts")[0]
-    )
+def test_every_text_is_shown_as_it_is() -> None:
+    for attack, text in ATTACKS.items():
+        shown = texts(attacked(text)[0])
+        assert not text or (shown[0] == on_one_line(text) and shown[-1] == on_one_line(text)), attack
 
 
-@pytest.mark.parametrize("text", ["a\\|b", "\\\\|", "|", "`|`", "a\\", "\n|\n"])
-def test_a_cell_stays_in_its_column(text: str) -> None:
-    markdown, _ = render_markdown(only(Table("t", "c", ("a", "b"), ((Cell(text), Cell("last")),))), "charts")
-    assert texts(markdown)[-3:-1] == [on_one_line(text), "last"]
+def test_a_paragraph_stays_a_paragraph_however_it_begins() -> None:
+    plain = structure(render_markdown(only(Text("x")), "charts")[0])
+    for start in STARTS:
+        markdown, _ = render_markdown(only(Text(start)), "charts")
+        assert on_one_line(start) in texts(markdown) and structure(markdown) == plain, start
+
+
+def test_a_cell_stays_in_its_column() -> None:
+    for text in ("a\\|b", "\\\\|", "|", "`|`", "a\\", "\n|\n"):
+        markdown, _ = render_markdown(only(Table("t", "c", ("a", "b"), ((Cell(text), Cell("last")),))), "charts")
+        assert texts(markdown)[-3:-1] == [on_one_line(text), "last"], text
 
 
 COMMANDS = ["OMP_NUM_THREADS=1 oelm train --config 'a b/c_d/*.json'", "a\\_b", "$HOME <x> &amp; [y](z) ~~w~~ https://a.example"]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_can_be_typed_as_it_stands_in_the_file(command: str) -> None:
-    row = (Cell(command, is_code=True), Cell("last"))
-    markdown, _ = render_markdown(only(Table("t", "c", ("a", "b"), (row,))), "charts")
-    assert f"| `{command}` | last |" in markdown
-    assert texts(markdown)[-3:-1] == [command, "last"] and structure(markdown).count("code_inline") == 1
+def test_a_command_can_be_typed_as_it_stands_in_the_file() -> None:
+    for command in COMMANDS:
+        row = (Cell(command, is_code=True), Cell("last"))
+        markdown, _ = render_markdown(only(Table("t", "c", ("a", "b"), (row,))), "charts")
+        assert f"| `{command}` | last |" in markdown
+        assert texts(markdown)[-3:-1] == [command, "last"] and structure(markdown).count("code_inline") == 1, command
 
 
-@pytest.mark.parametrize("text", [*ATTACKS.values(), "a | b", "a`b", "a\\|b", "``", "\\"])
-def test_no_command_breaks_its_row(text: str) -> None:
-    row = (Cell(text, is_code=True), Cell("last"))
-    markdown, _ = render_markdown(only(Table("t", "c", ("a", "b"), (row,))), "charts")
-    assert texts(markdown)[-3:-1] == [on_one_line(text), "last"]
+def test_no_command_breaks_its_row() -> None:
+    for text in (*ATTACKS.values(), "a | b", "a`b", "a\\|b", "``", "\\"):
+        row = (Cell(text, is_code=True), Cell("last"))
+        markdown, _ = render_markdown(only(Table("t", "c", ("a", "b"), (row,))), "charts")
+        assert texts(markdown)[-3:-1] == [on_one_line(text), "last"], text
 
 
 def test_no_html_comes_from_a_text() -> None:
@@ -144,11 +150,12 @@ def test_charts_of_one_name_are_different_files() -> None:
     assert list(files) == ["a-b.svg", "a-b-2.svg", "etc-passwd.svg"]
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_every_picture_is_xml_without_scripts_links_or_images(attack: str) -> None:
-    _, files = render_markdown(hostile_document(ATTACKS[attack]), "charts")
-    kinds = {element.tag.rpartition("}")[2] for element in ET.fromstring(next(iter(files.values()))).iter()}
-    assert kinds <= {"svg", "g", "path", "rect", "text", "tspan", "line", "defs", "clipPath", "linearGradient", "stop"}
+def test_every_picture_is_xml_without_scripts_links_or_images() -> None:
+    for attack, text in ATTACKS.items():
+        _, files = attacked(text)
+        kinds = {element.tag.rpartition("}")[2] for element in ET.fromstring(next(iter(files.values()))).iter()}
+        plain = {"svg", "g", "path", "rect", "text", "tspan", "line", "defs", "clipPath", "linearGradient", "stop"}
+        assert kinds <= plain, attack
 
 
 def test_pictures_are_white_so_that_they_can_be_read_in_the_dark() -> None:

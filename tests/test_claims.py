@@ -27,7 +27,8 @@ def gaps(page: str, command: str, *, on: str = "") -> dict[str, str]:
     """Return the gaps of the table that a command wrote into a page, on one data set or in the only such column, by arm."""
     head, *found = rows(page, command)
     where = head.index(on) if on else next(n for n, name in enumerate(head) if "[95%]" in name)
-    names = [next(cell for cell in row if "_" in cell or cell.startswith(("thin", "baseline", "uniform"))) for row in found]
+    words = ("thin", "half", "baseline", "uniform")
+    names = [next(cell for cell in row if "_" in cell or cell.startswith(words)) for row in found]
     assert len({*names}) == len(names), "two rows of one name: which of them is meant?"
     return {name: row[where] for name, row in zip(names, found, strict=True)}
 
@@ -69,7 +70,7 @@ def test_keeping_the_row_space_helps_and_orthogonality_does_not() -> None:
 
 def study_ppls(arm: str, data: str) -> dict[int, float]:
     """Return the perplexities of an arm of the study by seed, from its records alone."""
-    runs = (ROOT / "results" / "study").glob(f"{arm}.{data}/workstation/*/seed-*/timing_stats.json")
+    runs = (ROOT / "results" / "study").glob(f"{arm}.{data}/workstation/default/seed-*/timing_stats.json")
     return {int(run.parent.name[5:]): json.loads(run.read_text(encoding="utf-8"))["best_ppl"] for run in runs}
 
 
@@ -145,6 +146,15 @@ def test_the_pages_say_what_an_eighth_costs() -> None:
     study, readme = pages()
     assert f"cost {shown(lowrank[1])} on stories" in study and f"cost {shown(thin[1])}" in study
     assert all(f"On code, narrow queries and keys cost {shown(thin[2])}" in page for page in (study, readme))
+
+
+def test_the_pages_say_what_is_left_of_the_faster_step_at_equal_seconds() -> None:
+    found = gaps("docs/study.md", "oelm report --out results/study --table seconds", on="gap at equal seconds")
+    sliced, half = found["oelm_axes_q after a short convolution"], found["half after a short convolution"]
+    assert ends(sliced)[0] > 0 and ends(half)[0] < 0 < ends(half)[1]
+    for page in pages():
+        assert f"ahead of them by {shown(sliced)}" in page or f"ahead of the slices, by {shown(sliced)}" in page
+        assert "not measurably ahead of queries and keys of half the width" in page
 
 
 def test_the_pages_count_the_seeds_and_the_length_of_tokens() -> None:

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from oelm.cli.train import _perplexities
-from oelm.experiments.summary import figure_text
 from oelm.report.build import build_report
 from oelm.report.html import render_html
 from oelm.report.markdown import render_markdown
 from oelm.report.tables import render_csv, render_latex
 from oelm.stats import exp_or_inf, paired_gap
-from oelm.text import fixed
+from oelm.text import figure_text, fixed
 from oelm.train.evaluate import TokenEvaluation
 from tests.report.synthetic import package_catalog, write_arm
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 Name = TypeVar("Name", bound=str)
@@ -74,6 +75,15 @@ class MissingExtraError(OelmError):
             f"this needs the package '{package}' (of the extra oelm[{extra}]), which is not installed: "
             f"{install_command(extra) or f'pip install {package}'}"
         )
+
+
+@contextlib.contextmanager
+def needing(package: str, extra: str) -> Iterator[None]:
+    """Import an optional dependency in the block, or raise MissingExtraError."""
+    try:
+        yield
+    except ImportError:
+        raise MissingExtraError(package, extra) from None
 
 
 class DiskFullError(OelmError):

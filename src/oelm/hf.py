@@ -11,17 +11,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from oelm.errors import MissingExtraError, OelmError
+from oelm.errors import OelmError, needing
 from oelm.models.export import MODEL_TYPE, WEIGHTS_PREFIX
 from oelm.models.gpt import GPT, INIT_STD, ShortConvolution
 from oelm.models.shape import GPTConfig
 
-try:
+with needing("transformers", "hf"):
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
     from transformers import initialization as init
     from transformers.modeling_outputs import CausalLMOutput
-except ImportError:
-    raise MissingExtraError("transformers", "hf") from None
 
 # `transformers` builds a config without arguments to find out what differs from it.
 _SHAPE = GPTConfig(vocab_size=50257, seq_len=512, model_dim=512, num_layers=6, num_heads=8, ff_dim=2048, dropout=0.1)

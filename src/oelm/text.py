@@ -18,6 +18,13 @@ def fixed(value: float, places: int, *, sign: bool = False) -> str:
     return f"{value:+.1e}" if sign else f"{value:.1e}"
 
 
+def figure_text(metric: str, value: float | None) -> str:
+    """Return a PPL or an accuracy as people read it; nothing where there is none."""
+    if value is None:
+        return ""
+    return fixed(value, 2) if metric == "ppl" else f"{fixed(100 * value, 2)}%"
+
+
 def counted(count: int, thing: str) -> str:
     """Return how many there are of something whose plural ends in s, as words."""
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

@@ -9,8 +9,9 @@ import pytest
 
 from oelm.experiments.catalog import Catalog
 from oelm.experiments.plan import PlannedRun, plan_runs
-from oelm.experiments.summary import figure_text, split_note, summarize
+from oelm.experiments.summary import split_note, summarize
 from oelm.stats import paired_gap
+from oelm.text import figure_text
 from tests.experiments.planned import PAIR, catalog_of, finish
 from tests.experiments.recorded import record
 

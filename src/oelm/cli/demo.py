@@ -13,6 +13,7 @@ from oelm.cli.options import Budget, Out, Queueing
 from oelm.cli.remote import How
 from oelm.cli.run import leave_by, load, run_all
 from oelm.cli.shell import print_next, print_table, reported, say, shown_warnings, stoppable
+from oelm.text import figure_text
 
 if TYPE_CHECKING:
     from oelm.experiments.plan import PlannedRun
@@ -47,7 +48,7 @@ def demo(
 
 def _print_results(runs: Sequence[PlannedRun], budget: str) -> None:
     """Print the table of arms, and in two sentences what it says."""
-    from oelm.experiments.summary import figure_text, summarize
+    from oelm.experiments.summary import summarize
 
     rows = summarize(runs)
     audits = {row.experiment.id: _audit(runs, row) for row in rows}

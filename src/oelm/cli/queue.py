@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -12,9 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from oelm.cli.shell import out, say
-from oelm.errors import DataError
-from oelm.runs.layout import TIMING
-from oelm.text import duration
+from oelm.text import duration, figure_text
 
 if TYPE_CHECKING:
     from oelm.experiments.queue import Job
@@ -53,7 +50,10 @@ class QueueView:
     def on_end(self, job: Job) -> None:
         self._ended += 1
         if job.state == "done":
-            self._lengths.append(_whole_s(job))
+            from oelm.runs.records import recorded_figure
+
+            # Earlier sessions included.
+            self._lengths.append(max(job.seconds, recorded_figure(job.run.path, "wall_s", "total") or 0.0))
         if job.state == "found done" and not job.message:
             return
         self._line(f"[{self._ended}/{self._total}] {job.run.name}: {_outcome(job)}", failed=job.state in ("failed", "killed"))
@@ -94,15 +94,6 @@ class QueueView:
         return queue_seconds(left, sum(job.state in _UNDER_WAY for job in open_) or self._slots)
 
 
-def _whole_s(job: Job) -> float:
-    """Return how long a finished run took, earlier sessions included."""
-    from oelm.files import read_json
-
-    with contextlib.suppress(DataError, KeyError, TypeError, ValueError):
-        return max(job.seconds, float(read_json(job.run.path / TIMING)["wall_s"]["total"]))
-    return job.seconds
-
-
 def _status_eta(job: Job) -> float | None:
     from oelm.runs.status import read_status
 
@@ -111,7 +102,6 @@ def _status_eta(job: Job) -> float | None:
 
 
 def _progress(job: Job) -> str:
-    from oelm.experiments.summary import figure_text
     from oelm.runs.status import read_status
 
     status = read_status(job.run.path)
@@ -144,6 +134,4 @@ def _outcome(job: Job) -> str:
 
 
 def _best(status: Status) -> str:
-    from oelm.experiments.summary import figure_text
-
     return f"best {'PPL' if status.metric == 'ppl' else 'accuracy'} {figure_text(status.metric, status.best)}"

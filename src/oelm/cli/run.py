@@ -30,7 +30,7 @@ from oelm.cli.shell import (
 )
 from oelm.errors import STOPPED, ConfigError
 from oelm.process import is_one_of_many
-from oelm.text import counted
+from oelm.text import counted, figure_text
 
 if TYPE_CHECKING:
     from oelm.experiments.catalog import Catalog
@@ -211,7 +211,7 @@ def _decisions(study: Study, runs: Sequence[PlannedRun], catalog: Path | None) -
 
 def print_summary(runs: Sequence[PlannedRun], budget: str, *, what: str = "experiment") -> None:
     """Print the figures of finished runs next to their baselines; `what` is the heading of their names."""
-    from oelm.experiments.summary import figure_text, split_note, summarize
+    from oelm.experiments.summary import split_note, summarize
 
     rows = summarize(runs)
     if not rows:

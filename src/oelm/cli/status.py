@@ -21,8 +21,8 @@ from rich.text import Text
 from oelm.cli.options import OnlyBudget, Out, SomeIds
 from oelm.cli.shell import echo, out, printable, reported, warn
 from oelm.errors import ClusterError, ConfigError, OelmError
-from oelm.runs.layout import CONFIG, SUBMISSIONS, TIMING
-from oelm.text import column_bands, duration, fixed
+from oelm.runs.layout import CONFIG, SUBMISSIONS
+from oelm.text import column_bands, duration, figure_text, fixed
 
 if TYPE_CHECKING:
     from oelm.experiments.slurm import JobState
@@ -267,7 +267,7 @@ def _cells(view: RunView, gap: Gap | None) -> list[str]:
 def _best(metric: str, best: float | None) -> str:
     if best is None:
         return ""
-    return f"{fixed(100 * best, 2)}%" if metric == "accuracy" else f"PPL {fixed(best, 2)}"
+    return ("PPL " if metric != "accuracy" else "") + figure_text(metric or "ppl", best)
 
 
 def _gap_text(gap: Gap | None) -> str:
@@ -314,14 +314,12 @@ def _footer(views: Sequence[RunView]) -> Text:
 
 def _largest_class(views: Sequence[RunView]) -> list[str]:
     """Return what always naming the largest class comes to on the data of finished classifiers, one run of each arm asked."""
-    from oelm.files import read_json
+    from oelm.runs.records import recorded_figure
 
     done = [view for view in views if view.state == "done" and view.status is not None and view.status.metric == "accuracy"]
     first = {view.arm: view for view in reversed(done)}
-    shares: set[str] = set()
-    for view in first.values():
-        with contextlib.suppress(OelmError, KeyError, TypeError, ValueError):
-            shares.add(f"{100 * float(read_json(view.path / TIMING)['majority_accuracy']):.2f}%")
+    found = {recorded_figure(view.path, "majority_accuracy") for view in first.values()} - {None}
+    shares = {figure_text("accuracy", share) for share in found}
     return [f"always naming the largest class: {' or '.join(sorted(shares))}"] if shares else []
 
 

@@ -21,7 +21,7 @@ from oelm.data.readers import Piece, pieces
 from oelm.data.sources import Corpus, Part
 from oelm.data.survey import VALIDATION_SHARE
 from oelm.data.tokens import LeftOut, Split, computed_once
-from oelm.errors import DataError, MissingExtraError, install_command
+from oelm.errors import DataError, install_command, needing
 
 # Tests repeat themselves, encodings are near-duplicate tables; _sysconfigdata and config-* differ by machine.
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "lib-dynload"}
@@ -218,11 +218,9 @@ def site_packages_corpus(
 
 def dependencies(search: list[str]) -> tuple[dict[str, Distribution], list[str]]:
     """Return the installed distributions that oelm[all] depends on, without oelm; and the missing names."""
-    try:
+    with needing("packaging", EXTRA):
         from packaging.requirements import InvalidRequirement, Requirement
         from packaging.utils import canonicalize_name
-    except ImportError:
-        raise MissingExtraError("packaging", EXTRA) from None
     found: dict[str, Distribution] = {}
     missing: set[str] = set()
     seen: set[tuple[str, frozenset[str]]] = set()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oelm.data.tokenizer import END_OF_TEXT
-from oelm.errors import DataError, MissingExtraError
+from oelm.errors import DataError, needing
 
 PIECE_CHARS = 2**20
 # GPT-2's pre-tokenizer never looks across a single space between two other characters: cut there, the pieces of a
@@ -302,11 +302,9 @@ def _records(table: Any, path: Path) -> Iterator[list[str]]:
 
 def parquet_file(path: Path) -> Any:
     """Open a Parquet file; raise DataError when it is not one, or truncated."""
-    try:
+    with needing("pyarrow", "data"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError:
-        raise MissingExtraError("pyarrow", "data") from None
     check_file(path, kind="parquet")
     try:
         return pyarrow.parquet.ParquetFile(path)

@@ -27,7 +27,7 @@ from oelm.data.readers import (
     read_wikitext_rows,
 )
 from oelm.data.tokens import LeftOut, Split
-from oelm.errors import DataError, MissingExtraError
+from oelm.errors import DataError, needing
 
 
 def hub_rows(source: HubSource, split: str, *, columns: tuple[str, ...], name: str) -> Iterator[tuple[int, Row]]:
@@ -53,10 +53,8 @@ def hub_label_names(source: HubSource, split: str, column: str, *, name: str) ->
 
 
 def _opened(source: HubSource, split: str, name: str) -> Any:
-    try:
+    with needing("datasets", "data"):
         import datasets
-    except ImportError:
-        raise MissingExtraError("datasets", "data") from None
     if not Path(source.repo).is_dir() and not hub_has_an_address():
         raise _unreachable(f"{source.repo}: no network, the Hugging Face hub cannot be reached", name)
     try:

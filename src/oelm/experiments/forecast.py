@@ -15,16 +15,16 @@ from torch import nn
 from oelm.config import FinetuneConfig, RunConfig
 from oelm.data.examples import NUM_LABELS
 from oelm.data.public_sets import TASKS
-from oelm.errors import ConfigError, DataError, OelmError
+from oelm.errors import ConfigError, OelmError
 from oelm.experiments.plan import PlannedRun, known_vocabulary
 from oelm.experiments.slots import queue_seconds
-from oelm.files import read_json
 from oelm.method.apply import freeze
 from oelm.method.audit import Audit, audit
 from oelm.models.gpt import skeleton
 from oelm.models.hub import ClassifierShape, classifier_skeleton, fresh_classifier
 from oelm.models.shape import step_work
 from oelm.runs.layout import TIMING
+from oelm.runs.records import recorded_figure
 from oelm.train.device import Estimate, estimate
 from oelm.train.dist import World
 
@@ -83,8 +83,8 @@ class Forecaster:
         for experiment in filter(None, (run.experiment.id, run.experiment.baseline)):
             folder = self._root / experiment / run.budget / run.variant
             for path in sorted(folder.glob(f"seed-*/{TIMING}")):
-                with contextlib.suppress(DataError, KeyError, TypeError, ValueError):
-                    return float(read_json(path)["wall_s"]["total"])
+                if (seconds := recorded_figure(path.parent, "wall_s", "total")) is not None:
+                    return seconds
         return None
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from filelock import FileLock
 
 from oelm.data.tokenizer import num_cores
-from oelm.errors import ConfigError, MissingExtraError
+from oelm.errors import ConfigError, MissingExtraError, needing
 from oelm.experiments.queue import Slots
 from oelm.files import cache_root, lock_at, room_checked, take
 
@@ -55,10 +55,8 @@ class GpuReading:
 
 def read_gpus() -> list[GpuReading]:
     """Read every GPU that answers; none without a driver. Raises MissingExtraError."""
-    try:
+    with needing("nvidia-ml-py", "gpu"):
         import pynvml  # type: ignore[import-untyped]
-    except ImportError:
-        raise MissingExtraError("nvidia-ml-py", "gpu") from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as problem:

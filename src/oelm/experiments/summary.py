@@ -6,14 +6,12 @@ import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from oelm.errors import DataError
 from oelm.experiments.catalog import Experiment
 from oelm.experiments.plan import PlannedRun, config_confounds
-from oelm.files import read_json
-from oelm.runs.layout import TIMING, EvaluatedSplit
+from oelm.runs.layout import EvaluatedSplit
+from oelm.runs.records import recorded_figure
 from oelm.runs.status import read_status
 from oelm.stats import PairedGap, paired_gap
-from oelm.text import fixed
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ def summarize(runs: Sequence[PlannedRun]) -> list[SummaryRow]:
         if status is not None and status.status == "done" and status.best is not None:
             best.setdefault(run.experiment.id, {})[run.seed] = status.best
             metrics[run.experiment.id] = status.metric
-            if (figure := _figure(run, f"test_{status.metric}")) is not None:
+            if (figure := recorded_figure(run.path, f"test_{status.metric}")) is not None:
                 tested.setdefault(run.experiment.id, {})[run.seed] = figure
     splits = {name: _split(name, first, best, tested) for name in best}
     best = {name: tested[name] if splits[name] == "test" else values for name, values in best.items()}
@@ -64,19 +62,9 @@ def summarize(runs: Sequence[PlannedRun]) -> list[SummaryRow]:
         apart = tuple(config_confounds(run.config, first[other].config, tuned=run.tuned)) if other in first else ()
         gap = paired_gap(values, best.get(other, {}), metrics[name])
         finished = next(other for other in runs if other.experiment.id == name and other.seed in values)
-        share = _figure(finished, "test_majority_accuracy" if splits[name] == "test" else "majority_accuracy")
+        share = recorded_figure(finished.path, "test_majority_accuracy" if splits[name] == "test" else "majority_accuracy")
         rows.append(SummaryRow(run.experiment, metrics[name], dict(sorted(values.items())), gap, apart, splits[name], share))
     return rows
-
-
-def _figure(run: PlannedRun, name: str) -> float | None:
-    """Return one of a finished run's figures, if it has it."""
-    try:
-        figures = read_json(run.path / TIMING)
-    except DataError:
-        return None
-    value = figures.get(name) if isinstance(figures, dict) else None
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _split(
@@ -104,10 +92,3 @@ def _place(experiment: Experiment, order: list[str]) -> tuple[int, bool, int]:
 
 def _leader(experiment: Experiment, among: Collection[str]) -> str:
     return experiment.baseline if experiment.baseline in among and experiment.baseline is not None else experiment.id
-
-
-def figure_text(metric: str, value: float | None) -> str:
-    """Return a best figure as text."""
-    if value is None:
-        return ""
-    return fixed(value, 2) if metric == "ppl" else f"{100 * value:.2f}%"

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import nn
 
-from oelm.errors import CheckpointError, ConfigError, MissingExtraError
+from oelm.errors import CheckpointError, ConfigError, needing
 from oelm.files import publish_dir, read_json, sha256_file
 from oelm.models.shape import Architecture
 from oelm.seeds import stream_seed
@@ -33,10 +33,8 @@ def model_folder(source: str) -> Path:
         return path
     if path.is_absolute() or source.count("/") > 1 or source.startswith("."):
         raise CheckpointError(f"{source}: no such folder; give a model's folder (config.json, model.safetensors) or a hub id")
-    try:
+    with needing("huggingface_hub", "hf"):
         from huggingface_hub import snapshot_download
-    except ImportError:
-        raise MissingExtraError("huggingface_hub", "hf") from None
     repo, _, revision = source.partition("@")
     try:
         found = snapshot_download(repo, revision=revision or None, allow_patterns=["*.json", "*.safetensors", "*.txt"])
@@ -315,10 +313,8 @@ def model_facts(folder: Path) -> dict[str, Any]:
 
 def load_transformers() -> Any:
     """Import `transformers`; raise MissingExtraError where it is not installed."""
-    try:
+    with needing("transformers", "hf"):
         import transformers
-    except ImportError:
-        raise MissingExtraError("transformers", "hf") from None
     return transformers
 
 

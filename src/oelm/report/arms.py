@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Collection as Some
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +20,10 @@ from oelm.errors import ConfigError, DataError, suggest
 from oelm.experiments.importer import IMPORTED, ImportedRun, load_imported, record_path
 from oelm.experiments.plan import is_tuned_alone
 from oelm.runs.find import ArmKey, RunView, scan, scan_flat
-from oelm.runs.finished import read_finished, read_settings
+from oelm.runs.finished import Finished, read_finished, read_settings
 from oelm.runs.layout import CONFIG, PREDICTIONS, EvaluatedSplit
 from oelm.runs.metrics import read_jsonl
-from oelm.runs.records import AuditRecord, DocumentRow, ExampleRow, Figures, Manifest, majority_share, read_rows
+from oelm.runs.records import DocumentRow, ExampleRow, Figures, Manifest, majority_share, read_rows
 from oelm.stats import Metric
 
 # Mostly "auto" in a config, so the config does not show whether runs differ in them.
@@ -91,18 +91,10 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinishedRun(Run):
-    """A run whose records are all readable and agree with each other.
-
-    `curve` is its validation loss by step; `heads` is each measure's mean over the heads of a layer, by layer.
-    """
+class FinishedRun(Finished, Run):
+    """A run whose records are all readable and agree with each other."""
 
     config: dict[str, Any]
-    manifest: Manifest
-    audit: AuditRecord
-    figures: Figures
-    curve: Mapping[int, float]
-    heads: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     @cached_property
     def recipe(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oelm.errors import MissingExtraError
+from oelm.errors import needing
 from oelm.files import write_bytes, write_text
 from oelm.text import plain_values
 
@@ -245,10 +245,8 @@ def is_single_view(spec: dict[str, Any]) -> bool:
 
 def chart_svg(spec: dict[str, Any], *, config: dict[str, Any], prefix: str) -> str:
     """Draw a chart as one small SVG element; `prefix` keeps its ids apart from those of other pictures in a page."""
-    try:
+    with needing("vl-convert-python", "report"):
         import vl_convert
-    except ImportError:
-        raise MissingExtraError("vl-convert-python", "report") from None
     still = unthemed(spec)
     if is_single_view(still) and not isinstance(still.get("width"), dict):
         width = still["width"] if isinstance(still.get("width"), (int, float)) else _STILL_WIDTH
@@ -295,10 +293,8 @@ def _is_invisible(element: ET.Element, *, fill: str, stroke: str) -> bool:
 
 def save_chart(chart: Any, path: Path) -> list[Path]:
     """Write a chart as `path`.svg and `path`.png; return both."""
-    try:
+    with needing("vl-convert-python", "report"):
         import vl_convert
-    except ImportError:
-        raise MissingExtraError("vl-convert-python", "report") from None
     # What XML forbids would end this whole process in the library.
     spec = json.dumps(plain_values(chart.to_dict()))
     svg, png = path.with_name(f"{path.name}.svg"), path.with_name(f"{path.name}.png")
@@ -320,10 +316,8 @@ _HEAD_MEASURES = {
 
 def head_grid(heads: list[dict[str, Any]]) -> Any:
     """Return one small heat map of layers by heads for each measure of `models.heads`."""
-    try:
+    with needing("altair", "report"):
         import altair as alt
-    except ImportError:
-        raise MissingExtraError("altair", "report") from None
     size = 40
     width = size * (1 + max(int(head["head"]) for head in heads))
     height = size * (1 + max(int(head["layer"]) for head in heads))

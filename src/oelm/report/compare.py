@@ -16,7 +16,7 @@ from oelm.report.words import Words
 from oelm.runs.find import look_at
 from oelm.runs.layout import CONFIG, EvaluatedSplit
 from oelm.stats import Interval, common_seeds, gap_text, interval_text, paired_interval
-from oelm.text import fixed
+from oelm.text import figure_text
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _row(name: str, folder: RunFolder, first: RunFolder | None, split: Evaluated
     return (
         Cell(name),
         Cell(str(len(arm.runs))),
-        Cell(fixed(mean, 2) if arm.metric == "ppl" else f"{100 * mean:.2f}%"),
+        Cell(figure_text(arm.metric, mean)),
         Cell(_gap(arm, first.arm, split) if first is not None else ""),
         Cell(f"{arm.first.audit.trainable:,}"),
         Cell("" if step is None else f"{1000 * step:.1f} ms"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from oelm.errors import MissingExtraError
+from oelm.errors import needing
 from oelm.report.charts import PAGE, chart_svg, is_single_view, unthemed
 from oelm.report.document import Chart, Document, Table, gather
 from oelm.text import breadth, distinct_names, plain_text
@@ -202,10 +202,8 @@ def _asset(name: str) -> str:
 @functools.cache
 def _bundle() -> str:
     """Return Vega, Vega-Lite and vega-embed as one script."""
-    try:
+    with needing("vl-convert-python", "report"):
         import vl_convert
-    except ImportError:
-        raise MissingExtraError("vl-convert-python", "report") from None
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     # The first two would end its element early; a parser turns CR into LF, and the digest would not be the script's.
     assert not any(mark in bundle.lower() for mark in ("</script", "<!--", "\r")), "the bundle cannot be put into a page"

@@ -36,7 +36,7 @@ _TESTED = ("test_step", "test_loss", "test_ppl", "test_bits_per_byte", "test_acc
 _PPLS = ("test_ppl", "bigram_ppl", "test_bigram_ppl")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finished:
     """What a report needs of a finished run: `curve` is its validation loss by step, `heads` each measure's mean by layer."""
 

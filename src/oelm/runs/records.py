@@ -24,7 +24,7 @@ from oelm.files import (
     write_json,
     write_text,
 )
-from oelm.runs.layout import CHECKPOINTS, CONFIG, COUNTERS, LATEST, MANIFEST, EvaluatedSplit
+from oelm.runs.layout import CHECKPOINTS, CONFIG, COUNTERS, LATEST, MANIFEST, TIMING, EvaluatedSplit
 from oelm.runs.metrics import read_jsonl
 
 Count = Annotated[int, Field(ge=0)]
@@ -171,6 +171,16 @@ class Figures(Strict):
     def majority_on(self, split: EvaluatedSplit) -> float | None:
         """Return the share of the largest class of a split."""
         return self.majority_accuracy if split == "val" else self.test_majority_accuracy
+
+
+def recorded_figure(run: Path, name: str, part: str = "") -> float | None:
+    """Return one figure of a run's timing_stats.json, if it is there; nothing else of the file is checked."""
+    try:
+        found = read_json(run / TIMING)[name]
+        value = found[part] if part else found
+    except (DataError, KeyError, TypeError):
+        return None
+    return float(value) if isinstance(value, int | float) else None
 
 
 def majority_share(labels: Sequence[int]) -> float:

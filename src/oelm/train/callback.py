@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from oelm.errors import MethodError, MissingExtraError
+from oelm.errors import MethodError, needing
 from oelm.method.apply import Plan, forget, hold, plan_of
 from oelm.method.audit import audit, check_frozen, methods_of, record_of
 
-try:
+with needing("transformers", "hf"):
     from transformers import TrainerCallback
-except ImportError:
-    raise MissingExtraError("transformers", "hf") from None
 
 log = logging.getLogger(__name__)
 # In a saved optimizer: the state of a parameter that joined it during training, by the parameter's name.

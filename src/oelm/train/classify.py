@@ -44,7 +44,7 @@ from oelm.train.device import Compute, Estimate, choose_compute, classifier_esti
 from oelm.train.dist import ALONE, World
 from oelm.train.evaluate import batched
 from oelm.train.load import LoadedClassifier
-from oelm.train.task import DataFacts, Judging
+from oelm.train.task import Batch, DataFacts, Judging
 from oelm.train.watch import Watch
 
 _COUNTED_FROM_PAD = ("roberta", "camembert", "mpnet", "longformer", "xmod")
@@ -200,19 +200,6 @@ class ClassifierEvaluation:
         return {"val_loss": self.loss, "val_accuracy": self.accuracy}
 
 
-@dataclass(frozen=True)
-class ExampleBatch:
-    """Examples by number, padded micro-batch by micro-batch."""
-
-    ids: list[int]
-    parts: list[dict[str, Tensor]]
-    num_tokens: int
-
-    @property
-    def num_micro_batches(self) -> int:
-        return len(self.parts)
-
-
 class ClassifierTask:
     """Predict the labels of an example set; `folder` is the pretrained model's, None for a fresh one."""
 
@@ -270,16 +257,16 @@ class ClassifierTask:
         self.micro_batch_size = world.micro_batch_size(self.config.batch_size, self.config.micro_batch_size)
         self.is_writer = world.is_writer
 
-    def batch(self, step: int) -> ExampleBatch:
+    def batch(self, step: int) -> Batch:
         split = self.examples.splits["train"]
         numbers = self.chosen[self.order.examples(step)]
         size = self.micro_batch_size
         parts = [split.padded(numbers[start : start + size], self.pad) for start in range(0, len(numbers), size)]
         tokens = int(sum(part.mask.sum() for part in parts))
-        return ExampleBatch(numbers.tolist(), [_tensors(part, self.compute.device) for part in parts], tokens)
+        return Batch(numbers.tolist(), [_tensors(part, self.compute.device) for part in parts], tokens)
 
-    def loss(self, forward: nn.Module, model: nn.Module, batch: ExampleBatch, micro_batch: int) -> Tensor:
-        part = batch.parts[micro_batch]
+    def loss(self, forward: nn.Module, model: nn.Module, batch: Batch, micro_batch: int) -> Tensor:
+        part: dict[str, Tensor] = batch.parts[micro_batch]
         with self.compute.autocast():
             logits = forward(**_inputs(model, part)).logits
         total = F.cross_entropy(logits.float(), part["labels"], reduction="sum")

@@ -20,7 +20,7 @@ from oelm.runs.records import (
     write_record,
     write_records,
 )
-from oelm.text import fixed
+from oelm.text import figure_text
 from oelm.train.dist import own_stop
 from oelm.train.evaluate import Evaluation
 from oelm.train.load import load_any
@@ -77,7 +77,7 @@ def judge_best_on_test(session: Session) -> dict[str, Any] | None:
         raise NonFiniteError(f"step {step}: loss {evaluation.loss} on the test split, though finite on validation: no figure")
     write_records(path / PREDICTIONS["test"], evaluation.predictions, guard=session.folder.check_held)
     metric, value = session.task.reading(evaluation.criterion)
-    text = f"PPL {fixed(value, 2)}" if metric == "ppl" else f"accuracy {100 * value:.2f}%"
+    text = f"{'PPL' if metric == 'ppl' else 'accuracy'} {figure_text(metric, value)}"
     log.info("test, model of step %s: %s", f"{step:,}", text)
     session.watch.on_remark(f"test, model of step {step:,}: {text}")
     figures = {f"test_{name.removeprefix('val_')}": value for name, value in evaluation.as_row().items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -66,17 +66,18 @@ class DataFacts:
         )
 
 
-class Batch(Protocol):
-    """What one step learns from: `ids` are the examples; `num_tokens` does not count padding."""
+@dataclass(frozen=True)
+class Batch:
+    """What one step learns from: `ids` are examples, or windows by their offsets; `num_tokens` does not count padding."""
+
+    ids: list[int]
+    # One for each micro-batch: windows of one token more than the model reads, or padded examples by input.
+    parts: Sequence[Any]
+    num_tokens: int
 
     @property
-    def ids(self) -> list[int]: ...
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @property
-    def num_micro_batches(self) -> int: ...
+    def num_micro_batches(self) -> int:
+        return len(self.parts)
 
 
 class Task(Protocol):
@@ -97,7 +98,7 @@ class Task(Protocol):
     def batch(self, step: int) -> Batch:
         """Return batch `step`: a pure function of the seed and the step."""
 
-    def loss(self, forward: nn.Module, model: nn.Module, batch: Any, micro_batch: int) -> Tensor:
+    def loss(self, forward: nn.Module, model: nn.Module, batch: Batch, micro_batch: int) -> Tensor:
         """Return a micro-batch's share of the mean loss, times their number; `forward` is the model or its compiled form."""
 
     def evaluate(
@@ -125,19 +126,6 @@ class Task(Protocol):
 
     def figures(self, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the final and best figures from the evaluations in metrics.jsonl."""
-
-
-@dataclass(frozen=True)
-class WindowBatch:
-    """Windows of one token more than the model reads; `ids` are their offsets."""
-
-    ids: list[int]
-    windows: Tensor
-    num_micro_batches: int
-
-    @property
-    def num_tokens(self) -> int:
-        return self.windows.shape[0] * (self.windows.shape[1] - 1)
 
 
 class LanguageModelTask:
@@ -172,16 +160,15 @@ class LanguageModelTask:
     def join(self, world: World) -> None:
         self.micro_batch_size = world.micro_batch_size(self.config.batch_size, self.config.micro_batch_size)
 
-    def batch(self, step: int) -> WindowBatch:
+    def batch(self, step: int) -> Batch:
         starts = self.order.starts(step)
         rows = np.stack([self.tokens.train[s : s + self.config.model.seq_len + 1] for s in starts]).astype(np.int64)
         windows = torch.from_numpy(rows).to(self.compute.device, non_blocking=True)
-        return WindowBatch(starts.tolist(), windows, self.config.batch_size // self.micro_batch_size)
+        return Batch(starts.tolist(), windows.split(self.micro_batch_size), len(windows) * self.config.model.seq_len)
 
-    def loss(self, forward: nn.Module, model: nn.Module, batch: WindowBatch, micro_batch: int) -> Tensor:
+    def loss(self, forward: nn.Module, model: nn.Module, batch: Batch, micro_batch: int) -> Tensor:
         assert isinstance(model, GPT)
-        size = self.micro_batch_size
-        windows = batch.windows[micro_batch * size : (micro_batch + 1) * size]
+        windows: Tensor = batch.parts[micro_batch]
         with self.compute.autocast():
             hidden_ND = forward(windows[:, :-1]).flatten(0, 1)
             return mean_cross_entropy(hidden_ND, model.head_VD, windows[:, 1:].flatten())

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
-from oelm.errors import DataError, MissingExtraError, one_of
+from oelm.errors import DataError, MissingExtraError, needing, one_of
 from oelm.files import read_json, room_checked
 from oelm.runs.layout import CONFIG, MANIFEST, METRICS
 from oelm.runs.metrics import read_metrics
@@ -248,11 +248,9 @@ def read_events(paths: Iterable[Path]) -> list[SourceRun]:
     """Return the run of each folder that holds some of these event files of TensorBoard, named by its path."""
     runs = []
     for place in dict.fromkeys(path.parent for path in paths):
-        try:
+        with needing("tensorboard", "track"):
             from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
             from tensorboard.util.tensor_util import make_ndarray
-        except ImportError:
-            raise MissingExtraError("tensorboard", "track") from None
         # No sampling: every point counts.
         events = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0}).Reload()
         run = SourceRun(place.as_posix(), place, "tensorboard", sorted(place.glob(EVENTS)))
@@ -307,10 +305,8 @@ def _is_ended(folder: Path) -> bool:
 
 
 def _add_wandb(path: Path, runs: dict[str, SourceRun]) -> None:
-    try:
+    with needing("wandb", "wandb"):
         from wandb.proto import wandb_internal_pb2 as proto
-    except ImportError:
-        raise MissingExtraError("wandb", "wandb") from None
     from google.protobuf.message import DecodeError
 
     # Its first record says whose they are.

@@ -32,7 +32,7 @@ from oelm.report.words import Words
 from oelm.runs.find import OWN, ArmKey
 from oelm.runs.layout import EvaluatedSplit
 from oelm.stats import LEVEL, POWER, Interval, PairedGap, detectable_text, interval_text, level_text, pooled_log_ratio
-from oelm.text import fixed
+from oelm.text import figure_text, fixed
 
 MARKS: dict[str, Mark] = {"PASS": "good", "FAIL": "bad", "INCONCLUSIVE": "warn", "CONFOUNDED": "warn", "UNFIT_BASELINE": "warn"}
 _SMOKE = "smoke"
@@ -290,7 +290,7 @@ def _row(findings: Findings, row: JudgedPair, words: Words) -> tuple[Cell, ...]:
 
 def best_text(arm: Arm, split: EvaluatedSplit) -> str:
     """Return an arm's headline on a split: the mean over seeds of PPL or accuracy."""
-    return _seed_text(arm, arm.mean(split))
+    return figure_text(arm.metric, arm.mean(split))
 
 
 def target_of(metric: str, bound: float, words: Words) -> Target:
@@ -334,16 +334,12 @@ def _on_split(arm: Arm, split: EvaluatedSplit) -> tuple[Cell, Cell, Cell]:
     if not (found := arm.on(split)):
         return Cell(""), Cell(""), Cell("")
     share = arm.majority(split)
-    seeds = ", ".join(f"{seed}: {_seed_text(arm, value)}" for seed, value in sorted(found.items()))
+    seeds = ", ".join(f"{seed}: {figure_text(arm.metric, value)}" for seed, value in sorted(found.items()))
     return (
         Cell(best_text(arm, split), arm.mean(split)),
         Cell("" if share is None else f"{100 * share:.2f}%", share),
         Cell(seeds),
     )
-
-
-def _seed_text(arm: Arm, value: float) -> str:
-    return fixed(value, 2) if arm.metric == "ppl" else f"{100 * value:.2f}%"
 
 
 def _remarks(findings: Findings, words: Words) -> list[str]:

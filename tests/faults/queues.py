@@ -29,6 +29,7 @@ _PRELOADED = [
     "oelm.experiments.study",
     "oelm.experiments.summary",
     "oelm.train.run",
+    "torch._dynamo",
     "transformers.models.bert.modeling_bert",
 ]
 STEPS = 60

@@ -23,13 +23,13 @@ from oelm.errors import OelmError
 from tests.conftest import made_text
 
 SERVER = mp.get_context("forkserver")
-DOCUMENTS = 400
+DOCUMENTS = 200
 KILLS = 8
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four hundred documents, in some forty shards of children."""
+    """Two hundred documents, in some twenty shards of children."""
     path = tmp_path_factory.mktemp("text") / "made.txt"
     path.write_text(END_OF_TEXT.join(made_text(100, seed=seed) for seed in range(DOCUMENTS)))
     return path
@@ -208,7 +208,7 @@ def test_preparation_killed_at_random_times_gives_the_same_bytes(text: Path, ora
     killed = 0
     for kill in range(KILLS):
         child = start(text, tmp_path)
-        wait_for_growth(tmp_path, child, bytes_more=chance.randrange(0, 12_000))
+        wait_for_growth(tmp_path, child, bytes_more=chance.randrange(0, 6_000))
         time.sleep(chance.random() * 0.005)
         child.kill()
         child.join()

@@ -25,7 +25,9 @@ from oelm.config import TrainConfig
 ROOT = Path(__file__).parents[2]
 SERVER = mp.get_context("forkserver")
 # Loading torch takes longer than a tiny run; the list is that of all who use the one server of a test session.
-SERVER.set_forkserver_preload(["oelm.train.run", "oelm.budget", "tests.train.rank_faults", "tests.train.finetuning"])
+_PRELOADED = ["oelm.train.run", "oelm.budget", "tests.train.rank_faults", "tests.train.finetuning"]
+# What torch's parallel module loads in each process that uses it: a second of CPU.
+SERVER.set_forkserver_preload([*_PRELOADED, "torch._dynamo"])
 _LIMIT_S = 120.0
 
 

@@ -32,18 +32,18 @@ PRECISIONS: dict[tuple[str, bool], dict[Precision, str | None]] = {
 }
 
 
-@pytest.mark.parametrize("has", MACHINES, ids=lambda has: f"cuda={has.cuda:d},mps={has.mps:d},bf16={has.cuda_bf16:d}")
-@pytest.mark.parametrize("device", get_args(Device))
-@pytest.mark.parametrize("precision", get_args(Precision))
-def test_every_request_on_every_machine(device: Device, precision: Precision, has: Capabilities) -> None:
-    expected_device = DEVICES[has.cuda, has.mps][device]
-    expected_precision = PRECISIONS[expected_device, has.cuda_bf16][precision] if expected_device else REFUSED
-    if expected_device is REFUSED or expected_precision is REFUSED:
-        with pytest.raises(ConfigError):
-            choose_compute(device, precision, has)
-    else:
-        chosen = choose_compute(device, precision, has)
-        assert (chosen.device, chosen.precision) == (expected_device, expected_precision)
+def test_every_request_on_every_machine() -> None:
+    for has, device, precision in itertools.product(MACHINES, get_args(Device), get_args(Precision)):
+        case = (has, device, precision)
+        expected_device = DEVICES[has.cuda, has.mps][device]
+        expected_precision = PRECISIONS[expected_device, has.cuda_bf16][precision] if expected_device else REFUSED
+        try:
+            chosen = choose_compute(device, precision, has)
+        except ConfigError:
+            assert expected_device is REFUSED or expected_precision is REFUSED, case
+        else:
+            assert (chosen.device, chosen.precision) == (expected_device, expected_precision), case
+            assert expected_device is not REFUSED and expected_precision is not REFUSED, case
 
 
 NOTHING, MAC = Capabilities(cuda=False, mps=False, cuda_bf16=False), Capabilities(cuda=False, mps=True, cuda_bf16=False)

@@ -76,15 +76,23 @@ def ids_alone(config: RunConfig | FinetuneConfig, out: Path) -> list[list[int]]:
     return watch.ids
 
 
+@pytest.fixture(scope="module")
+def alone(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    """What one process makes of the run, and the ids of its batches."""
+    run = tmp_path_factory.mktemp("one") / "alone"
+    return run, ids_alone(wide(text_file), run)
+
+
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_two_and_four_processes_learn_from_the_same_batches_as_one(ranks: int, text_file: Path, tmp_path: Path) -> None:
+def test_two_and_four_processes_learn_from_the_same_batches_as_one(
+    ranks: int, alone: tuple[Path, list[list[int]]], text_file: Path, tmp_path: Path
+) -> None:
     config, run = wide(text_file), tmp_path / "together"
-    ids = ids_alone(config, tmp_path / "alone")
     ends = run_forked(config, run, ranks)
-    assert [end["ids"] for end in ends] == [ids] * ranks
-    assert_as_alone(run, tmp_path / "alone", config)
+    assert [end["ids"] for end in ends] == [alone[1]] * ranks
+    assert_as_alone(run, alone[0], config)
     # Seen from outside it is one run, held by one process.
-    assert {path.name for path in run.iterdir()} == {path.name for path in (tmp_path / "alone").iterdir()}
+    assert {path.name for path in run.iterdir()} == {path.name for path in alone[0].iterdir()}
 
 
 def test_dropout_is_the_same_whichever_process_computes_it(text_file: Path, tmp_path: Path) -> None:
@@ -97,8 +105,8 @@ def test_dropout_is_the_same_whichever_process_computes_it(text_file: Path, tmp_
 def test_bytes_summed_fall_by_exactly_the_frozen_share(text_file: Path, tmp_path: Path) -> None:
     summed = {}
     for method in ("baseline", "oelm_freeze", "oelm_axes"):
-        (end, other) = run_forked(wide(text_file, method=method, steps=3), tmp_path / method, 2)
-        assert end["bytes"] == other["bytes"] == [end["bytes"][0]] * 3
+        (end, other) = run_forked(wide(text_file, method=method, steps=2), tmp_path / method, 2)
+        assert end["bytes"] == other["bytes"] == [end["bytes"][0]] * 2
         summed[method] = end["bytes"][0]
     audit = json.loads((tmp_path / "oelm_freeze" / "audit.json").read_text())
     assert summed["baseline"] == 4 * audit["total"]
@@ -109,9 +117,10 @@ def test_bytes_summed_fall_by_exactly_the_frozen_share(text_file: Path, tmp_path
         assert "bytes of gradients summed in step 1 over 2 processes, 15.17% less" in told_there
 
 
-def test_checkpoint_of_two_goes_on_with_one_and_back(text_file: Path, tmp_path: Path) -> None:
+def test_checkpoint_of_two_goes_on_with_one_and_back(
+    alone: tuple[Path, list[list[int]]], text_file: Path, tmp_path: Path
+) -> None:
     config, run = wide(text_file), tmp_path / "run"
-    run_here(config, tmp_path / "alone")
     with forked(config, run, 2, fault="stop at 4") as children:
         for child in children:
             child.join(120)
@@ -120,16 +129,16 @@ def test_checkpoint_of_two_goes_on_with_one_and_back(text_file: Path, tmp_path: 
     result = train(config, run, stop=stop, watch=StopsAt(stop, step=8))
     assert (result.status, result.step) == ("stopped", 8)
     run_forked(config, run, 2)
-    assert_as_alone(run, tmp_path / "alone", config)
+    assert_as_alone(run, alone[0], config)
     earlier = json.loads((run / "manifest.json").read_text())
     assert [sitting["environment"]["processes"] for sitting in [*earlier["earlier"], earlier]] == ["2", "1", "2"]
 
 
 def test_validation_does_not_depend_on_the_number_of_processes(text_file: Path, tmp_path: Path) -> None:
     """From the very same weights: a run stopped before its last evaluation, finished by one, two and three processes."""
-    config = wide(text_file, batch_size=6, eval_every=12, save_every=12)
+    config = wide(text_file, batch_size=6, steps=3, eval_every=3, save_every=3)
     stop = StopFlag()
-    train(config, tmp_path / "run", stop=stop, watch=StopsAt(stop, step=12, in_evaluation=True))
+    train(config, tmp_path / "run", stop=stop, watch=StopsAt(stop, step=3, in_evaluation=True))
     figures = set()
     for ranks in (1, 2, 3):
         copy = shutil.copytree(tmp_path / "run", tmp_path / f"on-{ranks}")
@@ -145,14 +154,14 @@ def test_validation_does_not_depend_on_the_number_of_processes(text_file: Path, 
 @pytest.mark.parametrize("init", ["orthogonal", "axes"])
 def test_thawing_on_two_processes_is_thawing_on_one(init: str, text_file: Path, tmp_path: Path) -> None:
     method = {"init": init, "freeze": ["q", "k"], "thaw": {"start": 0.3, "end": 0.7, "order": "last_first"}}
-    config = wide(text_file, method=method)
+    config = wide(text_file, method=method, steps=6, eval_every=6, save_every=6)
     run_here(config, tmp_path / "alone")
     ends = run_forked(config, tmp_path / "on-2", 2)
     for mine, its in zip(rows(tmp_path / "on-2", "loss"), rows(tmp_path / "alone", "loss"), strict=True):
         assert abs(mine["loss"] - its["loss"]) <= bound(config, mine["step"], 27_008), mine["step"]
     # What is thawed joins the sums from its step on.
     counts = ends[0]["bytes"]
-    assert counts == sorted(counts) and counts[0] == 4 * 22_912 and counts[-1] == 4 * 27_008
+    assert counts == sorted(counts) and set(counts) == {4 * 22_912, 4 * 24_960, 4 * 27_008}
 
 
 @pytest.mark.slow

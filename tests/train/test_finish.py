@@ -26,11 +26,12 @@ from oelm.train.evaluate import evaluate_tokens
 from oelm.train.load import load_run
 from oelm.train.run import train
 from oelm.train.watch import Silence
-from tests.conftest import made_text, run_here, tiny_config, tiny_settings
+from tests.conftest import made_text, run_here, tiny_config
 from tests.faults.harness import evidence, finish, start
 from tests.runs.recomputed import figure_problems, read_record
 from tests.train.finetuning import finetune_here, tiny_finetune
 
+STEPS = 20
 TESTED = ("test_step", "test_loss", "test_ppl", "test_bits_per_byte", "ngram", "ngram_tokens")
 
 
@@ -39,14 +40,14 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's own folder with three splits."""
     folder = tmp_path_factory.mktemp("splits") / "own"
     folder.mkdir()
-    for name, words, seed in (("train", 5000, 0), ("valid", 700, 1), ("test", 900, 2)):
+    for name, words, seed in (("train", 2500, 0), ("valid", 250, 1), ("test", 300, 2)):
         (folder / f"{name}.txt").write_text(made_text(words, seed=seed), encoding="utf-8")
     return folder
 
 
 def ruined(folder: Path, **overrides: Any) -> RunConfig:
     """A run that a rate ruins after a good start: its best model is not its last."""
-    chosen = {"steps": 40, "eval_every": 5, "save_every": 5, "optim__lr": 3.0, "schedule__warmup_steps": 20}
+    chosen = {"steps": STEPS, "eval_every": 4, "save_every": 4, "optim__lr": 3.0, "schedule__warmup_steps": STEPS // 2}
     return tiny_config(folder, **(chosen | overrides))
 
 
@@ -82,7 +83,7 @@ def on_test(run: Path, which: str) -> float:
 
 def test_the_test_split_is_judged_by_the_best_model_and_not_by_the_last(finished: Path) -> None:
     figures = figures_of(finished)
-    assert figures["test_step"] == figures["best_step"] < 40, "the premise: the best is not the last"
+    assert figures["test_step"] == figures["best_step"] < STEPS, "the premise: the best is not the last"
     assert figures["test_loss"] == on_test(finished, "best") != on_test(finished, "latest")
     assert figures["test_ppl"] == math.exp(figures["test_loss"])
 
@@ -90,7 +91,7 @@ def test_the_test_split_is_judged_by_the_best_model_and_not_by_the_last(finished
 def test_what_is_told_of_the_final_model_stays_its_own(finished: Path) -> None:
     record = read_record(finished)
     assert figure_problems(record) == [] and read_run(look_at(finished)).problem == ""
-    assert record.attention is not None and record.attention.step == 40
+    assert record.attention is not None and record.attention.step == STEPS
     assert record.figures.final_val_loss == record.evaluations[-1].val_loss > record.figures.best_val_loss
     tokens = prepare(record.config["data"]["source"], tokenizer="bpe:300")
     documents = [row for row in record.test_predictions if isinstance(row, DocumentRow)]
@@ -132,15 +133,22 @@ class StopsInTest(Silence):
                 self.stop.request("test")
 
 
-def test_a_stop_during_the_test_evaluation_leaves_a_run_that_goes_on_to_the_same_figures(
-    text_folder: Path, finished: Path, tmp_path: Path
-) -> None:
-    stop, run = StopFlag(), tmp_path / "run"
+@pytest.fixture(scope="module")
+def untested(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run trained to its end and stopped while its test split was judged; nobody writes to it."""
+    stop, run = StopFlag(), tmp_path_factory.mktemp("untested") / "run"
     watch = StopsInTest(stop)
     first = train(ruined(text_folder), run, stop=stop, watch=watch)
-    status = read_status(run)
     assert watch.seen == 2 and first.status == "stopped" and first.figures is None
-    assert status is not None and (status.status, status.step) == ("stopped", 40)
+    return run
+
+
+def test_a_stop_during_the_test_evaluation_leaves_a_run_that_goes_on_to_the_same_figures(
+    text_folder: Path, finished: Path, untested: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(untested, tmp_path / "run")
+    status = read_status(run)
+    assert status is not None and (status.status, status.step) == ("stopped", STEPS)
     assert not (run / "timing_stats.json").exists() and not (run / "test_predictions.jsonl").exists()
     assert run_here(ruined(text_folder), run).status == "done"
     assert {name: figures_of(run)[name] for name in TESTED} == {name: figures_of(finished)[name] for name in TESTED}
@@ -148,8 +156,10 @@ def test_a_stop_during_the_test_evaluation_leaves_a_run_that_goes_on_to_the_same
         assert sha256_file(run / name) == sha256_file(finished / name)
 
 
-def test_a_stop_while_n_grams_are_counted_leaves_a_run_that_goes_on(text_folder: Path, finished: Path, tmp_path: Path) -> None:
-    stop, run = StopFlag(), tmp_path / "run"
+def test_a_stop_while_n_grams_are_counted_leaves_a_run_that_goes_on(
+    text_folder: Path, finished: Path, untested: Path, tmp_path: Path
+) -> None:
+    stop, run = StopFlag(), shutil.copytree(untested, tmp_path / "run")
     kept = prepare(str(text_folder), tokenizer="bpe:300").path / "ngram.json"
     kept.unlink()
 
@@ -164,30 +174,27 @@ def test_a_stop_while_n_grams_are_counted_leaves_a_run_that_goes_on(text_folder:
     assert {name: figures_of(run)[name] for name in TESTED} == {name: figures_of(finished)[name] for name in TESTED}
 
 
-def test_a_run_killed_during_the_test_evaluation_ends_with_the_same_figures(text_folder: Path, tmp_path: Path) -> None:
-    settings = tiny_settings(text_folder, steps=40, eval_every=5, save_every=5, optim__lr=3.0, schedule__warmup_steps=20)
-    finish(settings, tmp_path / "oracle")
-    run = tmp_path / "run"
+def test_a_run_killed_during_the_test_evaluation_ends_with_the_same_figures(
+    text_folder: Path, finished: Path, tmp_path: Path
+) -> None:
+    settings, run = ruined(text_folder).as_dict(), tmp_path / "run"
     child = start(settings, run, fault="in the test split")
     child.join(timeout=120)
     assert child.exitcode == -signal.SIGKILL, "the fault was never reached"
     assert not (run / "timing_stats.json").exists()
     finish(settings, run)
-    assert evidence(run) == evidence(tmp_path / "oracle")
-    whole, again = figures_of(tmp_path / "oracle"), figures_of(run)
+    assert evidence(run) == evidence(finished)
+    whole, again = figures_of(finished), figures_of(run)
     assert {name: again[name] for name in TESTED} == {name: whole[name] for name in TESTED}
-    assert sha256_file(run / "test_predictions.jsonl") == sha256_file(tmp_path / "oracle" / "test_predictions.jsonl")
+    assert sha256_file(run / "test_predictions.jsonl") == sha256_file(finished / "test_predictions.jsonl")
 
 
-def unfinished(text_folder: Path, run: Path) -> Path:
-    """Leave a run trained to its end whose test split was not judged yet; return its best checkpoint."""
-    stop = StopFlag()
-    train(ruined(text_folder), run, stop=stop, watch=StopsInTest(stop))
+def best_of(run: Path) -> Path:
     return run / str(json.loads((run / "best.json").read_text())["checkpoint"])
 
 
-def test_a_damaged_best_checkpoint_is_refused_and_gives_no_figure(text_folder: Path, tmp_path: Path) -> None:
-    path = unfinished(text_folder, tmp_path / "run") / "model.safetensors"
+def test_a_damaged_best_checkpoint_is_refused_and_gives_no_figure(text_folder: Path, untested: Path, tmp_path: Path) -> None:
+    path = best_of(shutil.copytree(untested, tmp_path / "run")) / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(bytes(content))
@@ -197,9 +204,9 @@ def test_a_damaged_best_checkpoint_is_refused_and_gives_no_figure(text_folder: P
 
 
 def test_without_the_best_checkpoint_there_are_no_test_figures_and_it_is_said(
-    text_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    text_folder: Path, untested: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shutil.rmtree(unfinished(text_folder, tmp_path / "run"))
+    shutil.rmtree(best_of(shutil.copytree(untested, tmp_path / "run")))
     assert run_here(ruined(text_folder), tmp_path / "run").status == "done"
     assert not {"test_loss", "test_ppl"} & figures_of(tmp_path / "run").keys()
     assert "no figures of the test split" in caplog.text
@@ -207,7 +214,7 @@ def test_without_the_best_checkpoint_there_are_no_test_figures_and_it_is_said(
 
 
 def test_an_extended_run_is_tested_again(text_folder: Path, tmp_path: Path) -> None:
-    for steps in (10, 20):
+    for steps in (3, 6):
         run_here(tiny_config(text_folder, steps=steps, method="baseline"), tmp_path / "run")
         assert read_run(look_at(tmp_path / "run")).problem == ""
         assert figures_of(tmp_path / "run")["test_loss"] == on_test(tmp_path / "run", "best")

@@ -1,4 +1,4 @@
-"""Fresh classifiers of every architecture train on the task every machine has, freeze every attention, resume to the bit."""
+"""Fresh classifiers of every architecture train, freeze every attention, and resume to the bit."""
 
 from __future__ import annotations
 
@@ -46,11 +46,13 @@ def fresh_config(architecture: str, **overrides: Any) -> FinetuneConfig:
 
 
 @pytest.fixture(scope="module", params=["t5", pytest.param("bart", marks=pytest.mark.slow)])
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(request: pytest.FixtureRequest, tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder named by the architecture, with an undisturbed run and one that was stopped on the way."""
     root = tmp_path_factory.mktemp("fresh") / str(request.param)
     root.mkdir()
-    config = fresh_config(request.param)
+    # The standard library's task has a run of its own in cli/test_finetune.
+    table = {"task": str(tables / "train.tsv"), "dev": str(tables / "dev.tsv"), "columns": "text=sentence,label=label"}
+    config = fresh_config(request.param, **{f"examples__{name}": value for name, value in table.items()})
     finetune_here(config, root / "whole")
     stopped_at(config, root / "stopped", 1, 3)
     finetune_here(config, root / "stopped")
@@ -89,7 +91,7 @@ def test_an_export_gives_the_same_logits_in_plain_transformers(runs: Path, tmp_p
     export_classifier(loaded.folded(), loaded.tokenizer_path(), tmp_path / "export")
     plain = transformers.AutoModelForSequenceClassification.from_pretrained(str(tmp_path / "export"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "export"))
-    inputs = tokenizer(["def read(self):", "return value and other"], ["x", "y z"], padding=True, return_tensors="pt")
+    inputs = tokenizer(["we saw a good film", "it was bad and very old"], ["x", "y z"], padding=True, return_tensors="pt")
     assert torch.equal(plain(**inputs).logits, loaded.model(**inputs).logits)
     assert tokenizer.eos_token_id == plain.config.eos_token_id
 

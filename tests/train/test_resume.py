@@ -75,15 +75,34 @@ def test_stop_between_any_two_looks_at_it_leaves_nothing_unsaved(looks: int, tex
     assert steps_of(run, "loss") == list(range(1, result.step + 1))
 
 
-@pytest.mark.parametrize(("step", "eval_every"), [(5, 5), (12, 5), (12, 99)])
-def test_stop_during_an_evaluation_makes_it_up_on_resume(step: int, eval_every: int, text_file: Path, tmp_path: Path) -> None:
-    config, stop = tiny_config(text_file, eval_every=eval_every), StopFlag()
-    first = train(config, tmp_path / "run", stop=stop, watch=StopsAt(stop, step=step, in_evaluation=True))
-    assert first.status == "stopped" and step not in steps_of(tmp_path / "run", "val_loss")
+@pytest.fixture(scope="module")
+def finished(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed; nobody writes to it."""
+    out = tmp_path_factory.mktemp("finished") / "run"
+    run_here(tiny_config(text_file), out)
+    return out
+
+
+def test_stop_during_an_evaluation_makes_it_up_on_resume(finished: Path, text_file: Path, tmp_path: Path) -> None:
+    config = tiny_config(text_file)
+    for step in (5, 12):
+        stop = StopFlag()
+        stopped = train(config, tmp_path / "run", stop=stop, watch=StopsAt(stop, step=step, in_evaluation=True))
+        assert stopped.status == "stopped" and step not in steps_of(tmp_path / "run", "val_loss")
+    assert run_here(config, tmp_path / "run").status == "done"
+    rows = [[row for row in read_metrics(run / "metrics.jsonl") if "val_loss" in row] for run in (tmp_path / "run", finished)]
+    assert rows[0] == rows[1]
+    assert (tmp_path / "run" / "best.json").read_text() == (finished / "best.json").read_text()
+
+
+def test_stop_during_the_only_evaluation_makes_it_up_on_resume(text_file: Path, tmp_path: Path) -> None:
+    config, stop = tiny_config(text_file, steps=3, eval_every=99), StopFlag()
+    first = train(config, tmp_path / "run", stop=stop, watch=StopsAt(stop, step=3, in_evaluation=True))
+    assert first.status == "stopped" and steps_of(tmp_path / "run", "val_loss") == []
     assert run_here(config, tmp_path / "run").status == "done"
     run_here(config, tmp_path / "oracle")
     rows = [[row for row in read_metrics(tmp_path / name / "metrics.jsonl") if "val_loss" in row] for name in ("run", "oracle")]
-    assert rows[0] == rows[1]
+    assert rows[0] == rows[1] != []
     assert (tmp_path / "run" / "best.json").read_text() == (tmp_path / "oracle" / "best.json").read_text()
 
 
@@ -102,17 +121,17 @@ def test_refused_resume_leaves_the_runs_tokenizer_alone(tmp_path: Path) -> None:
 def test_finished_run_of_other_text_is_not_passed_off_as_done(tmp_path: Path) -> None:
     text, run = tmp_path / "text.txt", tmp_path / "run"
     text.write_text(made_text(3000))
-    run_here(tiny_config(text), run)
+    run_here(tiny_config(text, steps=1), run)
     text.write_text(made_text(3000, seed=1))
     with pytest.raises(DataError, match="was trained on other data"):
-        run_here(tiny_config(text), run)
+        run_here(tiny_config(text, steps=1), run)
 
 
 def test_command_that_began_an_extended_run_finds_it_done(text_file: Path, tmp_path: Path) -> None:
-    for steps in (4, 9):
+    for steps in (2, 3):
         run_here(tiny_config(text_file, steps=steps), tmp_path / "run")
-    result = run_here(tiny_config(text_file, steps=4), tmp_path / "run")
-    assert (result.status, result.step) == ("found done", 9)
+    result = run_here(tiny_config(text_file, steps=2), tmp_path / "run")
+    assert (result.status, result.step) == ("found done", 3)
 
 
 def half_precision(text: Path, out: Path, *, stop_at: int | None = None) -> Session:
@@ -140,8 +159,8 @@ def test_loss_scaler_continues_where_it_was(text_file: Path, tmp_path: Path) -> 
     assert losses[0] == losses[1]
 
 
-def test_run_begun_from_another_resumes_after_that_one_is_gone(text_file: Path, tmp_path: Path) -> None:
-    run_here(tiny_config(text_file), tmp_path / "source")
+def test_run_begun_from_another_resumes_after_that_one_is_gone(finished: Path, text_file: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "source")
     config = tiny_config(text_file, method="pretrained_freeze", init_from=resolve_start(tmp_path / "source").model_dump())
     stop = StopFlag()
     train(config, tmp_path / "run", stop=stop, watch=StopsAt(stop, step=6))
@@ -153,16 +172,15 @@ def test_run_begun_from_another_resumes_after_that_one_is_gone(text_file: Path, 
     ]
 
 
-def test_weights_of_another_tokenizer_are_refused_as_a_start(text_file: Path, tmp_path: Path) -> None:
+def test_weights_of_another_tokenizer_are_refused_as_a_start(finished: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.txt"
     other.write_text(made_text(6000, seed=4).replace("birds", "sparrows"))
-    run_here(tiny_config(text_file), tmp_path / "source")
-    start = resolve_start(tmp_path / "source").model_dump()
+    start = resolve_start(finished).model_dump()
     with pytest.raises(DataError, match=r"--tokenizer RUN/tokenizer.json"):
-        run_here(tiny_config(other, init_from=start), tmp_path / "run")
+        run_here(tiny_config(other, init_from=start, steps=1), tmp_path / "run")
     # As it says: with that run's tokenizer the other text means the same tokens, and the run goes.
-    tokenizer = str(tmp_path / "source" / "tokenizer.json")
-    assert run_here(tiny_config(other, init_from=start, data__tokenizer=tokenizer), tmp_path / "run").status == "done"
+    tokenizer = str(finished / "tokenizer.json")
+    assert run_here(tiny_config(other, init_from=start, steps=1, data__tokenizer=tokenizer), tmp_path / "run").status == "done"
 
 
 def test_going_back_to_a_step_gives_up_the_later_ones(text_file: Path, tmp_path: Path) -> None:
@@ -197,21 +215,21 @@ def test_stopped_run_whose_checkpoints_are_gone_is_refused_untouched(pointers: b
 
 def test_finished_run_without_weights_is_found_done_and_not_extended(text_file: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    run_here(tiny_config(text_file, steps=6), run)
+    run_here(tiny_config(text_file, steps=2), run)
     for name in ("latest.json", "best.json"):
         (run / name).unlink()
     shutil.rmtree(run / "checkpoints")
     before = contents(run)
-    assert run_here(tiny_config(text_file, steps=6), run).status == "found done"
-    with pytest.raises(CheckpointError, match=r"weights were not kept, so it cannot be extended to 9: choose another --out"):
-        run_here(tiny_config(text_file, steps=9), run)
+    assert run_here(tiny_config(text_file, steps=2), run).status == "found done"
+    with pytest.raises(CheckpointError, match=r"weights were not kept, so it cannot be extended to 3: choose another --out"):
+        run_here(tiny_config(text_file, steps=3), run)
     assert contents(run) == before
 
 
-def test_finished_run_has_no_step_to_go_back_to(text_file: Path, tmp_path: Path) -> None:
-    run_here(tiny_config(text_file), tmp_path / "run")
+def test_finished_run_has_no_step_to_go_back_to(finished: Path, text_file: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
     with pytest.raises(RunDirError, match="nothing to resume from step 5"):
-        run_here(tiny_config(text_file), tmp_path / "run", options=Options(exact_step=5))
+        run_here(tiny_config(text_file), run, options=Options(exact_step=5))
 
 
 def test_ruined_weights_are_told_by_the_evaluation_and_never_become_the_best(text_file: Path, tmp_path: Path) -> None:
@@ -243,10 +261,10 @@ def test_a_run_that_diverges_tells_what_was_saved_and_which_rate_it_had(
         run_here(config, tmp_path / "run")
 
 
-def test_pointer_that_leads_out_of_the_run_is_refused(text_file: Path, tmp_path: Path) -> None:
+def test_pointer_that_leads_out_of_the_run_is_refused(finished: Path, tmp_path: Path) -> None:
     from oelm.train.load import load_run
 
-    run_here(tiny_config(text_file), tmp_path / "run")
+    shutil.copytree(finished, tmp_path / "run")
     for target in ("../../etc", "/etc", 7, None):
         (tmp_path / "run" / "best.json").write_text(json.dumps({"checkpoint": target}))
         with pytest.raises(CheckpointError, match="does not name a checkpoint of this run"):

@@ -46,7 +46,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 def test_a_run_s_log_says_that_its_warm_up_was_cut_and_says_nothing_where_it_was_not(
     finished: Path, text_file: Path, tmp_path: Path
 ) -> None:
-    config = tiny_config(text_file, schedule__warmup_steps=9)
+    config = tiny_config(text_file, steps=4, schedule__warmup_steps=9)
     run_here(config, tmp_path / "run")
     told = f"schedule.warmup_steps 9 is cut to {config.steps // 2}"
     assert (tmp_path / "run" / "training.log").read_text().count(told) == 1
@@ -117,12 +117,12 @@ def test_validation_does_not_depend_on_the_batch_size(text_file: Path) -> None:
 def test_best_checkpoint_is_the_one_of_the_best_evaluation_and_is_kept(text_file: Path, tmp_path: Path) -> None:
     # A rate that ruins the model after a good start: the best evaluation is the first.
     run_here(
-        tiny_config(text_file, steps=40, eval_every=5, save_every=5, optim__lr=3.0, schedule__warmup_steps=20), tmp_path / "r"
+        tiny_config(text_file, steps=24, eval_every=3, save_every=3, optim__lr=3.0, schedule__warmup_steps=12), tmp_path / "r"
     )
     evaluations = [row for row in read_metrics(tmp_path / "r" / "metrics.jsonl") if "val_loss" in row]
     lowest = min(evaluations, key=lambda row: row["val_loss"])
     best = json.loads((tmp_path / "r" / "best.json").read_text())
-    assert lowest["step"] < 30, "the premise: a late best would be kept anyway"
+    assert lowest["step"] < 18, "the premise: a late best would be kept anyway"
     assert best["step"] == lowest["step"] and best["value"] == lowest["val_loss"]
     assert (tmp_path / "r" / best["checkpoint"] / "manifest.json").is_file()
     assert len(list((tmp_path / "r" / "checkpoints").iterdir())) == 3
@@ -139,7 +139,7 @@ def test_extended_run_equals_its_config_run_from_scratch(text_file: Path, tmp_pa
 
 
 def test_extended_run_repeats_and_extends_again(text_file: Path, tmp_path: Path) -> None:
-    for steps in (4, 8, 8, 12):
+    for steps in (2, 3, 3, 4):
         result = run_here(tiny_config(text_file, steps=steps), tmp_path / "run")
         assert result.status in ("done", "found done") and result.step == steps
 
@@ -173,7 +173,7 @@ def test_init_from_a_run_starts_with_its_best_weights(text_file: Path, finished:
 def test_init_from_a_run_on_which_a_little_learnt_starts_with_all_that_it_learnt(
     text_file: Path, tmp_path: Path, method: str
 ) -> None:
-    run_here(tiny_config(text_file, method=method, optim__lr=0.1), tmp_path / "source")
+    run_here(tiny_config(text_file, method=method, optim__lr=0.1, steps=4), tmp_path / "source")
     stop = StopFlag()
     stop.request("test")
     start = resolve_start(tmp_path / "source").model_dump()
@@ -201,7 +201,7 @@ LASTING = [name for name, method in PRESETS.items() if method.thaw is None and n
 def test_every_preset_trains_and_its_frozen_weights_do_not_move(method: str, text_file: Path, tmp_path: Path) -> None:
     stop = StopFlag()
     stop.request("test")
-    config = tiny_config(text_file, method=method, optim__weight_decay=0.1)
+    config = tiny_config(text_file, method=method, optim__weight_decay=0.1, steps=4)
     run_here(config, tmp_path / "run", stop=stop)
     before = weights(tmp_path / "run")
     run_here(config, tmp_path / "run")

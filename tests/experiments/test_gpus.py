@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from oelm.errors import ConfigError, MissingExtraError
 from oelm.experiments.slots import MIN_READINGS, READ_EVERY_S, GpuPool, GpuReading, check_gpus, free_gpus, parse_gpus, read_gpus
 from oelm.files import cache_root
+from tests.cases import case
 
 MIB = 2**20
 TOTAL = 40960 * MIB
@@ -61,10 +62,10 @@ def window_of(series: Series, *, index: int = 0) -> list[list[GpuReading]]:
     return [[] if reading is None else [reading] for reading in shown]
 
 
-@pytest.mark.parametrize("case", SERIES)
-def test_a_card_is_free_only_when_nobody_used_it_all_the_time(case: str) -> None:
-    series, is_free = SERIES[case]
-    assert len(series) == MIN_READINGS and free_gpus(window_of(series, index=2)) == ([2] if is_free else [])
+def test_a_card_is_free_only_when_nobody_used_it_all_the_time() -> None:
+    for name, (series, is_free) in SERIES.items():
+        with case(name):
+            assert len(series) == MIN_READINGS and free_gpus(window_of(series, index=2)) == ([2] if is_free else [])
 
 
 def test_of_a_whole_server_the_idle_cards_are_found() -> None:
@@ -136,12 +137,28 @@ def test_choice_of_gpus_reads_as_written(text: str, choice: object) -> None:
     assert parse_gpus(text) == choice
 
 
-@pytest.mark.parametrize(
-    "text", ["", " ", ",", "2,", "2,,3", "all", "AUTO", "-1", "2,-3", "1.5", "0x1", "+1", "auto,1", "\u0663", "9" * 5000]
-)
-def test_nonsense_is_refused_with_what_would_do(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--gpus .* is not a GPU number; give auto, none, or numbers such as 2,3$"):
-        parse_gpus(text)
+def test_nonsense_is_refused_with_what_would_do() -> None:
+    cases: list[str] = [
+        "",
+        " ",
+        ",",
+        "2,",
+        "2,,3",
+        "all",
+        "AUTO",
+        "-1",
+        "2,-3",
+        "1.5",
+        "0x1",
+        "+1",
+        "auto,1",
+        "\u0663",
+        "9" * 5000,
+    ]
+    for text in cases:
+        with case(text):
+            with pytest.raises(ConfigError, match=r"^--gpus .* is not a GPU number; give auto, none, or numbers such as 2,3$"):
+                parse_gpus(text)
 
 
 @pytest.mark.parametrize("text", ["2,2", "0,1,2,1", "1,01"])

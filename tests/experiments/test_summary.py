@@ -11,6 +11,7 @@ from oelm.experiments.catalog import Catalog
 from oelm.experiments.plan import PlannedRun, plan_runs
 from oelm.experiments.summary import figure_text, gap_with_interval, split_note, summarize
 from oelm.stats import Difference, Ratio
+from tests.cases import case
 from tests.experiments.planned import PAIR, catalog_of, finish
 from tests.experiments.recorded import record
 
@@ -97,19 +98,18 @@ def test_a_confounded_arm_says_by_what(tmp_path: Path) -> None:
     assert rows == {"base": (), "arm": (), "early-base": (), "early": ("optim.lr 0.5 against 0.002",)}
 
 
-@pytest.mark.parametrize(
-    ("gap", "text"),
-    [
+def test_a_gap_is_said_with_its_interval_and_one_seed_has_none() -> None:
+    cases: list[tuple[Ratio | Difference | None, str]] = [
         (None, ""),
         (Ratio(1.098, 1.08, 1.116, 5), "+9.8% [+8.0, +11.6]"),
         (Ratio(0.95, 0.9, 1.01, 2), "-5.0% [-10.0, +1.0]"),
         (Ratio(1.098, 0.0, math.inf, 1), "+9.8%"),
         (Difference(-0.046, -0.05, -0.042, 3), "-4.6 points [-5.0, -4.2]"),
         (Difference(0.01, -math.inf, math.inf, 1), "+1.0 points"),
-    ],
-)
-def test_a_gap_is_said_with_its_interval_and_one_seed_has_none(gap: Ratio | Difference | None, text: str) -> None:
-    assert gap_with_interval(gap) == text
+    ]
+    for gap, text in cases:
+        with case(gap, text):
+            assert gap_with_interval(gap) == text
 
 
 @pytest.mark.parametrize(

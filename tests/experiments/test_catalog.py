@@ -74,8 +74,15 @@ def catalog() -> Catalog:
     return load_catalog()
 
 
+# What does not change is made once for all tests.
+MADE: dict[tuple[str, str], RunConfig | FinetuneConfig] = {}
+TRAINABLE: dict[tuple[object, ...], int] = {}
+
+
 def made(catalog: Catalog, name: str, budget: str) -> RunConfig | FinetuneConfig:
-    return make_config(catalog.get(name), budget, seed=0)
+    if (name, budget) not in MADE:
+        MADE[name, budget] = make_config(catalog.get(name), budget, seed=0)
+    return MADE[name, budget]
 
 
 def settings(catalog: Catalog, name: str, budget: str) -> dict[str, Any]:
@@ -83,9 +90,12 @@ def settings(catalog: Catalog, name: str, budget: str) -> dict[str, Any]:
 
 
 def trainable(catalog: Catalog, name: str, budget: str, **changes: Any) -> int:
-    counted = count_parameters(make_config(catalog.get(name), budget, seed=0, changes=changes))
-    assert counted is not None
-    return counted.trainable
+    key = (name, budget, *changes.items())
+    if key not in TRAINABLE:
+        counted = count_parameters(make_config(catalog.get(name), budget, seed=0, changes=changes))
+        assert counted is not None
+        TRAINABLE[key] = counted.trainable
+    return TRAINABLE[key]
 
 
 def test_each_language_model_of_the_study_is_there_with_its_figures(catalog: Catalog) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -285,17 +286,19 @@ def contend(folder: str, order: Connection) -> None:
             order.recv()
 
 
-@pytest.fixture
-def contenders(tmp_path: Path) -> Iterator[list[Contender]]:
+@contextmanager
+def contending(folder: Path, *, count: int) -> Iterator[list[Contender]]:
     spawn = mp.get_context("spawn")
-    pipes = [spawn.Pipe() for _ in range(2)]
-    both = [(spawn.Process(target=contend, args=(str(tmp_path), theirs), daemon=True), ours) for ours, theirs in pipes]
-    for process, _ in both:
+    pipes = [spawn.Pipe() for _ in range(count)]
+    all_of_them = [(spawn.Process(target=contend, args=(str(folder), theirs), daemon=True), ours) for ours, theirs in pipes]
+    for process, _ in all_of_them:
         process.start()
-    yield both
-    for process, _ in both:
-        process.kill()
-        process.join()
+    try:
+        yield all_of_them
+    finally:
+        for process, _ in all_of_them:
+            process.kill()
+            process.join()
 
 
 def has_won(contender: Contender) -> bool:
@@ -303,28 +306,30 @@ def has_won(contender: Contender) -> bool:
     return bool(contender[1].recv())
 
 
-def test_of_two_launches_at_once_exactly_one_takes_the_gpu(contenders: list[Contender]) -> None:
+def test_of_two_launches_at_once_exactly_one_takes_the_gpu(tmp_path: Path) -> None:
     wins = []
-    for race in range(20):
-        # The monotonic clock is the machine's, the same in both. A lock file that is new is raced for as one that is not.
-        start = time.monotonic() + 0.02
-        for _, order in contenders:
-            order.send((f"GPU-race-{race}" if race % 2 else "GPU-race", start))
-        wins.append(sum(map(has_won, contenders)))
-        for _, order in contenders:
-            order.send("let go")
+    with contending(tmp_path, count=2) as contenders:
+        for race in range(20):
+            # The monotonic clock is the machine's, the same in both. A lock file that is new is raced for as one that is not.
+            start = time.monotonic() + 0.02
+            for _, order in contenders:
+                order.send((f"GPU-race-{race}" if race % 2 else "GPU-race", start))
+            wins.append(sum(map(has_won, contenders)))
+            for _, order in contenders:
+                order.send("let go")
     assert wins == [1] * 20
 
 
-def test_killed_holder_frees_its_gpu(contenders: list[Contender], tmp_path: Path) -> None:
-    process, order = contenders[0]
-    order.send((card(0).uuid, 0.0))
-    assert has_won(contenders[0])
-    pool = Server([card(0)]).pool(tmp_path, (0,))
-    assert pool.take() is None
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL and pool.take() is not None
+def test_killed_holder_frees_its_gpu(tmp_path: Path) -> None:
+    with contending(tmp_path, count=1) as [contender]:
+        process, order = contender
+        order.send((card(0).uuid, 0.0))
+        assert has_won(contender)
+        pool = Server([card(0)]).pool(tmp_path, (0,))
+        assert pool.take() is None
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL and pool.take() is not None
 
 
 def test_a_machine_without_a_driver_has_no_gpus() -> None:

@@ -159,11 +159,11 @@ def test_a_webhook_that_is_not_there_is_a_warning(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_command_that_hangs_is_ended_and_one_that_fails_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    for program, message in (
-        ("import time; time.sleep(60)", "no answer in time"),
-        ("raise SystemExit(3)", "ended with code 3"),
+    for program, timeout_s, message in (
+        ("import time; time.sleep(60)", 0.3, "no answer in time"),
+        ("raise SystemExit(3)", 20.0, "ended with code 3"),
     ):
-        notifier = Notifier(NotifyConfig(command=(sys.executable, "-c", program, SECRET), timeout_s=2.0))
+        notifier = Notifier(NotifyConfig(command=(sys.executable, "-c", program, SECRET), timeout_s=timeout_s))
         notifier.send("failed", "x", "x failed")
         notifier.close()
         assert message in caplog.text and SECRET not in caplog.text

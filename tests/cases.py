@@ -1,4 +1,4 @@
-"""Cases of a table that one test goes through: where one fails, it is named."""
+"""Tables of cases that are alike, in one test: each costs its own run, not a test's collection and set-up."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def case(*of: object) -> Iterator[None]:
-    """Name the case in whatever fails inside."""
+def case(*values: object) -> Iterator[None]:
+    """Name the case in whatever a failure in this block says."""
     try:
         yield
-    except BaseException as failure:
-        failure.add_note(f"in the case {', '.join(map(str, of))}")
+    except BaseException as problem:
+        problem.add_note(f"the case: {', '.join(map(ascii, values))}")
         raise

@@ -15,6 +15,7 @@ from oelm.config import RunConfig, differences, parse_config, parse_override, wi
 from oelm.errors import ConfigError, MethodError
 from oelm.method.method import PRESETS
 from oelm.runs.records import read_config
+from tests.cases import case
 
 
 def config(overrides: dict[str, Any] | None = None) -> RunConfig:
@@ -27,19 +28,18 @@ def refusal_of(overrides: dict[str, Any]) -> str:
     return str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "nearest"),
-    [
+def test_an_unknown_key_is_refused_with_the_nearest() -> None:
+    cases: list[tuple[str, str]] = [
         ("stepz", "unknown key 'stepz' (did you mean 'steps'?)"),
         ("optim.weigth_decay", "optim: unknown key 'weigth_decay' (did you mean 'weight_decay'?)"),
         ("model.model_dims", "model: unknown key 'model_dims' (did you mean 'model_dim'?)"),
         ("method.frieze", "method: unknown key 'frieze' (did you mean 'freeze'?)"),
         ("data.tokeniser", "data: unknown key 'tokeniser' (did you mean 'tokenizer'?)"),
         ("schedule.warmup", "schedule: unknown key 'warmup' (did you mean 'warmup_steps'?)"),
-    ],
-)
-def test_an_unknown_key_is_refused_with_the_nearest(key: str, nearest: str) -> None:
-    assert refusal_of({key: 1}) == f"here: {nearest}"
+    ]
+    for key, nearest in cases:
+        with case(key, nearest):
+            assert refusal_of({key: 1}) == f"here: {nearest}"
 
 
 def test_an_unknown_key_of_an_optional_section_is_refused_with_the_nearest() -> None:
@@ -84,9 +84,10 @@ WRONG_TYPES: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value"), WRONG_TYPES, ids=lambda part: json.dumps(part))
-def test_a_value_of_another_type_is_refused_by_key_and_never_coerced(key: str, value: Any) -> None:
-    assert refusal_of({key: value}).startswith(f"here: {key}")
+def test_a_value_of_another_type_is_refused_by_key_and_never_coerced() -> None:
+    for key, value in WRONG_TYPES:
+        with case(key, value):
+            assert refusal_of({key: value}).startswith(f"here: {key}")
 
 
 OUT_OF_RANGE: list[tuple[str, Any]] = [
@@ -115,15 +116,18 @@ OUT_OF_RANGE: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value"), OUT_OF_RANGE, ids=lambda part: json.dumps(part))
-def test_a_value_out_of_range_is_refused_by_key(key: str, value: Any) -> None:
-    assert refusal_of({key: value}).startswith(f"here: {key}")
+def test_a_value_out_of_range_is_refused_by_key() -> None:
+    for key, value in OUT_OF_RANGE:
+        with case(key, value):
+            assert refusal_of({key: value}).startswith(f"here: {key}")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("key", ["optim.lr", "optim.clip_norm", "model.dropout", "method.std"])
-def test_a_number_that_is_none_is_refused_by_key(key: str, value: float) -> None:
-    assert key in refusal_of({key: value})
+def test_a_number_that_is_none_is_refused_by_key() -> None:
+    cases: list[float] = [math.nan, math.inf, -math.inf]
+    for value in cases:
+        for key in ("optim.lr", "optim.clip_norm", "model.dropout", "method.std"):
+            with case(value, key):
+                assert key in refusal_of({key: value})
 
 
 def test_a_number_that_is_none_inside_a_list_is_refused_by_key() -> None:
@@ -178,11 +182,12 @@ def test_a_config_cannot_be_changed_once_made() -> None:
         config().steps = 5  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_budget_and_preset_survives_json(budget: str, preset: str) -> None:
-    made = parse_config({**budget_settings(budget), "method": preset}, where="here")
-    assert parse_config(json.loads(json.dumps(made.as_dict())), where="there") == made
+def test_every_budget_and_preset_survives_json() -> None:
+    for budget in BUDGETS:
+        for preset in PRESETS:
+            with case(budget, preset):
+                made = parse_config({**budget_settings(budget), "method": preset}, where="here")
+                assert parse_config(json.loads(json.dumps(made.as_dict())), where="there") == made
 
 
 def test_a_config_with_every_field_set_survives_its_file(tmp_path: Path) -> None:
@@ -210,9 +215,10 @@ def test_parsing_leaves_the_settings_alone() -> None:
     assert settings == before
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_method_may_be_given_by_the_name_of_a_preset(preset: str) -> None:
-    assert config({"method": preset}).method == PRESETS[preset]
+def test_a_method_may_be_given_by_the_name_of_a_preset() -> None:
+    for preset in PRESETS:
+        with case(preset):
+            assert config({"method": preset}).method == PRESETS[preset]
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
@@ -233,9 +239,8 @@ def test_a_refusal_of_a_file_names_the_file(tmp_path: Path) -> None:
         read_config(tmp_path / "config.json")
 
 
-@pytest.mark.parametrize(
-    ("text", "key", "value"),
-    [
+def test_an_override_is_read_as() -> None:
+    cases: list[tuple[str, str, Any]] = [
         ("steps=30", "steps", 30),
         ("optim.lr=1e-3", "optim.lr", 1e-3),
         ("optim.lr=0.001", "optim.lr", 0.001),
@@ -253,22 +258,22 @@ def test_a_refusal_of_a_file_names_the_file(tmp_path: Path) -> None:
         ("optim.lr=Infinity", "optim.lr", "Infinity"),
         ("steps=1_000", "steps", "1_000"),
         ("compile=True", "compile", "True"),
-    ],
-)
-def test_an_override_is_read_as(text: str, key: str, value: Any) -> None:
-    found = parse_override(text)
-    assert found == (key, value) and type(found[1]) is type(value)
+    ]
+    for text, key, value in cases:
+        with case(text, key, value):
+            found = parse_override(text)
+            assert found == (key, value) and type(found[1]) is type(value)
 
 
-@pytest.mark.parametrize("text", ["", "steps", "=3", ".=3", "a..b=3", ".a=3", "a.=3"])
-def test_an_override_without_key_or_value_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--set .* write it as key=value, for example --set optim\.lr=0\.001"):
-        parse_override(text)
+def test_an_override_without_key_or_value_is_refused_with_an_example() -> None:
+    for text in ("", "steps", "=3", ".=3", "a..b=3", ".a=3", "a.=3"):
+        with case(text):
+            with pytest.raises(ConfigError, match=r"--set .* write it as key=value, for example --set optim\.lr=0\.001"):
+                parse_override(text)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
+def test_overrides_replace_by_dotted_path() -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({}, {"a": 1, "b": {"c": 2, "d": {"e": 3}}}),
         ({"a": 9}, {"a": 9, "b": {"c": 2, "d": {"e": 3}}}),
         ({"b.c": 9}, {"a": 1, "b": {"c": 9, "d": {"e": 3}}}),
@@ -277,10 +282,10 @@ def test_an_override_without_key_or_value_is_refused_with_an_example(text: str) 
         ({"b.new": 9}, {"a": 1, "b": {"c": 2, "d": {"e": 3}, "new": 9}}),
         ({"x.y.z": 9}, {"a": 1, "b": {"c": 2, "d": {"e": 3}}, "x": {"y": {"z": 9}}}),
         ({"b.c": 9, "b.d.e": 8}, {"a": 1, "b": {"c": 9, "d": {"e": 8}}}),
-    ],
-)
-def test_overrides_replace_by_dotted_path(overrides: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert with_overrides({"a": 1, "b": {"c": 2, "d": {"e": 3}}}, overrides) == expected
+    ]
+    for overrides, expected in cases:
+        with case(overrides, expected):
+            assert with_overrides({"a": 1, "b": {"c": 2, "d": {"e": 3}}}, overrides) == expected
 
 
 def test_overrides_leave_the_settings_alone() -> None:
@@ -378,9 +383,8 @@ def test_a_wrong_scale_is_refused_in_words_of_the_setting() -> None:
         assert "Literal" not in message and "constrained" not in message
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
+def test_what_does_not_go_together_is_refused_by_its_place() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         (
             {"method": {"thaw": {"start": 0.5, "end": 0.5, "order": "first_first"}}},
             "method: thaw and freeze_at need",
@@ -392,8 +396,7 @@ def test_a_wrong_scale_is_refused_in_words_of_the_setting() -> None:
         ({"method": {"freeze": ["q"], "thaw": {"stat": 0.5}}}, "method.thaw: unknown key 'stat' (did you mean 'start'?)"),
         ({"model.qk_dim": 17}, "model: qk_dim 17 is wider than a head (16); it is there to make Q and K thin"),
         ({"model.qk_dim": 0}, "model.qk_dim: Input should be greater than 0"),
-    ],
-    ids=str,
-)
-def test_what_does_not_go_together_is_refused_by_its_place(overrides: dict[str, Any], words: str) -> None:
-    assert words in refusal_of(overrides)
+    ]
+    for overrides, words in cases:
+        with case(overrides, words):
+            assert words in refusal_of(overrides)

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 from oelm.experiments.forecast import count_parameters
+from tests.cases import case
 from tests.test_figures import script
 
 
@@ -16,9 +17,8 @@ def study() -> ModuleType:
     return script("studies/contradictions.py")
 
 
-@pytest.mark.parametrize(
-    ("row", "numbers"),
-    [
+def test_the_numbers(study: ModuleType) -> None:
+    cases: list[tuple[str, list[str]]] = [
         ("parameters", ["82M", "12.9%", "44,896,768", "3,145,728", "7.0%", "514 MiB", "490 MiB"]),
         # At most 1/18 of a block.
         ("speed", ["57% faster", "57.4% apart", "5.6%", "2.3%", "1.4% slower"]),
@@ -30,11 +30,11 @@ def study() -> ModuleType:
         ("chance", ["+1.08", "2490", "0.9", "-1.84", "872", "1.4"]),
         ("same_pairs", ["76.71%", "83.44%", "6.73 points"]),
         ("count", ["15 announced", "13 listed"]),
-    ],
-)
-def test_the_numbers(study: ModuleType, row: str, numbers: list[str]) -> None:
-    text = " | ".join(getattr(study, row)())
-    assert [number for number in numbers if number not in text] == []
+    ]
+    for row, numbers in cases:
+        with case(row, numbers):
+            text = " | ".join(getattr(study, row)())
+            assert [number for number in numbers if number not in text] == []
 
 
 def test_learning_rates_of_arms_differ_from_their_baselines(study: ModuleType) -> None:

@@ -16,6 +16,7 @@ from oelm.report.tables import render_csv, render_latex
 from oelm.stats import exp_or_inf, paired_gap
 from oelm.text import figure_text, fixed
 from oelm.train.evaluate import TokenEvaluation
+from tests.cases import case
 from tests.report.synthetic import package_catalog, write_arm
 
 # Its earlier evaluations are worse, and still within what an exponential may be.
@@ -24,13 +25,18 @@ WORST = math.exp(600.0)
 LONG = re.compile(r"(?<![\w.])\d{12,}")
 
 
-@pytest.mark.parametrize(
-    ("value", "places", "text"),
-    [(23.456, 2, "23.46"), (999_999.0, 1, "999999.0"), (1e6, 2, "1.0e+06"), (WORST, 2, "3.8e+260"), (math.inf, 2, "inf")],
-)
-def test_a_figure_has_its_places_until_it_is_unreadable(value: float, places: int, text: str) -> None:
-    assert fixed(value, places) == text
-    assert fixed(value, places, sign=True) == f"+{text}" and fixed(-value, places, sign=True) == f"-{text}"
+def test_a_figure_has_its_places_until_it_is_unreadable() -> None:
+    cases: list[tuple[float, int, str]] = [
+        (23.456, 2, "23.46"),
+        (999_999.0, 1, "999999.0"),
+        (1e6, 2, "1.0e+06"),
+        (WORST, 2, "3.8e+260"),
+        (math.inf, 2, "inf"),
+    ]
+    for value, places, text in cases:
+        with case(value, places, text):
+            assert fixed(value, places) == text
+            assert fixed(value, places, sign=True) == f"+{text}" and fixed(-value, places, sign=True) == f"-{text}"
 
 
 def test_an_exponential_beyond_a_float_is_infinite() -> None:

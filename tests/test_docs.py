@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from oelm.budget import BUDGETS, budget_settings
 from oelm.cli.app import app
+from tests.cases import case
 from tests.conftest import run_here, tiny_config
 
 ROOT = Path(__file__).parents[1]
@@ -125,10 +126,11 @@ def test_the_examples_run_on_a_trained_run(page: str, used: Path) -> None:
             assert printed_by(code, {}) == said
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files_that_are_there(page: Path) -> None:
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+def test_links_lead_to_files_that_are_there() -> None:
+    for page in PAGES:
+        with case(page):
+            targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+            assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
 def anchors(page: Path) -> set[str]:
@@ -138,24 +140,26 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_headings_that_are_there(page: Path) -> None:
-    targets = re.findall(r"\]\(((?!https?:)[^)#]*)#([^)]+)\)", page.read_text())
-    found = [(page.parent / path if path else page, anchor) for path, anchor in targets]
-    assert [f"{path.name}#{anchor}" for path, anchor in found if anchor not in anchors(path)] == []
+def test_links_lead_to_headings_that_are_there() -> None:
+    for page in PAGES:
+        with case(page):
+            targets = re.findall(r"\]\(((?!https?:)[^)#]*)#([^)]+)\)", page.read_text())
+            found = [(page.parent / path if path else page, anchor) for path, anchor in targets]
+            assert [f"{path.name}#{anchor}" for path, anchor in found if anchor not in anchors(path)] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_and_their_options_exist(page: Path) -> None:
+def test_commands_and_their_options_exist() -> None:
     group = typer.main.get_command(app)
     commands = group.commands  # type: ignore[attr-defined]
-    for name, rest in COMMAND.findall("\n".join(blocks(page, "") + blocks(page, "sh"))):
-        command = commands[name]
-        # A group's options are those of the command in it that is named next.
-        command = getattr(command, "commands", {}).get(rest.split()[0] if rest.split() else "", command)
-        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
-        used = set(re.findall(r"(?<=\s)--[a-z_-]+", rest.split("#")[0]))
-        assert used <= known, f"{page.name}: oelm {name}{rest}"
+    for page in PAGES:
+        with case(page):
+            for name, rest in COMMAND.findall("\n".join(blocks(page, "") + blocks(page, "sh"))):
+                command = commands[name]
+                # A group's options are those of the command in it that is named next.
+                command = getattr(command, "commands", {}).get(rest.split()[0] if rest.split() else "", command)
+                known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+                used = set(re.findall(r"(?<=\s)--[a-z_-]+", rest.split("#")[0]))
+                assert used <= known, f"{page.name}: oelm {name}{rest}"
 
 
 def test_the_table_of_budgets_is_what_they_are() -> None:

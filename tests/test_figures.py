@@ -18,6 +18,7 @@ import pytest
 from oelm.experiments.catalog import Catalog
 from oelm.report import build
 from oelm.stats import Ratio, mean_ratio
+from tests.cases import case
 from tests.report.synthetic import write_arm
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,10 +84,11 @@ def test_no_measured_figure_is_typed(figures: ModuleType) -> None:
     assert not typed, f"put these into a block that a command writes: {typed}"
 
 
-@pytest.mark.parametrize("figure", ["+15.7%", "84.72%", "[+0.0, +1.6]", "1.026x [1.012, 1.040]", "1.58 倍 [1.54, 1.63]"])
-def test_a_typed_figure_is_found_in_prose_and_not_in_blocks(figure: str) -> None:
-    assert typed_figures(f"it came to {figure} here")
-    assert not typed_figures(f"<!-- $ oelm x -->\n\n{figure}\n\n<!-- end -->\n\nand\n```\n{figure}\n```\n")
+def test_a_typed_figure_is_found_in_prose_and_not_in_blocks() -> None:
+    for figure in ("+15.7%", "84.72%", "[+0.0, +1.6]", "1.026x [1.012, 1.040]", "1.58 倍 [1.54, 1.63]"):
+        with case(figure):
+            assert typed_figures(f"it came to {figure} here")
+            assert not typed_figures(f"<!-- $ oelm x -->\n\n{figure}\n\n<!-- end -->\n\nand\n```\n{figure}\n```\n")
 
 
 def test_the_demo_is_shown_as_it_prints_its_recorded_runs(figures: ModuleType) -> None:

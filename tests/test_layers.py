@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -32,9 +34,24 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def statements_of(path: Path) -> list[ast.stmt]:
+    """Return the statements of a file, nested ones too: imports, functions and classes, without the parts of expressions."""
+
+    def within(node: ast.AST) -> Iterator[ast.stmt]:
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            for part in inner if isinstance(inner := getattr(node, field, []), list) else []:
+                if isinstance(part, ast.stmt):
+                    yield part
+                yield from within(part)
+
+    return list(within(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
 def imports_of(path: Path) -> list[str]:
     found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements_of(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("oelm"):
             found.append(node.module)
         elif isinstance(node, ast.Import):
@@ -63,8 +80,9 @@ def test_no_name_of_a_class_or_function_has_two_meanings() -> None:
     for files in ([path for path in FILES if path.parent.name == "cli"], [path for path in FILES if path.parent.name != "cli"]):
         places: dict[str, list[str]] = {}
         for path in files:
-            for node in ast.parse(path.read_text()).body:
-                if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            for node in statements_of(path):
+                # Without indentation: of a module, not of a class.
+                if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.col_offset == 0 and node.name[0] != "_":
                     places.setdefault(node.name, []).append(module_name(path))
         assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
@@ -75,7 +93,7 @@ def test_files_and_functions_stay_small() -> None:
         text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
         if (lines := text.count("\n")) > 600:
             large.append(f"{name}: {lines} lines")
-        for node in ast.walk(ast.parse(text)):
+        for node in statements_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
                 if node.end_lineno - node.lineno + 1 > 60:

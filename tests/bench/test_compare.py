@@ -32,6 +32,7 @@ from oelm.models.gpt import build_gpt
 from oelm.models.shape import method_work
 from oelm.stats import Ratio
 from oelm.train.optim import build_optimizer, optimizer_tensors
+from tests.cases import case
 from tests.conftest import tiny_config
 
 
@@ -139,17 +140,17 @@ AXES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("micro", "more"),
-    [(2, {}), *((4, more) for more in [{}, *LEARNT, *AXES, {"init": "axes", "gain": "matrix", "correction": 0.25}])],
-    ids=str,
-)
-def test_what_a_step_multiplies_is_torchs_own_count(text_file: Path, more: dict[str, Any], micro: int) -> None:
-    method = {"init": "orthogonal", "freeze": ["q", "k"], **more}
-    settings = {"model__vocab_size": 300, "batch_size": 4, "micro_batch_size": micro}
-    configs = [tiny_config(text_file, method=each, **settings) for each in ("baseline", method)]
-    baseline, ours = (counted(config) for config in configs)
-    assert _work(configs[0]).matmuls - _work(configs[1]).matmuls == baseline - ours
+def test_what_a_step_multiplies_is_torchs_own_count(text_file: Path) -> None:
+    for micro, more in [
+        (2, {}),
+        *((4, more) for more in [{}, *LEARNT, *AXES, {"init": "axes", "gain": "matrix", "correction": 0.25}]),
+    ]:
+        with case(micro, more):
+            method = {"init": "orthogonal", "freeze": ["q", "k"], **more}
+            settings = {"model__vocab_size": 300, "batch_size": 4, "micro_batch_size": micro}
+            configs = [tiny_config(text_file, method=each, **settings) for each in ("baseline", method)]
+            baseline, ours = (counted(config) for config in configs)
+            assert _work(configs[0]).matmuls - _work(configs[1]).matmuls == baseline - ours
 
 
 def counted(config: RunConfig) -> int:
@@ -193,20 +194,23 @@ def test_memory_is_measured_of_each_arm_alone() -> None:
     assert (result.first.peak_bytes or 0) > 0 and (result.second.peak_bytes or 0) > 0 and len(told) == 3
 
 
-@pytest.mark.parametrize("method", ["baseline", "oelm_freeze", "oelm_axes_q_lowrank"])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_the_optimizers_bytes_are_those_of_its_state_after_a_step(optimizer: str, method: str) -> None:
-    settings = shape_config("tiny", method).as_dict()
-    settings["optim"]["name"] = optimizer
-    config = parse_config(settings, where="here")
-    model = build_gpt(config.model, seed=0)
-    freeze(model, config.method)
-    built = build_optimizer(model, config.optim, device="cpu")
-    model.logits(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
-    built.step()
-    tensors = optimizer_tensors(built, model).items()
-    # Every step counter is one number more, for AdamW alone.
-    assert model_size(config).state_bytes == sum(tensor.nbytes for name, tensor in tensors if not name.startswith("step/"))
+def test_the_optimizers_bytes_are_those_of_its_state_after_a_step() -> None:
+    for method in ("baseline", "oelm_freeze", "oelm_axes_q_lowrank"):
+        for optimizer in ("adamw", "muon"):
+            with case(method, optimizer):
+                settings = shape_config("tiny", method).as_dict()
+                settings["optim"]["name"] = optimizer
+                config = parse_config(settings, where="here")
+                model = build_gpt(config.model, seed=0)
+                freeze(model, config.method)
+                built = build_optimizer(model, config.optim, device="cpu")
+                model.logits(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
+                built.step()
+                tensors = optimizer_tensors(built, model).items()
+                # Every step counter is one number more, for AdamW alone.
+                assert model_size(config).state_bytes == sum(
+                    tensor.nbytes for name, tensor in tensors if not name.startswith("step/")
+                )
 
 
 def test_stored_and_trainable_parameters_are_the_models_own() -> None:

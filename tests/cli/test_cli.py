@@ -22,6 +22,7 @@ from oelm.cli.app import app
 from oelm.data.prepare import prepare
 from oelm.method.method import PRESETS, Method
 from oelm.runs.metrics import read_metrics
+from tests.cases import case
 from tests.conftest import made_text, oelm_command
 
 TOKENIZER = "bpe:300"
@@ -152,14 +153,14 @@ BAD_INPUT: dict[str, tuple[str, int, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_is_told_in_one_paragraph_with_its_exit_code(case: str, place: Place, tmp_path: Path) -> None:
-    line, exit_code, words = BAD_INPUT[case]
-    # A later --out overrules the first.
-    result = train("--out", tmp_path / "out", *line.replace("{}", str(place.root)).split())
-    assert (result.exit_code, type(result.exception)) == (exit_code, SystemExit)
-    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
-    assert [word for word in words if word not in result.stderr] == []
+def test_bad_input_is_told_in_one_paragraph_with_its_exit_code(place: Place, tmp_path: Path) -> None:
+    for name, (line, exit_code, words) in BAD_INPUT.items():
+        with case(name):
+            # A later --out overrules the first.
+            result = train("--out", tmp_path / name, *line.replace("{}", str(place.root)).split())
+            assert (result.exit_code, type(result.exception)) == (exit_code, SystemExit)
+            assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+            assert [word for word in words if word not in result.stderr] == []
 
 
 @pytest.mark.parametrize(("name", "words"), [("gone.json", "gone.json"), ("good.txt", "cannot be read as JSON")])
@@ -317,11 +318,12 @@ def commands(group: Any, *path: str) -> Iterator[tuple[str, ...]]:
             yield from commands(command, *path, name)
 
 
-@pytest.mark.parametrize("words", [(), *commands(typer.main.get_command(app))], ids=" ".join)
-def test_no_flag_is_shown_with_a_type_and_help_fits_80_columns(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_flag_is_shown_with_a_type_and_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    shown = CliRunner().invoke(app, [*words, "--help"]).stdout
-    assert "<bool>" not in shown and max(map(len, shown.splitlines())) <= 80
+    for words in ((), *commands(typer.main.get_command(app))):
+        with case(*words):
+            shown = CliRunner().invoke(app, [*words, "--help"]).stdout
+            assert "<bool>" not in shown and max(map(len, shown.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", ["run", "sweep", "train", "finetune"])

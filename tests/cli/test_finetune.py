@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from oelm.cli.app import app
+from tests.cases import case
 from tests.cli.test_cli import digests
 from tests.data.test_examples import write_lines
 from tests.models.test_hub import write_model
@@ -151,11 +152,11 @@ REFUSALS: dict[str, tuple[list[str], int, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSALS)
-def test_what_is_wrong_is_told_in_one_paragraph(case: str, place: Path, tmp_path: Path) -> None:
-    arguments, code, message = REFUSALS[case]
-    given = [argument.replace("{model}", str(place / "model")) for argument in arguments]
-    assert message in oelm("finetune", *given, "--out", tmp_path / "run", code=code)
+def test_what_is_wrong_is_told_in_one_paragraph(place: Path, tmp_path: Path) -> None:
+    for number, (name, (arguments, code, message)) in enumerate(REFUSALS.items()):
+        with case(name):
+            given = [argument.replace("{model}", str(place / "model")) for argument in arguments]
+            assert message in oelm("finetune", *given, "--out", tmp_path / str(number), code=code)
 
 
 def test_a_refused_command_leaves_no_folder(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from oelm.experiments.slots import read_gpus
 from oelm.experiments.study import Study
 from oelm.files import write_json
 from oelm.runs.status import read_status
+from tests.cases import case
 from tests.experiments.test_launch import NASTY
 from tests.faults.queues import STEPS, Queue, notes, queue_in, rows, with_stand_ins, write_catalog
 from tests.faults.stand_in import HOLD_AT
@@ -57,55 +58,56 @@ def oelm(*arguments: str, code: int = 0) -> str:
     return " ".join(result.output.split())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "name what to run"),
-        (("mien-02",), "no experiment or group called 'mien-02' (did you mean 'mine-02'?)"),
-        (("mine-02", "--budget", "smok"), "unknown budget 'smok' (did you mean 'smoke'?)"),
-        (("mine-02", "--seeds", "three"), "--seeds 'three'"),
-        (("mine-02", "--seeds", "0"), "--seeds 0"),
-        (("mine-02", "--seeds", "5-3"), "5-3 ends before it begins; write 3-5"),
-        (("mine-02", "--seeds", "1,2,1"), "a seed is given twice"),
-        (("mine-02", "--set", "optim.lrr=1"), "unknown key 'lrr' (did you mean 'lr'?)"),
-        (("mine-02", "--set", "stepz=1"), "unknown key 'stepz' (did you mean 'steps'?)"),
-        (("mine-02", "--set", "steps"), "write it as key=value"),
-        (("mine-02", "--set", "steps=many"), "steps: Input should be a valid integer"),
-        (("mine-02", "--set", "batch_size=3"), "batch_size 3 is not a multiple of micro_batch_size 2"),
-        (("mine-02", "--jobs", "0"), "--jobs 0: at least one run at a time"),
-        (("mine-02", "--jobs", "-2"), "--jobs -2: at least one run at a time"),
-        (("mine-02", "--gpus", "first"), "'first' is not a GPU number"),
-        (("mine-02", "--jobs", "2", "--gpus", "0"), "--jobs divides the CPU"),
-        (("mine-02", "--model", "nowhere"), "--model nowhere: no such folder"),
-        (("mine-02", "--from", "nowhere"), "--from nowhere: no such folder"),
-        (("mine-02", "--catalog", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
-        (("mine-02", "--notify", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
-        (("mine-02", "--notify", "notes.txt"), "notes.txt"),
-        (("mine-02", "--out", "notes.txt"), "--out notes.txt: notes.txt is a file"),
-        (("mine-02", "--out", "notes.txt/deeper"), "notes.txt is a file"),
-        (("mine-02", "--tuned"), "oelm sweep mine-02 --budget smoke"),
-        (("mine-01", "--tuned"), "oelm sweep mine-01 --budget smoke"),
-        (
-            ("mine-02", "--set", "method=oelm_random"),
-            "--set method: it would change the method of every arm",
-        ),
-        (
-            ("mine-02", "--set", "method.gain=head"),
-            "method.layer_lr_decay, method.warmup_steps may be set for all",
-        ),
-        (("mine-02", "--set", "method.layer_lr_dacay=0.9"), "unknown key 'layer_lr_dacay' (did you mean 'layer_lr_decay'?)"),
-        (("mine-02", "--set", "method.layers=first 1"), "Define an experiment with the other method"),
-        (("mine-02", "--set", "steps=9", "--set", "steps=8"), "--set steps: given twice; remove one"),
-        (("mine-02", "--prepare-only", "--dry-run"), "give it without --dry-run and --slurm"),
-        (("mine-02", "--prepare-only", "--slurm"), "give it without --dry-run and --slurm"),
-        (("mine-02", "--nnodes", "2", "--dry-run"), "--nnodes, --rdzv-endpoint and --rdzv-id need --nproc"),
-        (("mine-02", "--nproc", "2", "--jobs", "2", "--dry-run"), "give one of the two"),
-    ],
-)
-def test_mistake_starts_nothing_and_leaves_nothing(arguments: tuple[str, ...], words: str, place: Path) -> None:
+MISTAKES: list[tuple[tuple[str, ...], str]] = [
+    ((), "name what to run"),
+    (("mien-02",), "no experiment or group called 'mien-02' (did you mean 'mine-02'?)"),
+    (("mine-02", "--budget", "smok"), "unknown budget 'smok' (did you mean 'smoke'?)"),
+    (("mine-02", "--seeds", "three"), "--seeds 'three'"),
+    (("mine-02", "--seeds", "0"), "--seeds 0"),
+    (("mine-02", "--seeds", "5-3"), "5-3 ends before it begins; write 3-5"),
+    (("mine-02", "--seeds", "1,2,1"), "a seed is given twice"),
+    (("mine-02", "--set", "optim.lrr=1"), "unknown key 'lrr' (did you mean 'lr'?)"),
+    (("mine-02", "--set", "stepz=1"), "unknown key 'stepz' (did you mean 'steps'?)"),
+    (("mine-02", "--set", "steps"), "write it as key=value"),
+    (("mine-02", "--set", "steps=many"), "steps: Input should be a valid integer"),
+    (("mine-02", "--set", "batch_size=3"), "batch_size 3 is not a multiple of micro_batch_size 2"),
+    (("mine-02", "--jobs", "0"), "--jobs 0: at least one run at a time"),
+    (("mine-02", "--jobs", "-2"), "--jobs -2: at least one run at a time"),
+    (("mine-02", "--gpus", "first"), "'first' is not a GPU number"),
+    (("mine-02", "--jobs", "2", "--gpus", "0"), "--jobs divides the CPU"),
+    (("mine-02", "--model", "nowhere"), "--model nowhere: no such folder"),
+    (("mine-02", "--from", "nowhere"), "--from nowhere: no such folder"),
+    (("mine-02", "--catalog", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
+    (("mine-02", "--notify", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
+    (("mine-02", "--notify", "notes.txt"), "notes.txt"),
+    (("mine-02", "--out", "notes.txt"), "--out notes.txt: notes.txt is a file"),
+    (("mine-02", "--out", "notes.txt/deeper"), "notes.txt is a file"),
+    (("mine-02", "--tuned"), "oelm sweep mine-02 --budget smoke"),
+    (("mine-01", "--tuned"), "oelm sweep mine-01 --budget smoke"),
+    (
+        ("mine-02", "--set", "method=oelm_random"),
+        "--set method: it would change the method of every arm",
+    ),
+    (
+        ("mine-02", "--set", "method.gain=head"),
+        "method.layer_lr_decay, method.warmup_steps may be set for all",
+    ),
+    (("mine-02", "--set", "method.layer_lr_dacay=0.9"), "unknown key 'layer_lr_dacay' (did you mean 'layer_lr_decay'?)"),
+    (("mine-02", "--set", "method.layers=first 1"), "Define an experiment with the other method"),
+    (("mine-02", "--set", "steps=9", "--set", "steps=8"), "--set steps: given twice; remove one"),
+    (("mine-02", "--prepare-only", "--dry-run"), "give it without --dry-run and --slurm"),
+    (("mine-02", "--prepare-only", "--slurm"), "give it without --dry-run and --slurm"),
+    (("mine-02", "--nnodes", "2", "--dry-run"), "--nnodes, --rdzv-endpoint and --rdzv-id need --nproc"),
+    (("mine-02", "--nproc", "2", "--jobs", "2", "--dry-run"), "give one of the two"),
+]
+
+
+def test_mistake_starts_nothing_and_leaves_nothing(place: Path) -> None:
     before = everything_in(place)
-    assert words in oelm("run", *SMOKE, *arguments, code=2)
-    assert everything_in(place) == before
+    for arguments, words in MISTAKES:
+        with case(*arguments):
+            assert words in oelm("run", *SMOKE, *arguments, code=2)
+            assert everything_in(place) == before
 
 
 @needs_no_gpu
@@ -131,32 +133,33 @@ def test_folder_that_cannot_be_written_to_starts_nothing(place: Path) -> None:
     assert not (place / "cache").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((), "--grid optim.lr="),
-        (("--grid", "optim.lr=1e-3"), "a sweep needs two values at least"),
-        (("--grid", "optim.lr=1e-3,1e-3"), "twice"),
-        (("--grid", "optim.lrr=1e-3,1e-2"), "unknown key 'lrr'"),
-        (("--grid", "seed=1,2"), "seed cannot be tuned"),
-        (("--grid", "optim.lr=0,1"), "--grid optim.lr (mine-01 at smoke): optim.lr: Input should be greater than 0"),
-        (("--grid", "method.warmup=1,2"), "--grid method.warmup: method: unknown key 'warmup' (did you mean 'warmup_steps'?)"),
-        (("--grid", "optim.betas=[0.9,0.95],[0.9,0.999]"), "a list cannot be tuned; give one with --set"),
-        (("--grid", "optim.lr=1e-3,1e-2", "--set", "method.gain=head"), "it would change the method of every arm"),
-        (("--grid", "optim.lr=1e-3,1e-2", "--out", "notes.txt"), "notes.txt is a file"),
-        (("--like", "mine-01"), "mine-01 was not swept at smoke"),
-        (("--like", "mine-99"), "mine-99"),
-        (("--like", "mine-01", "--grid", "optim.lr=1e-3,1e-2"), "leave --grid out"),
-        (("--like", "mine-01", "--set", "steps=9"), "leave --set out"),
-        (("--like", "mine-01", "--seeds", "2"), "leave --seeds out"),
-        (("--like", "mine-01", "--jobs", "2"), "leave --jobs out"),
-        (("--like", "mine-01", "--retry"), "leave --retry out"),
-    ],
-)
-def test_mistake_in_a_sweep_starts_nothing_and_leaves_nothing(arguments: tuple[str, ...], words: str, place: Path) -> None:
+MISTAKES_IN_A_SWEEP: list[tuple[tuple[str, ...], str]] = [
+    ((), "--grid optim.lr="),
+    (("--grid", "optim.lr=1e-3"), "a sweep needs two values at least"),
+    (("--grid", "optim.lr=1e-3,1e-3"), "twice"),
+    (("--grid", "optim.lrr=1e-3,1e-2"), "unknown key 'lrr'"),
+    (("--grid", "seed=1,2"), "seed cannot be tuned"),
+    (("--grid", "optim.lr=0,1"), "--grid optim.lr (mine-01 at smoke): optim.lr: Input should be greater than 0"),
+    (("--grid", "method.warmup=1,2"), "--grid method.warmup: method: unknown key 'warmup' (did you mean 'warmup_steps'?)"),
+    (("--grid", "optim.betas=[0.9,0.95],[0.9,0.999]"), "a list cannot be tuned; give one with --set"),
+    (("--grid", "optim.lr=1e-3,1e-2", "--set", "method.gain=head"), "it would change the method of every arm"),
+    (("--grid", "optim.lr=1e-3,1e-2", "--out", "notes.txt"), "notes.txt is a file"),
+    (("--like", "mine-01"), "mine-01 was not swept at smoke"),
+    (("--like", "mine-99"), "mine-99"),
+    (("--like", "mine-01", "--grid", "optim.lr=1e-3,1e-2"), "leave --grid out"),
+    (("--like", "mine-01", "--set", "steps=9"), "leave --set out"),
+    (("--like", "mine-01", "--seeds", "2"), "leave --seeds out"),
+    (("--like", "mine-01", "--jobs", "2"), "leave --jobs out"),
+    (("--like", "mine-01", "--retry"), "leave --retry out"),
+]
+
+
+def test_mistake_in_a_sweep_starts_nothing_and_leaves_nothing(place: Path) -> None:
     before = everything_in(place)
-    assert words in oelm("sweep", "mine-02", *SMOKE, *arguments, code=2)
-    assert everything_in(place) == before
+    for arguments, words in MISTAKES_IN_A_SWEEP:
+        with case(*arguments):
+            assert words in oelm("sweep", "mine-02", *SMOKE, *arguments, code=2)
+            assert everything_in(place) == before
 
 
 def test_folder_with_a_run_of_another_recipe_is_refused_with_the_difference(place: Path) -> None:

@@ -13,6 +13,7 @@ from oelm.experiments.catalog import Catalog, load_catalog
 from oelm.experiments.forecast import count_parameters
 from oelm.experiments.plan import config_confounds, make_config
 from oelm.method.method import PRESETS
+from tests.cases import case
 
 # id, data, method, lr, steps, then what was reported: best PPL, best loss, wall time as h, min, s, and seconds a step.
 STUDY_GPT: list[tuple[str, str, str, float, int, float, float, tuple[int, int, int], float]] = [
@@ -73,8 +74,15 @@ def catalog() -> Catalog:
     return load_catalog()
 
 
+# What does not change is made once for all tests.
+MADE: dict[tuple[str, str], RunConfig | FinetuneConfig] = {}
+TRAINABLE: dict[tuple[object, ...], int] = {}
+
+
 def made(catalog: Catalog, name: str, budget: str) -> RunConfig | FinetuneConfig:
-    return make_config(catalog.get(name), budget, seed=0)
+    if (name, budget) not in MADE:
+        MADE[name, budget] = make_config(catalog.get(name), budget, seed=0)
+    return MADE[name, budget]
 
 
 def settings(catalog: Catalog, name: str, budget: str) -> dict[str, Any]:
@@ -82,34 +90,39 @@ def settings(catalog: Catalog, name: str, budget: str) -> dict[str, Any]:
 
 
 def trainable(catalog: Catalog, name: str, budget: str, **changes: Any) -> int:
-    counted = count_parameters(make_config(catalog.get(name), budget, seed=0, changes=changes))
-    assert counted is not None
-    return counted.trainable
+    key = (name, budget, *changes.items())
+    if key not in TRAINABLE:
+        counted = count_parameters(make_config(catalog.get(name), budget, seed=0, changes=changes))
+        assert counted is not None
+        TRAINABLE[key] = counted.trainable
+    return TRAINABLE[key]
 
 
-@pytest.mark.parametrize("row", STUDY_GPT, ids=lambda row: row[0])
-def test_each_language_model_of_the_study_is_there_with_its_figures(row: tuple[Any, ...], catalog: Catalog) -> None:
-    name, data, method, lr, steps, ppl, loss, (hours, minutes, seconds), step_s = row
-    experiment, config = catalog.get(name), made(catalog, name, "paper")
-    assert isinstance(config, RunConfig)
-    assert (config.data.source, config.data.max_tokens, config.data.tokenizer) == (data, None, "gpt2")
-    assert (config.method, config.optim.lr, config.steps) == (PRESETS[method], lr, steps)
-    assert experiment.reported is not None and "earlier study" in experiment.reported.source
-    wall_s = 3600 * hours + 60 * minutes + seconds
-    assert experiment.reported.figures == {"best_ppl": ppl, "best_val_loss": loss, "wall_s": wall_s, "step_s": step_s}
+def test_each_language_model_of_the_study_is_there_with_its_figures(catalog: Catalog) -> None:
+    for row in STUDY_GPT:
+        with case(row):
+            name, data, method, lr, steps, ppl, loss, (hours, minutes, seconds), step_s = row
+            experiment, config = catalog.get(name), made(catalog, name, "paper")
+            assert isinstance(config, RunConfig)
+            assert (config.data.source, config.data.max_tokens, config.data.tokenizer) == (data, None, "gpt2")
+            assert (config.method, config.optim.lr, config.steps) == (PRESETS[method], lr, steps)
+            assert experiment.reported is not None and "earlier study" in experiment.reported.source
+            wall_s = 3600 * hours + 60 * minutes + seconds
+            assert experiment.reported.figures == {"best_ppl": ppl, "best_val_loss": loss, "wall_s": wall_s, "step_s": step_s}
 
 
-@pytest.mark.parametrize("row", STUDY_BERT, ids=lambda row: row[0])
-def test_each_classifier_of_the_study_is_there_with_its_figures(row: tuple[Any, ...], catalog: Catalog) -> None:
-    name, data, method, lr, percent, timed = row
-    experiment, config = catalog.get(name), made(catalog, name, "paper")
-    assert isinstance(config, FinetuneConfig)
-    assert (config.examples.task, config.examples.language, config.examples.max_train) == (data, "en", 0)
-    assert (config.method, config.optim.lr) == (PRESETS[method], lr)
-    assert (config.batch_size, config.epochs, config.steps) == (16, 3, 0)
-    assert config.model.source is not None and config.model.source.startswith("google-bert/bert-base-uncased@")
-    assert experiment.reported is not None and "earlier study" in experiment.reported.source
-    assert experiment.reported.figures == {"best_accuracy": round(percent / 100, 4)} | timed
+def test_each_classifier_of_the_study_is_there_with_its_figures(catalog: Catalog) -> None:
+    for row in STUDY_BERT:
+        with case(row):
+            name, data, method, lr, percent, timed = row
+            experiment, config = catalog.get(name), made(catalog, name, "paper")
+            assert isinstance(config, FinetuneConfig)
+            assert (config.examples.task, config.examples.language, config.examples.max_train) == (data, "en", 0)
+            assert (config.method, config.optim.lr) == (PRESETS[method], lr)
+            assert (config.batch_size, config.epochs, config.steps) == (16, 3, 0)
+            assert config.model.source is not None and config.model.source.startswith("google-bert/bert-base-uncased@")
+            assert experiment.reported is not None and "earlier study" in experiment.reported.source
+            assert experiment.reported.figures == {"best_accuracy": round(percent / 100, 4)} | timed
 
 
 def test_the_study_is_what_the_tables_list_and_reported_values_are_the_study_s_alone(catalog: Catalog) -> None:
@@ -159,11 +172,12 @@ def test_medium_512_is_the_study_s_recipe_to_the_last_setting(catalog: Catalog) 
     }
 
 
-@pytest.mark.parametrize("name", [row[0] for row in STUDY_GPT])
-def test_medium_512_s_arms_differ_in_data_method_lr_and_steps_alone(name: str, catalog: Catalog) -> None:
-    ours, first = settings(catalog, name, "paper"), settings(catalog, "GPT-01", "paper")
-    differing = {key for key in ours if ours[key] != first[key] and not key.startswith("method.")}
-    assert differing <= {"data.source", "optim.lr", "steps"}
+def test_medium_512_s_arms_differ_in_data_method_lr_and_steps_alone(catalog: Catalog) -> None:
+    for name in [row[0] for row in STUDY_GPT]:
+        with case(name):
+            ours, first = settings(catalog, name, "paper"), settings(catalog, "GPT-01", "paper")
+            differing = {key for key in ours if ours[key] != first[key] and not key.startswith("method.")}
+            assert differing <= {"data.source", "optim.lr", "steps"}
 
 
 def test_medium_512_has_44_896_768_parameters_of_which_freezing_takes_3_145_728(catalog: Catalog) -> None:
@@ -231,14 +245,15 @@ def test_workstation_s_classifiers_take_the_whole_set_once_with_the_model_s_own_
         assert found["model.dropout"] is None and "MiniLM" in found["model.source"] and found["optim.lr"] == 1e-4
 
 
-@pytest.mark.parametrize("name", sorted(KEEP_THEIR_ARM_S_LR))
-def test_a_control_differs_from_the_arm_it_controls_in_the_method_alone(name: str, catalog: Catalog) -> None:
-    counterpart = name.rsplit("-", 1)[0]
-    for budget in BUDGETS:
-        assert catalog.get(name).baseline == catalog.get(counterpart).baseline
-        ours, theirs = settings(catalog, name, budget), settings(catalog, counterpart, budget)
-        differing = {key for key in ours if ours[key] != theirs[key]}
-        assert differing and all(key.startswith("method.") for key in differing)
+def test_a_control_differs_from_the_arm_it_controls_in_the_method_alone(catalog: Catalog) -> None:
+    for name in sorted(KEEP_THEIR_ARM_S_LR):
+        with case(name):
+            counterpart = name.rsplit("-", 1)[0]
+            for budget in BUDGETS:
+                assert catalog.get(name).baseline == catalog.get(counterpart).baseline
+                ours, theirs = settings(catalog, name, budget), settings(catalog, counterpart, budget)
+                differing = {key for key in ours if ours[key] != theirs[key]}
+                assert differing and all(key.startswith("method.") for key in differing)
 
 
 @pytest.mark.parametrize(
@@ -277,28 +292,26 @@ def test_every_baseline_and_control_of_shape_trains_everything_and_every_other_a
         assert made(catalog, experiment.id, "smoke").method.freeze == expected, experiment.id
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("thin", THIN)
-def test_a_thin_control_has_exactly_the_trainable_parameters_of_the_low_rank_arm(
-    thin: str, budget: str, catalog: Catalog
-) -> None:
-    assert trainable(catalog, thin, budget) == trainable(catalog, f"{THIN[thin]}-lowrank", budget)
+def test_a_thin_control_has_exactly_the_trainable_parameters_of_the_low_rank_arm(catalog: Catalog) -> None:
+    for budget in BUDGETS:
+        for thin in THIN:
+            with case(budget, thin):
+                assert trainable(catalog, thin, budget) == trainable(catalog, f"{THIN[thin]}-lowrank", budget)
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize(("frozen", "plain"), CONV.items())
-def test_arms_behind_a_short_convolution_have_a_baseline_behind_one_and_differ_in_nothing_else(
-    frozen: str, plain: str, budget: str, catalog: Catalog
-) -> None:
-    baseline = settings(catalog, f"{plain}-conv", budget)
-    others = [name for name in BEHIND_CONV if name.startswith(frozen)]
-    for name in (f"{frozen}-conv", f"{frozen}-conv-uniform", *others):
-        assert catalog.get(name).baseline == f"{plain}-conv"
-        arm = settings(catalog, name, budget)
-        differing = {key for key in arm if arm[key] != baseline[key]}
-        assert differing and all(key.startswith("method.") for key in differing)
-    without = settings(catalog, plain, budget)
-    assert {key for key in baseline if baseline[key] != without[key]} == {"model.short_conv"}
+def test_arms_behind_a_short_convolution_have_a_baseline_behind_one_and_differ_in_nothing_else(catalog: Catalog) -> None:
+    for budget in BUDGETS:
+        for frozen, plain in CONV.items():
+            with case(budget, frozen, plain):
+                baseline = settings(catalog, f"{plain}-conv", budget)
+                others = [name for name in BEHIND_CONV if name.startswith(frozen)]
+                for name in (f"{frozen}-conv", f"{frozen}-conv-uniform", *others):
+                    assert catalog.get(name).baseline == f"{plain}-conv"
+                    arm = settings(catalog, name, budget)
+                    differing = {key for key in arm if arm[key] != baseline[key]}
+                    assert differing and all(key.startswith("method.") for key in differing)
+                without = settings(catalog, plain, budget)
+                assert {key for key in baseline if baseline[key] != without[key]} == {"model.short_conv"}
 
 
 @pytest.mark.parametrize("thinner", THINNER)
@@ -311,16 +324,17 @@ def test_a_thinner_control_has_as_many_as_a_correction_of_the_first_layer_or_the
         assert ours <= theirs < wider and (ours == theirs or budget == "paper")
 
 
-@pytest.mark.parametrize("name", [name for name, kind in VARIANTS.items() if kind == "little"])
-def test_what_learns_on_top_is_at_most_an_eighth_of_the_baseline_s_q_and_k(name: str, catalog: Catalog) -> None:
-    # At smoke, which is never a result, two heads make a matrix of each a quarter.
-    for budget in ("paper", "laptop"):
-        counted = count_parameters(made(catalog, name, budget))
-        assert counted is not None
-        roles, without = counted.by_role, {"frozen": 0}
-        replaced = sum(roles.get(role, without)["frozen"] for role in ("query", "key")) + counted.selected
-        on_top = sum(roles.get(role, {"trainable": 0})["trainable"] for role in ("gain", "correction"))
-        assert 0 < 8 * on_top <= replaced, budget
+def test_what_learns_on_top_is_at_most_an_eighth_of_the_baseline_s_q_and_k(catalog: Catalog) -> None:
+    for name in [name for name, kind in VARIANTS.items() if kind == "little"]:
+        with case(name):
+            # At smoke, which is never a result, two heads make a matrix of each a quarter.
+            for budget in ("paper", "laptop"):
+                counted = count_parameters(made(catalog, name, budget))
+                assert counted is not None
+                roles, without = counted.by_role, {"frozen": 0}
+                replaced = sum(roles.get(role, without)["frozen"] for role in ("query", "key")) + counted.selected
+                on_top = sum(roles.get(role, {"trainable": 0})["trainable"] for role in ("gain", "correction"))
+                assert 0 < 8 * on_top <= replaced, budget
 
 
 def test_each_variant_is_in_the_class_that_the_plan_of_the_study_says(catalog: Catalog) -> None:
@@ -331,17 +345,16 @@ def test_each_variant_is_in_the_class_that_the_plan_of_the_study_says(catalog: C
     assert {name: made(catalog, name, "laptop").method.kind for name in catalog.groups()["variants"]} == expected
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_variant_differs_from_the_frozen_arm_of_its_corpus_in_the_method_and_at_paper_in_the_lr(
-    name: str, catalog: Catalog
-) -> None:
-    arm = name[:6]
-    assert catalog.get(name).baseline == catalog.get(arm).baseline
-    for budget in BUDGETS:
-        ours, theirs = settings(catalog, name, budget), settings(catalog, arm, budget)
-        differing = {key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)}
-        assert all(key.startswith("method.") or (key, budget) == ("optim.lr", "paper") for key in differing)
-        assert any(key.startswith("method.") for key in differing)
+def test_a_variant_differs_from_the_frozen_arm_of_its_corpus_in_the_method_and_at_paper_in_the_lr(catalog: Catalog) -> None:
+    for name in VARIANTS:
+        with case(name):
+            arm = name[:6]
+            assert catalog.get(name).baseline == catalog.get(arm).baseline
+            for budget in BUDGETS:
+                ours, theirs = settings(catalog, name, budget), settings(catalog, arm, budget)
+                differing = {key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)}
+                assert all(key.startswith("method.") or (key, budget) == ("optim.lr", "paper") for key in differing)
+                assert any(key.startswith("method.") for key in differing)
 
 
 def test_the_groups_are_those_of_the_docs_and_hold_what_they_say(catalog: Catalog) -> None:
@@ -407,10 +420,11 @@ def test_every_entry_says_what_it_is_and_the_catalog_is_plain_data(catalog: Cata
 
 
 # At smoke, which is never a result, two heads make a matrix per head a quarter.
-@pytest.mark.parametrize("budget", ["paper", "laptop"])
-@pytest.mark.parametrize("name", [name for name, kind in VARIANTS.items() if kind == "little"])
-def test_a_little_is_at_most_an_eighth_at_the_shapes_of_results(name: str, budget: str, catalog: Catalog) -> None:
-    baseline = catalog.get(name).baseline
-    assert baseline is not None
-    all_of_it, none_of_it, little = (trainable(catalog, each, budget) for each in (baseline, name[:6], name))
-    assert 0 < little - none_of_it <= (all_of_it - none_of_it) / 8
+def test_a_little_is_at_most_an_eighth_at_the_shapes_of_results(catalog: Catalog) -> None:
+    for budget in ("paper", "laptop"):
+        for name in [name for name, kind in VARIANTS.items() if kind == "little"]:
+            with case(budget, name):
+                baseline = catalog.get(name).baseline
+                assert baseline is not None
+                all_of_it, none_of_it, little = (trainable(catalog, each, budget) for each in (baseline, name[:6], name))
+                assert 0 < little - none_of_it <= (all_of_it - none_of_it) / 8

@@ -9,6 +9,7 @@ import pytest
 from oelm.config import flatten
 from oelm.experiments.catalog import load_catalog
 from oelm.experiments.plan import confounding, make_config
+from tests.cases import case
 
 NEVER = {"optim.lr", "steps", "batch_size", "model.dropout", "model.seq_len", "data.source", "schedule.warmup_steps"}
 METHOD = ("method.init", "method.freeze", "method.thaw", "method.correction")
@@ -23,9 +24,10 @@ def smaller(keys: Sequence[str], *, tuned: Sequence[str] = ()) -> list[str]:
     return confounding(keys, tuned=tuned, is_larger=lambda: False)
 
 
-@pytest.mark.parametrize("key", sorted(NEVER | {"method.layer_lr_decay", "method.warmup_steps", "methods.init"}))
-def test_recipe_and_pace_must_be_shared(key: str) -> None:
-    assert confounding([key], is_larger=never_asked) == [key]
+def test_recipe_and_pace_must_be_shared() -> None:
+    for key in sorted(NEVER | {"method.layer_lr_decay", "method.warmup_steps", "methods.init"}):
+        with case(key):
+            assert confounding([key], is_larger=never_asked) == [key]
 
 
 @pytest.mark.parametrize("key", METHOD)
@@ -33,17 +35,19 @@ def test_the_method_may_differ(key: str) -> None:
     assert confounding([key], is_larger=never_asked) == []
 
 
-@pytest.mark.parametrize("key", SHAPE)
-def test_a_control_may_have_another_shape_unless_it_is_larger(key: str) -> None:
-    assert smaller([key]) == []
-    assert confounding([key], is_larger=lambda: True) == [key]
+def test_a_control_may_have_another_shape_unless_it_is_larger() -> None:
+    for key in SHAPE:
+        with case(key):
+            assert smaller([key]) == []
+            assert confounding([key], is_larger=lambda: True) == [key]
 
 
-@pytest.mark.parametrize("key", SHAPE)
-@pytest.mark.parametrize("method", [*METHOD, "method.warmup_steps"])
-def test_an_arm_of_another_method_has_its_baselines_shape(method: str, key: str) -> None:
-    apart = confounding([method, key], is_larger=never_asked)
-    assert key in apart and (method in apart) == (method == "method.warmup_steps")
+def test_an_arm_of_another_method_has_its_baselines_shape() -> None:
+    for key in SHAPE:
+        for method in [*METHOD, "method.warmup_steps"]:
+            with case(key, method):
+                apart = confounding([method, key], is_larger=never_asked)
+                assert key in apart and (method in apart) == (method == "method.warmup_steps")
 
 
 def test_a_control_is_confounded_by_the_rest_of_the_recipe_all_the_same() -> None:
@@ -61,9 +65,13 @@ def test_what_each_has_from_the_same_sweep_may_differ_but_for_the_shape() -> Non
     assert smaller(["optim.lr", "model.ff_dim"], tuned=["optim.lr", "model.ff_dim"]) == []
 
 
-@pytest.mark.parametrize("key", ["steps", "batch_size", "model.seq_len", "data.tokenizer", "data.max_tokens", "init_from"])
-def test_no_sweep_gives_an_arm_more_text_or_another_text(key: str) -> None:
-    assert confounding([key, "schedule.warmup_steps"], tuned=[key, "schedule.warmup_steps"], is_larger=never_asked) == [key]
+def test_no_sweep_gives_an_arm_more_text_or_another_text() -> None:
+    cases: list[str] = ["steps", "batch_size", "model.seq_len", "data.tokenizer", "data.max_tokens", "init_from"]
+    for key in cases:
+        with case(key):
+            assert confounding([key, "schedule.warmup_steps"], tuned=[key, "schedule.warmup_steps"], is_larger=never_asked) == [
+                key
+            ]
 
 
 def test_every_setting_named_here_is_one_of_a_run() -> None:

@@ -25,6 +25,7 @@ from oelm.experiments.slots import queue_seconds
 from oelm.files import write_json
 from oelm.method.apply import freeze
 from oelm.models.gpt import GPT
+from tests.cases import case
 from tests.experiments.planned import PAIR, catalog_of
 
 CATALOG = catalog_of(
@@ -60,9 +61,8 @@ def test_a_queue_takes_no_less_than_its_work_divided_and_no_more_than_that_and_t
     assert max([sum(lengths) / real, *lengths]) <= whole <= sum(lengths) / real + max(lengths, default=0)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "slots", "whole"),
-    [
+def test_a_run_starts_as_soon_as_a_slot_is_free() -> None:
+    cases: list[tuple[list[float], int, float]] = [
         ([], 3, 0),
         ([5, 5, 5], 1, 15),
         ([5, 5, 5], 2, 10),
@@ -70,25 +70,25 @@ def test_a_queue_takes_no_less_than_its_work_divided_and_no_more_than_that_and_t
         ([1, 9, 1, 1], 2, 9),
         ([9, 1, 1, 9], 2, 11),
         ([4], 0, 4),
-    ],
-)
-def test_a_run_starts_as_soon_as_a_slot_is_free(lengths: list[float], slots: int, whole: float) -> None:
-    assert queue_seconds(lengths, slots) == whole
+    ]
+    for lengths, slots, whole in cases:
+        with case(lengths, slots, whole):
+            assert queue_seconds(lengths, slots) == whole
 
 
-@pytest.mark.parametrize(
-    "method", ["baseline", "oelm_freeze", "oelm_freeze_pretrained", "uniform", {"freeze": ["k"], "layers": "first 1"}]
-)
-def test_counts_are_those_of_the_real_model(method: Any) -> None:
-    changes = {"method": method, "model.vocab_size": 300}
-    config = make_config(CATALOG.get("base"), "smoke", seed=0, changes=changes)
-    assert isinstance(config, RunConfig)
-    model = GPT(config.model)
-    freeze(model, config.method, seed=0)
-    counted = count_parameters(config)
-    assert counted is not None
-    assert counted.total == sum(parameter.numel() for parameter in model.parameters())
-    assert counted.trainable == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+def test_counts_are_those_of_the_real_model() -> None:
+    cases: list[Any] = ["baseline", "oelm_freeze", "oelm_freeze_pretrained", "uniform", {"freeze": ["k"], "layers": "first 1"}]
+    for method in cases:
+        with case(method):
+            changes = {"method": method, "model.vocab_size": 300}
+            config = make_config(CATALOG.get("base"), "smoke", seed=0, changes=changes)
+            assert isinstance(config, RunConfig)
+            model = GPT(config.model)
+            freeze(model, config.method, seed=0)
+            counted = count_parameters(config)
+            assert counted is not None
+            assert counted.total == sum(parameter.numel() for parameter in model.parameters())
+            assert counted.trainable == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def test_counting_makes_no_numbers_and_leaves_the_generator_alone() -> None:
@@ -104,13 +104,18 @@ def test_the_vocabulary_of_a_plan_is_its_tokenizer_s() -> None:
     assert bare is not None and larger is not None and larger.total - bare.total == 100 * 32
 
 
-@pytest.mark.parametrize(
-    ("name", "budget", "labels"),
-    [("bert", "laptop", 2), ("three", "laptop", 3), ("bert", "smoke", 8), ("table", "laptop", 2), ("labelled", "laptop", 4)],
-)
-def test_labels_are_the_task_s_own_or_those_that_are_named(name: str, budget: str, labels: int) -> None:
-    config = make_config(CATALOG.get(name), budget, seed=0)
-    assert isinstance(config, FinetuneConfig) and num_labels(config) == labels
+def test_labels_are_the_task_s_own_or_those_that_are_named() -> None:
+    cases: list[tuple[str, str, int]] = [
+        ("bert", "laptop", 2),
+        ("three", "laptop", 3),
+        ("bert", "smoke", 8),
+        ("table", "laptop", 2),
+        ("labelled", "laptop", 4),
+    ]
+    for name, budget, labels in cases:
+        with case(name, budget, labels):
+            config = make_config(CATALOG.get(name), budget, seed=0)
+            assert isinstance(config, FinetuneConfig) and num_labels(config) == labels
 
 
 def test_a_model_that_is_not_known_here_is_neither_counted_nor_timed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from oelm.errors import ConfigError, MissingExtraError
 from oelm.experiments.slots import MIN_READINGS, READ_EVERY_S, GpuPool, GpuReading, check_gpus, free_gpus, parse_gpus, read_gpus
 from oelm.files import cache_root
+from tests.cases import case
 
 MIB = 2**20
 TOTAL = 40960 * MIB
@@ -61,10 +63,10 @@ def window_of(series: Series, *, index: int = 0) -> list[list[GpuReading]]:
     return [[] if reading is None else [reading] for reading in shown]
 
 
-@pytest.mark.parametrize("case", SERIES)
-def test_a_card_is_free_only_when_nobody_used_it_all_the_time(case: str) -> None:
-    series, is_free = SERIES[case]
-    assert len(series) == MIN_READINGS and free_gpus(window_of(series, index=2)) == ([2] if is_free else [])
+def test_a_card_is_free_only_when_nobody_used_it_all_the_time() -> None:
+    for name, (series, is_free) in SERIES.items():
+        with case(name):
+            assert len(series) == MIN_READINGS and free_gpus(window_of(series, index=2)) == ([2] if is_free else [])
 
 
 def test_of_a_whole_server_the_idle_cards_are_found() -> None:
@@ -136,12 +138,28 @@ def test_choice_of_gpus_reads_as_written(text: str, choice: object) -> None:
     assert parse_gpus(text) == choice
 
 
-@pytest.mark.parametrize(
-    "text", ["", " ", ",", "2,", "2,,3", "all", "AUTO", "-1", "2,-3", "1.5", "0x1", "+1", "auto,1", "\u0663", "9" * 5000]
-)
-def test_nonsense_is_refused_with_what_would_do(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--gpus .* is not a GPU number; give auto, none, or numbers such as 2,3$"):
-        parse_gpus(text)
+def test_nonsense_is_refused_with_what_would_do() -> None:
+    cases: list[str] = [
+        "",
+        " ",
+        ",",
+        "2,",
+        "2,,3",
+        "all",
+        "AUTO",
+        "-1",
+        "2,-3",
+        "1.5",
+        "0x1",
+        "+1",
+        "auto,1",
+        "\u0663",
+        "9" * 5000,
+    ]
+    for text in cases:
+        with case(text):
+            with pytest.raises(ConfigError, match=r"^--gpus .* is not a GPU number; give auto, none, or numbers such as 2,3$"):
+                parse_gpus(text)
 
 
 @pytest.mark.parametrize("text", ["2,2", "0,1,2,1", "1,01"])
@@ -268,17 +286,19 @@ def contend(folder: str, order: Connection) -> None:
             order.recv()
 
 
-@pytest.fixture
-def contenders(tmp_path: Path) -> Iterator[list[Contender]]:
+@contextmanager
+def contending(folder: Path, *, count: int) -> Iterator[list[Contender]]:
     spawn = mp.get_context("spawn")
-    pipes = [spawn.Pipe() for _ in range(2)]
-    both = [(spawn.Process(target=contend, args=(str(tmp_path), theirs), daemon=True), ours) for ours, theirs in pipes]
-    for process, _ in both:
+    pipes = [spawn.Pipe() for _ in range(count)]
+    all_of_them = [(spawn.Process(target=contend, args=(str(folder), theirs), daemon=True), ours) for ours, theirs in pipes]
+    for process, _ in all_of_them:
         process.start()
-    yield both
-    for process, _ in both:
-        process.kill()
-        process.join()
+    try:
+        yield all_of_them
+    finally:
+        for process, _ in all_of_them:
+            process.kill()
+            process.join()
 
 
 def has_won(contender: Contender) -> bool:
@@ -286,28 +306,30 @@ def has_won(contender: Contender) -> bool:
     return bool(contender[1].recv())
 
 
-def test_of_two_launches_at_once_exactly_one_takes_the_gpu(contenders: list[Contender]) -> None:
+def test_of_two_launches_at_once_exactly_one_takes_the_gpu(tmp_path: Path) -> None:
     wins = []
-    for race in range(20):
-        # The monotonic clock is the machine's, the same in both. A lock file that is new is raced for as one that is not.
-        start = time.monotonic() + 0.02
-        for _, order in contenders:
-            order.send((f"GPU-race-{race}" if race % 2 else "GPU-race", start))
-        wins.append(sum(map(has_won, contenders)))
-        for _, order in contenders:
-            order.send("let go")
+    with contending(tmp_path, count=2) as contenders:
+        for race in range(20):
+            # The monotonic clock is the machine's, the same in both. A lock file that is new is raced for as one that is not.
+            start = time.monotonic() + 0.02
+            for _, order in contenders:
+                order.send((f"GPU-race-{race}" if race % 2 else "GPU-race", start))
+            wins.append(sum(map(has_won, contenders)))
+            for _, order in contenders:
+                order.send("let go")
     assert wins == [1] * 20
 
 
-def test_killed_holder_frees_its_gpu(contenders: list[Contender], tmp_path: Path) -> None:
-    process, order = contenders[0]
-    order.send((card(0).uuid, 0.0))
-    assert has_won(contenders[0])
-    pool = Server([card(0)]).pool(tmp_path, (0,))
-    assert pool.take() is None
-    process.kill()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL and pool.take() is not None
+def test_killed_holder_frees_its_gpu(tmp_path: Path) -> None:
+    with contending(tmp_path, count=1) as [contender]:
+        process, order = contender
+        order.send((card(0).uuid, 0.0))
+        assert has_won(contender)
+        pool = Server([card(0)]).pool(tmp_path, (0,))
+        assert pool.take() is None
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL and pool.take() is not None
 
 
 def test_a_machine_without_a_driver_has_no_gpus() -> None:

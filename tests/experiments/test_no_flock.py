@@ -27,6 +27,7 @@ from oelm.runs.find import look_at, scan
 from oelm.runs.layout import LOCK
 from oelm.runs.manage import remove
 from oelm.runs.rundir import RunDir
+from tests.cases import case
 from tests.experiments.recorded import record
 from tests.experiments.test_gpus import card
 
@@ -93,14 +94,19 @@ HOLDERS = {
 
 
 @pytest.mark.parametrize("is_left", [False, True], ids=["clean", "a lock file was left"])
-@pytest.mark.parametrize("name", HOLDERS)
-def test_a_disk_without_locks_is_refused_at_once(name: str, is_left: bool, tmp_path: Path, reason: str) -> None:
-    if is_left:
-        (tmp_path / name.strip("/")).touch()
-    with pytest.raises(OelmError, match=rf"{name}: cannot be locked .*{reason}.* Put the folder on a local disk \(--out"):
-        HOLDERS[name](tmp_path)
-    # Nothing acts as a lock instead: filelock's own files name their process.
-    assert all(path.read_bytes() == b"" for path in tmp_path.rglob("*lock"))
+def test_a_disk_without_locks_is_refused_at_once(is_left: bool, tmp_path: Path, reason: str) -> None:
+    for number, (name, hold) in enumerate(HOLDERS.items()):
+        with case(name):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            if is_left:
+                (folder / name.strip("/")).touch()
+            with pytest.raises(
+                OelmError, match=rf"{name}: cannot be locked .*{reason}.* Put the folder on a local disk \(--out"
+            ):
+                hold(folder)
+            # Nothing acts as a lock instead: filelock's own files name their process.
+            assert all(path.read_bytes() == b"" for path in folder.rglob("*lock"))
 
 
 def test_a_run_that_cannot_be_locked_is_not_deleted(tmp_path: Path, reason: str) -> None:

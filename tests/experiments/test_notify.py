@@ -35,6 +35,7 @@ class Hook(HTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.received: list[tuple[str, dict[str, str], Any]] = []
+        self.may_answer = threading.Event()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -43,7 +44,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.received.append((self.path, dict(self.headers.items()), json.loads(content)))
-        time.sleep(self.server.delay_s)
+        self.server.may_answer.wait(self.server.delay_s)
         self.send_response(self.server.code)
         self.send_header("Location", f"http://127.0.0.1:{self.server.server_port}/elsewhere")
         self.end_headers()
@@ -146,6 +147,7 @@ def test_nobody_waits_for_a_webhook_that_hangs(tmp_path: Path, hook: Hook, caplo
     assert time.monotonic() - began < 0.2
     notifier.close()
     assert time.monotonic() - began < 2.5
+    hook.may_answer.set()
     assert "no answer in time" in caplog.text and SECRET not in caplog.text
 
 
@@ -159,11 +161,11 @@ def test_a_webhook_that_is_not_there_is_a_warning(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_command_that_hangs_is_ended_and_one_that_fails_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    for program, message in (
-        ("import time; time.sleep(60)", "no answer in time"),
-        ("raise SystemExit(3)", "ended with code 3"),
+    for program, timeout_s, message in (
+        ("import time; time.sleep(60)", 0.3, "no answer in time"),
+        ("raise SystemExit(3)", 20.0, "ended with code 3"),
     ):
-        notifier = Notifier(NotifyConfig(command=(sys.executable, "-c", program, SECRET), timeout_s=2.0))
+        notifier = Notifier(NotifyConfig(command=(sys.executable, "-c", program, SECRET), timeout_s=timeout_s))
         notifier.send("failed", "x", "x failed")
         notifier.close()
         assert message in caplog.text and SECRET not in caplog.text

@@ -25,6 +25,7 @@ from oelm.experiments.plan import (
     with_baselines,
 )
 from oelm.files import write_json
+from tests.cases import case
 from tests.experiments.planned import PAIR, catalog_of
 
 CATALOG = catalog_of(
@@ -111,9 +112,8 @@ def test_without_seeds_a_run_is_planned_for_each_of_the_catalog_s_and_one_at_smo
         assert [run.seed for run in runs] == sorted(run.seed for run in runs)
 
 
-@pytest.mark.parametrize(
-    ("text", "seeds"),
-    [
+def test_seeds_are_a_number_a_range_or_a_list() -> None:
+    cases: list[tuple[str, list[int]]] = [
         ("1", [0]),
         ("5", [0, 1, 2, 3, 4]),
         (" 3 ", [0, 1, 2]),
@@ -123,15 +123,14 @@ def test_without_seeds_a_run_is_planned_for_each_of_the_catalog_s_and_one_at_smo
         ("0,3,7", [0, 3, 7]),
         ("9, 1-3", [9, 1, 2, 3]),
         ("999999999-999999999", [999_999_999]),
-    ],
-)
-def test_seeds_are_a_number_a_range_or_a_list(text: str, seeds: list[int]) -> None:
-    assert parse_seeds(text) == seeds
+    ]
+    for text, seeds in cases:
+        with case(text, seeds):
+            assert parse_seeds(text) == seeds
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_seeds_that_could_be_misread_are_refused() -> None:
+    for text in [
         "",
         " ",
         "0",
@@ -150,12 +149,10 @@ def test_seeds_are_a_number_a_range_or_a_list(text: str, seeds: list[int]) -> No
         "1e3",
         "five",
         "0-10000",
-    ]
-    + ["\u0665", "1\n2", "9999999999-9999999999"],
-)
-def test_seeds_that_could_be_misread_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="^--seeds "):
-        parse_seeds(text)
+    ] + ["\u0665", "1\n2", "9999999999-9999999999"]:
+        with case(text):
+            with pytest.raises(ConfigError, match="^--seeds "):
+                parse_seeds(text)
 
 
 @given(st.integers(1, 9999))
@@ -200,9 +197,8 @@ def test_data_of_the_other_kind_is_refused_at_every_budget(kind: str, data: str)
             make_config(catalog.get("mine"), budget, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_a_setting_that_cannot_be_is_told_with_the_option_that_gave_it() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"optim.lrr": 1.0}, r"optim: unknown key 'lrr' \(did you mean 'lr'\?\)"),
         ({"lr": 1.0}, r"unknown key 'lr' \(did you mean 'optim.lr'\?\)"),
         ({"optim.lr": "fast"}, "optim.lr: .*valid number"),
@@ -212,13 +208,13 @@ def test_data_of_the_other_kind_is_refused_at_every_budget(kind: str, data: str)
         ({"method.layers": "first 9"}, "method.layers = 'first 9' names layer 8, but the model has 2"),
         ({"method.init": "orthogonl"}, "method.init: .*'orthogonal'"),
         ({"_target_": "os.system"}, "unknown key '_target_'"),
-    ],
-)
-def test_a_setting_that_cannot_be_is_told_with_the_option_that_gave_it(changes: dict[str, Any], message: str) -> None:
-    [key] = changes
-    for grid, option in ((), "--set"), ((key,), "--grid"):
-        with pytest.raises(ConfigError, match=rf"^{option} {key} \(arm at smoke\): {message}"):
-            make_config(CATALOG.get("arm"), "smoke", seed=0, changes={"optim.weight_decay": 0.5, **changes}, grid=grid)
+    ]
+    for changes, message in cases:
+        with case(changes, message):
+            [key] = changes
+            for grid, option in ((), "--set"), ((key,), "--grid"):
+                with pytest.raises(ConfigError, match=rf"^{option} {key} \(arm at smoke\): {message}"):
+                    make_config(CATALOG.get("arm"), "smoke", seed=0, changes={"optim.weight_decay": 0.5, **changes}, grid=grid)
 
 
 def test_a_fault_of_the_entry_is_told_with_its_line_whatever_the_user_changed() -> None:
@@ -268,9 +264,8 @@ def test_a_run_that_began_is_the_run_that_was_planned() -> None:
     assert recipe_changes(language, resolved) == []
 
 
-@pytest.mark.parametrize(
-    ("filled", "told"),
-    [
+def test_any_other_difference_of_a_run_on_disk_is_told() -> None:
+    cases: list[tuple[dict[str, Any], list[str]]] = [
         ({"batch_size": 32}, ["batch_size: 32 there, 16 planned"]),
         ({"seed": 1}, ["seed: 1 there, 0 planned"]),
         ({"keep_checkpoints": 3}, ["keep_checkpoints: 3 there, 2 planned"]),
@@ -279,11 +274,11 @@ def test_a_run_that_began_is_the_run_that_was_planned() -> None:
         ({"steps": 1250}, ["epochs: None there, 3.0 planned"]),
         ({"steps": 0, "epochs": 5.0, "eval_every": 0, "save_every": 0}, ["epochs: 5.0 there, 3.0 planned"]),
         ({"steps": 1000, "extended_at": [750]}, ["extended_at: [750] there, [] planned", "epochs: None there, 3.0 planned"]),
-    ],
-)
-def test_any_other_difference_of_a_run_on_disk_is_told(filled: dict[str, Any], told: list[str]) -> None:
-    plan = made("bert", "laptop")
-    assert sorted(recipe_changes(plan, begun(plan, **filled))) == sorted(told)
+    ]
+    for filled, told in cases:
+        with case(filled, told):
+            plan = made("bert", "laptop")
+            assert sorted(recipe_changes(plan, begun(plan, **filled))) == sorted(told)
 
 
 @pytest.mark.parametrize(
@@ -341,9 +336,8 @@ def test_a_folder_whose_config_is_damaged_is_refused_by_name(content: bytes, tmp
         check_same_recipe(run)
 
 
-@pytest.mark.parametrize(
-    ("changes", "apart"),
-    [
+def test_arms_are_confounded_by_all_that_is_not_the_method() -> None:
+    cases: list[tuple[dict[str, Any], list[str]]] = [
         ({}, []),
         ({"method.layers": "last 1", "method.seed": 4}, []),
         ({"method.correction": 0.125, "method.scale": 2.0}, []),
@@ -353,20 +347,19 @@ def test_a_folder_whose_config_is_damaged_is_refused_by_name(content: bytes, tmp
         ({"model.vocab_size": 300}, ["model.vocab_size 300 against 0"]),
         ({"data.source": "/x"}, ["data.source /x against stdlib"]),
         ({"steps": 5, "batch_size": 16}, ["steps 5 against 30", "batch_size 16 against 8"]),
-    ],
-)
-def test_arms_are_confounded_by_all_that_is_not_the_method(changes: dict[str, Any], apart: list[str]) -> None:
-    arm = make_config(CATALOG.get("arm"), "smoke", seed=1, changes=changes)
-    assert config_confounds(arm, made("base")) == apart
-    # From a sweep each may have its own rate; more text, another text or another model it may not.
-    is_tunable = all(key.startswith(("optim.", "method.", "model.dropout")) for key in changes)
-    assert config_confounds(arm, made("base"), tuned=changes) == ([] if is_tunable else apart)
+    ]
+    for changes, apart in cases:
+        with case(changes, apart):
+            arm = make_config(CATALOG.get("arm"), "smoke", seed=1, changes=changes)
+            assert config_confounds(arm, made("base")) == apart
+            # From a sweep each may have its own rate; more text, another text or another model it may not.
+            is_tunable = all(key.startswith(("optim.", "method.", "model.dropout")) for key in changes)
+            assert config_confounds(arm, made("base"), tuned=changes) == ([] if is_tunable else apart)
 
 
 # At smoke a model is 32 wide, with 2 layers of 2 heads.
-@pytest.mark.parametrize(
-    ("key", "value", "is_larger"),
-    [
+def test_a_control_may_have_another_shape_but_not_more_parameters() -> None:
+    cases: list[tuple[str, int, bool]] = [
         ("model.ff_dim", 32, False),
         ("model.num_layers", 1, False),
         ("model.num_layers", 3, True),
@@ -374,15 +367,15 @@ def test_arms_are_confounded_by_all_that_is_not_the_method(changes: dict[str, An
         ("model.model_dim", 64, True),
         ("model.num_heads", 4, False),
         ("model.qk_dim", 2, False),
-    ],
-)
-def test_a_control_may_have_another_shape_but_not_more_parameters(key: str, value: int, is_larger: bool) -> None:
-    apart = [f"{key} {value} against {flatten(made('base').as_dict())[key]}"]
-    control = make_config(CATALOG.get("late-base"), "smoke", seed=1, changes={key: value})
-    assert config_confounds(control, made("base")) == (apart if is_larger else [])
-    arm = make_config(CATALOG.get("arm"), "smoke", seed=1, changes={key: value})
-    # Tuned or not: a gain by the size is none of the method.
-    assert config_confounds(arm, made("base")) == config_confounds(arm, made("base"), tuned=[key]) == apart
+    ]
+    for key, value, is_larger in cases:
+        with case(key, value, is_larger):
+            apart = [f"{key} {value} against {flatten(made('base').as_dict())[key]}"]
+            control = make_config(CATALOG.get("late-base"), "smoke", seed=1, changes={key: value})
+            assert config_confounds(control, made("base")) == (apart if is_larger else [])
+            arm = make_config(CATALOG.get("arm"), "smoke", seed=1, changes={key: value})
+            # Tuned or not: a gain by the size is none of the method.
+            assert config_confounds(arm, made("base")) == config_confounds(arm, made("base"), tuned=[key]) == apart
 
 
 def test_a_control_whose_parameters_nobody_can_count_here_is_confounded() -> None:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from oelm.experiments.portable import Machine
 from oelm.files import dump_json
+from tests.cases import case
 
 MACHINE = Machine(paths=(("/root", "~"), ("/root/lab", ".")), hosts=("vm.example.org", "vm"))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_whole_paths_and_whole_names_are_replaced_and_no_others() -> None:
+    cases: list[tuple[str, str]] = [
         ("/root/x", "~/x"),
         ("/root", "~"),
         ("read /root.", "read ~."),
@@ -40,10 +40,10 @@ MACHINE = Machine(paths=(("/root", "~"), ("/root/lab", ".")), hosts=("vm.example
         ("ada@vm.example.org:/x", "ada@host:/x"),
         ("/net/VM/x", "/net/host/x"),
         ("vmlinux my-vm vm_1 vm.txt x.vm", "vmlinux my-vm vm_1 vm.txt x.vm"),
-    ],
-)
-def test_whole_paths_and_whole_names_are_replaced_and_no_others(text: str, expected: str) -> None:
-    assert MACHINE.stripped(text) == expected
+    ]
+    for text, expected in cases:
+        with case(text, expected):
+            assert MACHINE.stripped(text) == expected
 
 
 @pytest.mark.parametrize("home", ["/", "//", "", "C:\\"])

@@ -16,6 +16,7 @@ from oelm.errors import ConfigError
 from oelm.experiments.catalog import Catalog, Criterion, check_name, load_catalog
 from oelm.experiments.plan import make_config
 from oelm.text import NAME
+from tests.cases import case
 from tests.experiments.planned import PAIR, catalog_of
 
 PLAIN = "{kind: language_model, data: stdlib}"
@@ -70,17 +71,21 @@ BAD_NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", BAD_NAMES)
-def test_a_name_that_is_no_folder_s_everywhere_is_refused_for_ids_and_groups(name: str) -> None:
-    refused(
-        "\n" + json.dumps({name: {"kind": "language_model", "data": "stdlib"}}), r"^0\.yaml:2: the name .* is not allowed: "
-    )
-    refused(entry(groups=[name]), r"^0\.yaml:3: the name .* is not allowed: ")
+def test_a_name_that_is_no_folder_s_everywhere_is_refused_for_ids_and_groups() -> None:
+    for name in BAD_NAMES:
+        with case(name):
+            refused(
+                "\n" + json.dumps({name: {"kind": "language_model", "data": "stdlib"}}),
+                r"^0\.yaml:2: the name .* is not allowed: ",
+            )
+            refused(entry(groups=[name]), r"^0\.yaml:3: the name .* is not allowed: ")
 
 
-@pytest.mark.parametrize("name", ["a", "0a", "GPT-02-lr3e-4", "a.b_c-d", "x" * 64, "common", "console", "com10", "nullify"])
-def test_a_name_of_the_pattern_is_allowed(name: str) -> None:
-    assert catalog_of(f"{name}: {PLAIN}").get(name).id == name
+def test_a_name_of_the_pattern_is_allowed() -> None:
+    cases: list[str] = ["a", "0a", "GPT-02-lr3e-4", "a.b_c-d", "x" * 64, "common", "console", "com10", "nullify"]
+    for name in cases:
+        with case(name):
+            assert catalog_of(f"{name}: {PLAIN}").get(name).id == name
 
 
 @given(st.text(max_size=70))
@@ -93,9 +98,10 @@ def test_an_allowed_name_stays_inside_its_parent(name: str) -> None:
         assert NAME.fullmatch(name) and (Path("/root") / name).parent == Path("/root") and Path(name).name == name
 
 
-@pytest.mark.parametrize("name", ["train", "Finetune", "DEMO", "imported", "all", "All"])
-def test_names_of_oelm_s_own_folders_and_of_all_are_refused(name: str) -> None:
-    refused(f"\n{name}: {PLAIN}", rf"^0\.yaml:2: '{name}' is reserved by oelm; choose another name$")
+def test_names_of_oelm_s_own_folders_and_of_all_are_refused() -> None:
+    for name in ("train", "Finetune", "DEMO", "imported", "all", "All"):
+        with case(name):
+            refused(f"\n{name}: {PLAIN}", rf"^0\.yaml:2: '{name}' is reserved by oelm; choose another name$")
 
 
 @pytest.mark.parametrize("second", ["mine", "Mine", "MINE"])
@@ -125,9 +131,11 @@ def test_all_cannot_be_joined_twice() -> None:
     refused(entry(groups=["ALL"]), r"^0\.yaml:3: every experiment is in the group 'all'; leave it out$")
 
 
-@pytest.mark.parametrize("content", [None, 5, "text", [1], True])
-def test_an_entry_that_is_no_mapping_is_refused(content: Any) -> None:
-    refused("\n" + json.dumps({"mine": content}), r"^0\.yaml:2: mine must be a mapping of settings, found ")
+def test_an_entry_that_is_no_mapping_is_refused() -> None:
+    cases: list[Any] = [None, 5, "text", [1], True]
+    for content in cases:
+        with case(content):
+            refused("\n" + json.dumps({"mine": content}), r"^0\.yaml:2: mine must be a mapping of settings, found ")
 
 
 @pytest.mark.parametrize(
@@ -144,9 +152,8 @@ def test_a_key_that_is_ours_or_names_code_is_unknown(key: str) -> None:
     refused(f"mine:\n  kind: classifier\n  {key}: x\n", rf"^0\.yaml:3: mine: unknown key '{key}'")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_a_value_of_the_wrong_type_is_refused_with_file_line_and_key() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"kind": "gpt"}, "kind: Input should be 'language_model' or 'classifier'"),
         ({"data": ""}, "data: .*at least 1 character"),
         ({"data": 5}, "data: Input should be a valid string"),
@@ -170,10 +177,10 @@ def test_a_key_that_is_ours_or_names_code_is_unknown(key: str) -> None:
             {"criterion": {"ppl_ratio_at_mst": 1.05}},
             r"criterion.ppl_ratio_at_mst: unknown key \(did you mean 'ppl_ratio_at_most'\?\)",
         ),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_refused_with_file_line_and_key(changes: dict[str, Any], message: str) -> None:
-    refused(entry(**changes), rf"^0\.yaml:3: mine: ({message})")
+    ]
+    for changes, message in cases:
+        with case(changes, message):
+            refused(entry(**changes), rf"^0\.yaml:3: mine: ({message})")
 
 
 @pytest.mark.parametrize("key", ["kind", "data"])
@@ -264,12 +271,14 @@ def test_one_setting_in_two_spellings_is_refused() -> None:
     refused(entry(at={"smoke": {"optim": {"lr": 2}, "optim.lr": 1}}), r"^0\.yaml:3: mine: optim.lr is given twice in at.smoke")
 
 
-@pytest.mark.parametrize("place", ["settings", "at"])
-@pytest.mark.parametrize("setting", [{"method.layers": "last 1"}, {"method": "baseline"}, {"method": {"std": 1}}, {"seed": 3}])
-def test_method_and_seed_are_refused_where_they_would_be_ignored(setting: dict[str, Any], place: str) -> None:
-    changes = {"settings": setting} if place == "settings" else {"at": {"smoke": setting}}
-    key = next(iter(flatten(setting)))
-    refused(entry(**changes), rf"^0\.yaml:3: mine: {re.escape(key)} does not belong in (settings|at\.smoke); ")
+def test_method_and_seed_are_refused_where_they_would_be_ignored() -> None:
+    cases_1: list[dict[str, Any]] = [{"method.layers": "last 1"}, {"method": "baseline"}, {"method": {"std": 1}}, {"seed": 3}]
+    for place in ("settings", "at"):
+        for setting in cases_1:
+            with case(place, setting):
+                changes = {"settings": setting} if place == "settings" else {"at": {"smoke": setting}}
+                key = next(iter(flatten(setting)))
+                refused(entry(**changes), rf"^0\.yaml:3: mine: {re.escape(key)} does not belong in (settings|at\.smoke); ")
 
 
 def test_other_weights_do_not_inherit_the_digest_of_the_old_ones() -> None:
@@ -285,9 +294,11 @@ def test_other_weights_do_not_inherit_the_digest_of_the_old_ones() -> None:
     }
 
 
-@pytest.mark.parametrize("parent", ["nowhere", "BASE", "../base", "", 5, ["base"]])
-def test_extending_what_is_not_there_is_refused_with_its_line(parent: Any) -> None:
-    refused("\nmine:\n  extends: " + json.dumps(parent), r"^1\.yaml:3: mine extends .*, which does not exist", PAIR)
+def test_extending_what_is_not_there_is_refused_with_its_line() -> None:
+    cases: list[Any] = ["nowhere", "BASE", "../base", "", 5, ["base"]]
+    for parent in cases:
+        with case(parent):
+            refused("\nmine:\n  extends: " + json.dumps(parent), r"^1\.yaml:3: mine extends .*, which does not exist", PAIR)
 
 
 def test_extending_nothing_is_the_same_as_not_extending() -> None:
@@ -330,16 +341,18 @@ def test_a_group_named_twice_by_an_entry_holds_it_once() -> None:
     assert catalog_of(entry(groups=["g", "g"])).groups() == {"g": ["mine"], "all": ["mine"]}
 
 
-@pytest.mark.parametrize("name", ["GPT-2", "gpt_02", "studdy", "", "../GPT-02", "x" * 500])
-def test_an_unknown_id_is_refused_with_the_groups_and_what_is_near(name: str) -> None:
+def test_an_unknown_id_is_refused_with_the_groups_and_what_is_near() -> None:
     catalog = load_catalog()
-    for ask in (catalog.get, lambda name: catalog.select([name])):
-        with pytest.raises(
-            ConfigError, match="^no experiment or group called .* groups are: demo, all, gpt, study, bert, "
-        ) as caught:
-            ask(name)
-        if name in ("GPT-2", "gpt_02", "studdy"):
-            assert "did you mean" in str(caught.value)
+    cases: list[str] = ["GPT-2", "gpt_02", "studdy", "", "../GPT-02", "x" * 500]
+    for name in cases:
+        with case(name):
+            for ask in (catalog.get, lambda name: catalog.select([name])):
+                with pytest.raises(
+                    ConfigError, match="^no experiment or group called .* groups are: demo, all, gpt, study, bert, "
+                ) as caught:
+                    ask(name)
+                if name in ("GPT-2", "gpt_02", "studdy"):
+                    assert "did you mean" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["GPT2", "gpt02", "GPT_002"])

@@ -87,7 +87,7 @@ def race(queue: Queue, *, launchers: int, gap_s: float) -> None:
     assert refused(queue) == 0
 
 
-@pytest.mark.parametrize(("launchers", "gap_s"), [(2, 0.0), (3, 0.02)])
+@pytest.mark.parametrize(("launchers", "gap_s"), [pytest.param(2, 0.0, marks=pytest.mark.slow), (3, 0.02)])
 def test_launchers_started_together_begin_every_run_once(launchers: int, gap_s: float, queue: Queue) -> None:
     race(queue, launchers=launchers, gap_s=gap_s)
 

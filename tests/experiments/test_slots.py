@@ -9,6 +9,7 @@ import pytest
 from oelm.errors import ConfigError
 from oelm.experiments.queue import Slots
 from oelm.experiments.slots import MIN_READINGS, READ_EVERY_S, CpuSlots, GpuPool, choose_slots
+from tests.cases import case
 from tests.experiments.test_gpus import Server, card, told
 
 
@@ -81,17 +82,19 @@ def chosen(monkeypatch: pytest.MonkeyPatch, shown: str | None, asked: str | None
     return choose_slots(asked, jobs, budget="laptop")
 
 
-@pytest.mark.parametrize("shown", ["", " ", "-1", "NoDevFiles", "-1,0", ",1"])
-def test_who_hides_the_gpus_gets_the_cpu(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(chosen(monkeypatch, shown), CpuSlots)
-    assert isinstance(chosen(monkeypatch, shown, jobs=2), CpuSlots)
-    with pytest.raises(ConfigError, match="^--gpus auto: CUDA_VISIBLE_DEVICES hides every GPU; unset it, or leave --gpus out$"):
-        chosen(monkeypatch, shown, "auto")
+def test_who_hides_the_gpus_gets_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shown in ("", " ", "-1", "NoDevFiles", "-1,0", ",1"):
+        with case(shown):
+            assert isinstance(chosen(monkeypatch, shown), CpuSlots)
+            assert isinstance(chosen(monkeypatch, shown, jobs=2), CpuSlots)
+            with pytest.raises(
+                ConfigError, match="^--gpus auto: CUDA_VISIBLE_DEVICES hides every GPU; unset it, or leave --gpus out$"
+            ):
+                chosen(monkeypatch, shown, "auto")
 
 
-@pytest.mark.parametrize(
-    ("shown", "those"),
-    [
+def test_cards_that_are_shown_are_the_only_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[tuple[str, str]] = [
         ("0", "0"),
         ("2,0", "2, 0"),
         (" 1 , 2", "1, 2"),
@@ -99,22 +102,21 @@ def test_who_hides_the_gpus_gets_the_cpu(shown: str, monkeypatch: pytest.MonkeyP
         ("GPU-1", "1"),
         ("GPU-2,GPU-0", "2, 0"),
         ("GPU-2,0", "2, 0"),
-    ],
-)
-@pytest.mark.parametrize("asked", [None, "auto"])
-def test_cards_that_are_shown_are_the_only_ones(
-    shown: str, those: str, asked: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = chosen(monkeypatch, shown, asked)
-    assert str(made) == f"one run a GPU on {those}" and made.count == len(those.split(", "))
+    ]
+    for shown, those in cases:
+        for asked in (None, "auto"):
+            with case(shown, those, asked):
+                made = chosen(monkeypatch, shown, asked)
+                assert str(made) == f"one run a GPU on {those}" and made.count == len(those.split(", "))
 
 
-@pytest.mark.parametrize("shown", ["3", "GPU-9", "GPU-", "GPU-00", "gpu-0", "all", "0;1", "\u0663", "0,nonsense"])
-def test_what_shows_no_card_of_this_machine_is_refused_with_those_that_are(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"^CUDA_VISIBLE_DEVICES: .* is none of the GPUs here: 0 \(GPU-0\), 1 "):
-        chosen(monkeypatch, shown)
-    assert isinstance(chosen(monkeypatch, shown, "none"), CpuSlots)
-    assert str(chosen(monkeypatch, shown, "1")) == "one run a GPU on 1"
+def test_what_shows_no_card_of_this_machine_is_refused_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shown in ("3", "GPU-9", "GPU-", "GPU-00", "gpu-0", "all", "0;1", "\u0663", "0,nonsense"):
+        with case(shown):
+            with pytest.raises(ConfigError, match=r"^CUDA_VISIBLE_DEVICES: .* is none of the GPUs here: 0 \(GPU-0\), 1 "):
+                chosen(monkeypatch, shown)
+            assert isinstance(chosen(monkeypatch, shown, "none"), CpuSlots)
+            assert str(chosen(monkeypatch, shown, "1")) == "one run a GPU on 1"
 
 
 @pytest.mark.parametrize("shown", ["0,0", "1,GPU-1", f"{MIG[0]},{MIG[0]}", f"0,{MIG[0]}"])

@@ -28,6 +28,7 @@ from oelm.experiments.slurm import (
 from oelm.files import write_json
 from oelm.runs.find import scan
 from oelm.runs.status import now_text, read_status
+from tests.cases import case
 from tests.experiments.recorded import record
 from tests.faults.queues import write_catalog
 
@@ -160,18 +161,25 @@ def test_options_of_slurm_without_it_are_a_mistake(place: Path) -> None:
     assert "--time is SLURM's: add --slurm" in oelm("run", "mine", "--budget", "smoke", "--time", "10", code=2)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90", 5400), ("90:30", 5430), ("8:00:00", 28_800), ("1-12", 129_600), ("1-12:30", 131_400), ("2-00:00:01", 172_801)],
-)
-def test_times_are_read_as_sbatch_reads_them(text: str, seconds: int) -> None:
-    assert parse_time(text) == seconds
+def test_times_are_read_as_sbatch_reads_them() -> None:
+    cases: list[tuple[str, int]] = [
+        ("90", 5400),
+        ("90:30", 5430),
+        ("8:00:00", 28_800),
+        ("1-12", 129_600),
+        ("1-12:30", 131_400),
+        ("2-00:00:01", 172_801),
+    ]
+    for text, seconds in cases:
+        with case(text, seconds):
+            assert parse_time(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "8h", "1:2:3:4", "-5", "1.5", "8:00:00; rm -rf /", "$(id)"])
-def test_other_times_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="write a time as"):
-        parse_time(text)
+def test_other_times_are_refused() -> None:
+    for text in ("", "8h", "1:2:3:4", "-5", "1.5", "8:00:00; rm -rf /", "$(id)"):
+        with case(text):
+            with pytest.raises(ValueError, match="write a time as"):
+                parse_time(text)
 
 
 def test_users_file_and_the_command_add_up(place: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from oelm.experiments.plan import PlannedRun, plan_runs
 from oelm.experiments.summary import split_note, summarize
 from oelm.stats import paired_gap
 from oelm.text import figure_text
+from tests.cases import case
 from tests.experiments.planned import PAIR, catalog_of, finish
 from tests.experiments.recorded import record
 
@@ -98,18 +99,17 @@ def test_a_confounded_arm_says_by_what(tmp_path: Path) -> None:
     assert rows == {"base": (), "arm": (), "early-base": (), "early": ("optim.lr 0.5 against 0.002",)}
 
 
-@pytest.mark.parametrize(
-    ("ours", "metric", "text"),
-    [
+def test_a_gap_is_said_with_its_interval_and_one_seed_has_none() -> None:
+    cases: list[tuple[dict[int, float], str, str]] = [
         ({2: 1.0}, "ppl", ""),
         ({0: 1.098, 1: 1.098}, "ppl", "+9.8% [+9.8, +9.8]"),
         ({0: 1.098}, "ppl", "+9.8%"),
         ({0: 0.954, 1: 0.954}, "accuracy", "-4.60 [-4.60, -4.60]"),
         ({0: 1.01}, "accuracy", "+1.00"),
-    ],
-)
-def test_a_gap_is_said_with_its_interval_and_one_seed_has_none(ours: dict[int, float], metric: str, text: str) -> None:
-    assert paired_gap(ours, {0: 1.0, 1: 1.0}, metric).text == text
+    ]
+    for ours, metric, text in cases:
+        with case(ours, metric, text):
+            assert paired_gap(ours, {0: 1.0, 1: 1.0}, metric).text == text
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from oelm.experiments.sweep import (
 )
 from oelm.files import read_json, write_json
 from oelm.runs.layout import SWEEP
+from tests.cases import case
 from tests.experiments.planned import PAIR, catalog_of, finish
 from tests.experiments.recorded import record
 
@@ -68,9 +69,8 @@ def test_a_grid_of_words_keeps_the_order_it_was_given() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
+def test_a_grid_that_means_nothing_is_refused_as_it_was_written() -> None:
+    cases: list[tuple[list[str], str]] = [
         ([], "^name what to try: --grid optim.lr=3e-4,1e-3$"),
         (["optim.lr"], "write it as key=value,value"),
         (["optim.lr="], "write it as key=value,value"),
@@ -86,12 +86,12 @@ def test_a_grid_of_words_keeps_the_order_it_was_given() -> None:
         (["seed=1,2"], "seed cannot be tuned"),
         (["method=baseline,oelm_freeze"], "method cannot be tuned"),
         (["method.init=orthogonal,gaussian"], "method.init cannot be tuned"),
-    ],
-)
-def test_a_grid_that_means_nothing_is_refused_as_it_was_written(texts: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
-        parse_grid(texts)
-    assert not texts or str(caught.value).startswith(f"--grid {texts[-1]!r}: ")
+    ]
+    for texts, message in cases:
+        with case(texts, message):
+            with pytest.raises(ConfigError, match=message) as caught:
+                parse_grid(texts)
+            assert not texts or str(caught.value).startswith(f"--grid {texts[-1]!r}: ")
 
 
 def test_how_fast_an_arm_learns_is_tuned_though_it_stands_in_the_method() -> None:
@@ -212,19 +212,18 @@ def test_a_best_that_has_not_the_least_score_is_refused(tmp_path: Path) -> None:
         read_sweep("arm", "smoke", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("grid", "values", "at"),
-    [
+def test_a_best_number_at_the_edge_of_its_grid_is_told() -> None:
+    cases: list[tuple[Grid, dict[str, Any], tuple[str, ...]]] = [
         ({"a": [1, 2, 3]}, {"a": 2}, ()),
         ({"a": [1, 2, 3]}, {"a": 1}, ("a",)),
         ({"a": [1, 2, 3]}, {"a": 3}, ("a",)),
         ({"a": [1, 2, 3], "b": [1.5, 2.5]}, {"a": 2, "b": 2.5}, ("b",)),
         ({"a": ["x", "y"]}, {"a": "x"}, ()),
         ({"a": [True, False]}, {"a": True}, ()),
-    ],
-)
-def test_a_best_number_at_the_edge_of_its_grid_is_told(grid: Grid, values: dict[str, Any], at: tuple[str, ...]) -> None:
-    assert edges(grid, values) == at
+    ]
+    for grid, values, at in cases:
+        with case(grid, values, at):
+            assert edges(grid, values) == at
 
 
 def test_tuned_arms_have_each_its_own_best_and_one_variant(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from oelm.errors import ConfigError
 from oelm.experiments.catalog import FAST_LOADER, MAX_BYTES, parse_yaml, read_yaml
+from tests.cases import case
 
 CATALOG = Path(__file__).parents[2] / "src" / "oelm" / "experiments" / "catalog"
 # What is printed, and controls, which JSON writes as escapes; YAML would fold separators of lines.
@@ -35,9 +36,8 @@ def value_of(text: str) -> Any:
     return parse_yaml(f"key: {text}", where="own.yaml").data["key"]
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
+def test_scalars_mean_what_people_write() -> None:
+    cases: list[tuple[str, object]] = [
         ("1e3", 1000.0),
         ("1e-3", 0.001),
         ("3E+4", 30000.0),
@@ -56,35 +56,39 @@ def value_of(text: str) -> Any:
         ("2024-01-31", "2024-01-31"),
         ("last 2", "last 2"),
         ("3e-4x", "3e-4x"),
-    ],
-)
-def test_scalars_mean_what_people_write(text: str, value: object) -> None:
-    found = value_of(text)
-    assert found == value and type(found) is type(value)
+    ]
+    for text, value in cases:
+        with case(text, value):
+            found = value_of(text)
+            assert found == value and type(found) is type(value)
 
 
-@pytest.mark.parametrize("text", ["1e3", "yes", "null", "0x10", ".nan", "12"])
-def test_quoted_scalars_stay_text(text: str) -> None:
-    assert value_of(f'"{text}"') == text == value_of(f"'{text}'")
+def test_quoted_scalars_stay_text() -> None:
+    for text in ("1e3", "yes", "null", "0x10", ".nan", "12"):
+        with case(text):
+            assert value_of(f'"{text}"') == text == value_of(f"'{text}'")
 
 
 def test_digits_of_other_scripts_are_text() -> None:
     assert value_of("\u0661e\u0663") == "\u0661e\u0663"
 
 
-@pytest.mark.parametrize(
-    "text", [".nan", ".NaN", ".inf", "-.inf", "1e999", "-1e999", "0x10", "010", "0b1", "1:30", "9" * 40, "9" * 9000]
-)
-def test_numbers_that_are_not_finite_decimals_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^own\.yaml:1: .{1,40} is not a finite decimal number; quote it if it is text$"):
-        value_of(text)
+def test_numbers_that_are_not_finite_decimals_are_refused() -> None:
+    cases: list[str] = [".nan", ".NaN", ".inf", "-.inf", "1e999", "-1e999", "0x10", "010", "0b1", "1:30", "9" * 40, "9" * 9000]
+    for text in cases:
+        with case(text):
+            with pytest.raises(
+                ConfigError, match=r"^own\.yaml:1: .{1,40} is not a finite decimal number; quote it if it is text$"
+            ):
+                value_of(text)
 
 
-@pytest.mark.parametrize("text", ["yes", "no", "Yes", "NO", "on", "OFF"])
-def test_loose_booleans_are_refused_as_value_and_as_key(text: str) -> None:
-    for place in (f"key: {text}", f"{text}: 1"):
-        with pytest.raises(ConfigError, match=rf"^own\.yaml:1: write true or false, or quote the word \({text}\)$"):
-            parse_yaml(place, where="own.yaml")
+def test_loose_booleans_are_refused_as_value_and_as_key() -> None:
+    for text in ("yes", "no", "Yes", "NO", "on", "OFF"):
+        with case(text):
+            for place in (f"key: {text}", f"{text}: 1"):
+                with pytest.raises(ConfigError, match=rf"^own\.yaml:1: write true or false, or quote the word \({text}\)$"):
+                    parse_yaml(place, where="own.yaml")
 
 
 @pytest.mark.parametrize(
@@ -141,16 +145,18 @@ def test_a_key_that_stands_twice_is_refused_at_its_second_line() -> None:
     assert parse_yaml("a: {lr: 1}\nb: {lr: 1}", where="own.yaml").data == {"a": {"lr": 1}, "b": {"lr": 1}}
 
 
-@pytest.mark.parametrize("key", ["1", "1.5", "~", "true", "[a]", "{a: 1}"])
-def test_a_key_that_is_not_text_is_refused(key: str) -> None:
-    with pytest.raises(ConfigError, match=r"^own\.yaml:2: the key .* must be text; write it in quotes$"):
-        parse_yaml(f"a: 1\n? {key}\n: 2\n", where="own.yaml")
+def test_a_key_that_is_not_text_is_refused() -> None:
+    for key in ("1", "1.5", "~", "true", "[a]", "{a: 1}"):
+        with case(key):
+            with pytest.raises(ConfigError, match=r"^own\.yaml:2: the key .* must be text; write it in quotes$"):
+                parse_yaml(f"a: 1\n? {key}\n: 2\n", where="own.yaml")
 
 
-@pytest.mark.parametrize("text", ["hello", "- a\n- b", "5", "null", "[]"])
-def test_a_file_that_is_no_mapping_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^own\.yaml:1: must be a mapping \(NAME: \.\.\.\) at the top$"):
-        parse_yaml(text, where="own.yaml")
+def test_a_file_that_is_no_mapping_is_refused() -> None:
+    for text in ("hello", "- a\n- b", "5", "null", "[]"):
+        with case(text):
+            with pytest.raises(ConfigError, match=r"^own\.yaml:1: must be a mapping \(NAME: \.\.\.\) at the top$"):
+                parse_yaml(text, where="own.yaml")
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a remark\n"])
@@ -163,9 +169,8 @@ def test_a_second_document_is_refused() -> None:
         parse_yaml("a: 1\n---\nb: 2\n", where="own.yaml")
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
+def test_what_is_broken_is_refused_with_its_line() -> None:
+    cases: list[tuple[str, int]] = [
         ("a: 1\nb: [1, }\n", 2),
         ("a: 1\n\tb: 2\n", 2),
         ("a: 1\nb: \x00\n", 2),
@@ -175,21 +180,21 @@ def test_a_second_document_is_refused() -> None:
         ('a: 1\nb: "\\ud83d"\n', 2),
         ('a: 1\n"\\ud83d": 2\n', 2),
         ("%YAML 1." + "9" * 5000 + "\n---\na: 1\n", 1),
-    ],
-    ids=["flow", "tab", "nul", "escape", "beyond unicode", "beyond C", "half a character", "half a key", "version"],
-)
-def test_what_is_broken_is_refused_with_its_line(text: str, line: int) -> None:
-    with pytest.raises(ConfigError, match=rf"^own\.yaml:{line}: "):
-        parse_yaml(text, where="own.yaml")
+    ]
+    for text, line in cases:
+        with case(text, line):
+            with pytest.raises(ConfigError, match=rf"^own\.yaml:{line}: "):
+                parse_yaml(text, where="own.yaml")
 
 
-@pytest.mark.parametrize("opening", ["[", "{", "- ", "? ", "[a: ", "a: ["])
-def test_deep_nesting_is_refused_at_once(opening: str) -> None:
-    began = time.monotonic()
-    with pytest.raises(ConfigError, match=r"^own\.yaml:1: (more than 20 levels deep|not YAML)"):
-        parse_yaml(opening * (MAX_BYTES // len(opening) // 4), where="own.yaml")
-    # Minutes, were it parsed to its end first; a share of a second is what reading the characters takes.
-    assert time.monotonic() - began < 10
+def test_deep_nesting_is_refused_at_once() -> None:
+    for opening in ("[", "{", "- ", "? ", "[a: ", "a: ["):
+        with case(opening):
+            began = time.monotonic()
+            with pytest.raises(ConfigError, match=r"^own\.yaml:1: (more than 20 levels deep|not YAML)"):
+                parse_yaml(opening * (MAX_BYTES // len(opening) // 4), where="own.yaml")
+            # Minutes, were it parsed to its end first; a share of a second is what reading the characters takes.
+            assert time.monotonic() - began < 10
 
 
 def test_twenty_levels_are_read_and_no_more() -> None:
@@ -284,8 +289,9 @@ def test_a_file_that_cannot_be_read_is_refused_by_name(name: str, tmp_path: Path
         read_yaml(tmp_path / name)
 
 
-@pytest.mark.parametrize("path", sorted(CATALOG.glob("*.yaml")), ids=lambda path: path.name)
-def test_the_fast_loader_reads_the_packages_files_as_the_other_does(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    fast, plain = (parse_yaml(text, where="here", loader=loader) for loader in (FAST_LOADER, yaml.SafeLoader))
-    assert fast == plain and repr(fast.data) == repr(plain.data)
+def test_the_fast_loader_reads_the_packages_files_as_the_other_does() -> None:
+    for path in sorted(CATALOG.glob("*.yaml")):
+        with case(path):
+            text = path.read_text(encoding="utf-8")
+            fast, plain = (parse_yaml(text, where="here", loader=loader) for loader in (FAST_LOADER, yaml.SafeLoader))
+            assert fast == plain and repr(fast.data) == repr(plain.data)

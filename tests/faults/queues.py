@@ -24,11 +24,16 @@ SERVER = mp.get_context("forkserver")
 # What launchers load before they look at their arguments, and what the other users of this one server load.
 _PRELOADED = [
     "oelm.cli.app",
+    "oelm.experiments.forecast",
+    "oelm.experiments.notify",
     "oelm.experiments.queue",
     "oelm.experiments.slots",
     "oelm.experiments.study",
     "oelm.experiments.summary",
+    "oelm.experiments.torchrun",
     "oelm.train.run",
+    "oelm.train.track",
+    "rich.table",
     "torch._dynamo",
     "transformers.models.bert.modeling_bert",
 ]

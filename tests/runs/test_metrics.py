@@ -14,6 +14,7 @@ import pytest
 from oelm.errors import DataError, RunDirLostError
 from oelm.runs.metrics import Metrics, read_metrics
 from oelm.runs.rundir import RunDir
+from tests.cases import case
 
 ROWS: list[dict[str, Any]] = [
     {"step": 1, "loss": 3.25, "lr": 1e-3},
@@ -76,9 +77,8 @@ def test_a_number_that_is_none_is_never_written(tmp_path: Path, value: float) ->
     assert read_metrics(tmp_path / "metrics.jsonl") == ROWS
 
 
-@pytest.mark.parametrize(
-    ("step", "evaluated", "kept"),
-    [
+def test_rewinding_keeps_what_the_state_has_seen(tmp_path: Path) -> None:
+    cases: list[tuple[int, list[int], list[int]]] = [
         (0, [], []),
         (1, [], [0]),
         (2, [], [0, 1]),
@@ -88,13 +88,14 @@ def test_a_number_that_is_none_is_never_written(tmp_path: Path, value: float) ->
         (4, [2], [0, 1, 2, 3, 4]),
         (4, [2, 4], [0, 1, 2, 3, 4, 5]),
         (5, [2, 4], [0, 1, 2, 3, 4, 5, 6]),
-    ],
-)
-def test_rewinding_keeps_what_the_state_has_seen(tmp_path: Path, step: int, evaluated: list[int], kept: list[int]) -> None:
-    metrics = written(tmp_path / "metrics.jsonl", ROWS)
-    metrics.rewind(step=step, evaluated=evaluated)
-    metrics.close()
-    assert read_metrics(tmp_path / "metrics.jsonl") == [ROWS[index] for index in kept]
+    ]
+    for step, evaluated, kept in cases:
+        with case(step, evaluated, kept):
+            (tmp_path / "metrics.jsonl").unlink(missing_ok=True)
+            metrics = written(tmp_path / "metrics.jsonl", ROWS)
+            metrics.rewind(step=step, evaluated=evaluated)
+            metrics.close()
+            assert read_metrics(tmp_path / "metrics.jsonl") == [ROWS[index] for index in kept]
 
 
 def test_rewinding_keeps_every_bit_of_the_numbers(tmp_path: Path) -> None:
@@ -144,24 +145,28 @@ def damage(path: Path, number: int, line: str) -> bytes:
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("line", DAMAGED)
-@pytest.mark.parametrize("number", [2, len(ROWS)])
-def test_a_whole_line_that_is_no_row_is_refused_with_its_number(tmp_path: Path, line: str, number: int) -> None:
+def test_a_whole_line_that_is_no_row_is_refused_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    written(path, ROWS).close()
-    damage(path, number, line)
-    with pytest.raises(DataError, match=rf"metrics.jsonl: line {number} "):
-        read_metrics(path)
+    for line in DAMAGED:
+        for number in (2, len(ROWS)):
+            with case(line, number):
+                path.unlink(missing_ok=True)
+                written(path, ROWS).close()
+                damage(path, number, line)
+                with pytest.raises(DataError, match=rf"metrics.jsonl: line {number} "):
+                    read_metrics(path)
 
 
-@pytest.mark.parametrize("line", DAMAGED)
-def test_rewinding_refuses_to_cut_a_row_that_the_state_has_seen(tmp_path: Path, line: str) -> None:
+def test_rewinding_refuses_to_cut_a_row_that_the_state_has_seen(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    written(path, ROWS).close()
-    damaged = damage(path, 2, line)
-    with pytest.raises(DataError, match=r"metrics.jsonl: the row of step 2 is missing \(line 2 "):
-        Metrics(path).rewind(step=4, evaluated=[2, 4])
-    assert path.read_bytes() == damaged
+    for line in DAMAGED:
+        with case(line):
+            path.unlink(missing_ok=True)
+            written(path, ROWS).close()
+            damaged = damage(path, 2, line)
+            with pytest.raises(DataError, match=r"metrics.jsonl: the row of step 2 is missing \(line 2 "):
+                Metrics(path).rewind(step=4, evaluated=[2, 4])
+            assert path.read_bytes() == damaged
 
 
 @pytest.mark.parametrize(

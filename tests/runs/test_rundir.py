@@ -19,6 +19,7 @@ from oelm.runs.records import DataRecord, Manifest
 from oelm.runs.rundir import RunDir
 from oelm.runs.status import HEARTBEAT_S, Progress, read_status
 from oelm.train.device import Estimate, check_fits, estimate, is_out_of_memory, parameter_counts, what_to_lower
+from tests.cases import case
 from tests.conftest import tiny_config
 
 
@@ -231,18 +232,17 @@ def test_advice_keeps_the_batch_whole(text_file: Path) -> None:
     assert "model.seq_len" in what_to_lower(tiny_config(text_file, batch_size=5, micro_batch_size=1))
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
+def test_failed_allocations_are_recognised() -> None:
+    cases: list[tuple[Exception, bool]] = [
         (MemoryError(), True),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True),
         (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (OelmError("out of memory"), False),
-    ],
-)
-def test_failed_allocations_are_recognised(error: Exception, expected: bool) -> None:
-    assert is_out_of_memory(error) is expected
+    ]
+    for error, expected in cases:
+        with case(error, expected):
+            assert is_out_of_memory(error) is expected
 
 
 def test_a_real_failed_allocation_is_recognised() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import case
 from tests.conftest import oelm_command, run_here, tiny_config
 
 ROOT = Path(__file__).parents[2]
@@ -55,9 +56,8 @@ def leaks(text: str, *, host: str) -> Iterator[str]:
         yield host
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_leak_is_seen() -> None:
+    cases: list[str] = [
         "saved to /home/ada/outputs",
         '"source": "/Users/ada/x.txt"',
         "C:\\\\Users\\\\ada\\\\x",
@@ -66,17 +66,17 @@ def leaks(text: str, *, host: str) -> Iterator[str]:
         "token hf_" + "a" * 34,
         "-----BEGIN RSA PRIVATE KEY-----",
         "trained on gpu-server-07.",
-    ],
-)
-def test_a_leak_is_seen(text: str) -> None:
-    assert list(leaks(text, host="gpu-server-07"))
+    ]
+    for text in cases:
+        with case(text):
+            assert list(leaks(text, host="gpu-server-07"))
 
 
-@pytest.mark.parametrize(
-    "text", ["~/outputs", "outputs/home/x", "version 2.13.0", "127.0.0.1:0", "/homes", "the gpu-server-071"]
-)
-def test_what_tells_nothing_is_no_leak(text: str) -> None:
-    assert list(leaks(text, host="gpu-server-07")) == []
+def test_what_tells_nothing_is_no_leak() -> None:
+    cases: list[str] = ["~/outputs", "outputs/home/x", "version 2.13.0", "127.0.0.1:0", "/homes", "the gpu-server-071"]
+    for text in cases:
+        with case(text):
+            assert list(leaks(text, host="gpu-server-07")) == []
 
 
 def committed() -> list[Path]:

@@ -14,17 +14,17 @@ demo: setup  ## train four small GPTs and compare them (about 5 minutes on 2 cor
 CORES = import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 WORKERS = $(shell n=$$($(BIN)/python -c '$(CORES)'); echo $$((n < 8 ? n + 1 : 8)))
 
-# Kills and races do not need a slow disk: where there is one in memory, with room, it is used.
+# Tests do not need a slow disk: where there is one in memory, with room, it is used.
 SHM := $(shell test "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 {print $$4}')" -gt 4000000 2>/dev/null && echo /dev/shm)
 # Bytecode is kept whatever the environment says: without it, every worker and every child process compiles all anew.
 test test-all test-faults: export PYTHONDONTWRITEBYTECODE =
 
 # Files in their order: by their number of tests, the long ones with few would come last and leave cores idle.
 test: setup  ## every test but the slow ones
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
+	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: setup  ## every test
-	@$(BIN)/pytest
+	@$(if $(SHM),TMPDIR=$(SHM)) $(BIN)/pytest
 
 MINUTES ?= 30
 

@@ -7,6 +7,7 @@ of 0.49 points, so the band 93-97 is four of them either way.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -26,6 +27,7 @@ from oelm.stats import (
 
 STUDIES = 2000
 BOUND = 1.05
+CRITERION = Criterion(ppl_ratio_at_most=BOUND)
 SPREADS = [0.005, 0.02, 0.05]
 Draws = npt.NDArray[np.float64]
 
@@ -56,7 +58,7 @@ def judged(
         ours,
         theirs,
         kind="language_model",
-        criterion=Criterion(ppl_ratio_at_most=BOUND),
+        criterion=CRITERION,
         planned=planned,
         look=look,
         comparisons=comparisons,
@@ -85,10 +87,10 @@ def test_difference_intervals_cover_as_often_as_they_say(num_seeds: int) -> None
     assert 0.93 <= coverage((paired_difference(by_seed(mine), by_seed(other)) for mine, other in pairs), -0.05) <= 0.97
 
 
+# A verdict depends on the ratio of the mean to the spread alone, so that one spread stands for all.
 @pytest.mark.parametrize("num_seeds", [3, 5])
-@pytest.mark.parametrize("spread", SPREADS)
-def test_a_single_look_at_the_boundary_passes_falsely_in_under_a_twentieth(num_seeds: int, spread: float) -> None:
-    studies = paired_studies(num_seeds, spread, seed=10)
+def test_a_single_look_at_the_boundary_passes_falsely_in_under_a_twentieth(num_seeds: int) -> None:
+    studies = paired_studies(num_seeds, 0.02, seed=10)
     verdicts = [judged(ours, theirs, planned=num_seeds, look=1).verdict for ours, theirs in studies]
     # Half of the two-sided 5% is expected; a rate near zero would mean that the test cannot fail.
     assert 0.01 < verdicts.count("PASS") / STUDIES < 0.05
@@ -104,10 +106,9 @@ def verdict_after_adding(ours: dict[int, float], theirs: dict[int, float], sizes
     return verdict
 
 
-@pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("sizes", [[3, 6, 9], [5, 8, 11], [5, 6, 7, 8, 9, 10, 11, 12]], ids=["3+3+3", "5+3+3", "one-by-one"])
-def test_adding_seeds_after_looks_passes_falsely_in_under_a_twentieth(sizes: list[int], spread: float) -> None:
-    studies = paired_studies(sizes[-1], spread, seed=30)
+def test_adding_seeds_after_looks_passes_falsely_in_under_a_twentieth(sizes: list[int]) -> None:
+    studies = paired_studies(sizes[-1], 0.02, seed=30)
     verdicts = [verdict_after_adding(ours, theirs, sizes) for ours, theirs in studies]
     assert 0.01 < verdicts.count("PASS") / STUDIES < 0.05
 
@@ -122,14 +123,13 @@ def arm_studies(num_seeds: int, num_arms: int, baseline_spread: float, *, seed: 
         yield {"base": by_seed(arms[0]), **{f"arm-{n}": by_seed(arm) for n, arm in enumerate(arms[1:])}}
 
 
-@pytest.mark.parametrize("baseline_spread", [0.0, 0.02, 0.06])
-@pytest.mark.parametrize("num_arms", [2, 4])
+@pytest.mark.parametrize(("num_arms", "baseline_spread"), [(4, 0.0), (4, 0.02), (4, 0.06), (2, 0.06)])
 def test_pooled_intervals_of_five_seeds_cover_as_often_as_they_say(num_arms: int, baseline_spread: float) -> None:
     studies = arm_studies(5, num_arms, baseline_spread, seed=40)
     assert 0.93 <= coverage((pooled_log_ratio(arms, "arm-0", "base") for arms in studies), BOUND) <= 0.97
 
 
-@pytest.mark.parametrize("baseline_spread", [0.0, 0.02, 0.06])
+@pytest.mark.parametrize("baseline_spread", [0.0, 0.06])
 def test_pooled_intervals_of_three_seeds_never_cover_less_than_they_say(baseline_spread: float) -> None:
     # Three seeds cannot tell how far arms depend on each other; the degrees of freedom then err on the careful side.
     studies = arm_studies(3, 4, baseline_spread, seed=41)
@@ -146,38 +146,37 @@ def test_pooling_narrows_the_interval_of_three_seeds() -> None:
     assert pooled_mean < 0.9 * own_mean
 
 
-def share_with(verdict: str, *, comparisons: int) -> float:
-    """Return in how many studies at least one of eight arms at the bound gets this verdict."""
-    studies = 0
+def shares(*, comparisons: int) -> dict[str, float]:
+    """Return in which share of studies at least one of eight arms at the bound gets a verdict, for each verdict."""
+    counts: Counter[str] = Counter()
     for arms in arm_studies(5, 8, 0.005, seed=50):
         theirs = arms.pop("base")
-        studies += any(
-            judged(ours, theirs, planned=5, look=1, comparisons=comparisons).verdict == verdict for ours in arms.values()
-        )
-    return studies / STUDIES
+        counts.update({judged(ours, theirs, planned=5, look=1, comparisons=comparisons).verdict for ours in arms.values()})
+    return {verdict: count / STUDIES for verdict, count in counts.items()}
 
 
-@pytest.mark.parametrize("verdict", ["PASS", "FAIL"])
-def test_of_eight_comparisons_any_errs_in_at_most_a_twentieth(verdict: str) -> None:
-    assert 0.01 < share_with(verdict, comparisons=8) <= 0.05
+def test_of_eight_comparisons_any_errs_in_at_most_a_twentieth() -> None:
+    found = shares(comparisons=8)
+    assert 0.01 < found["PASS"] <= 0.05
+    assert 0.01 < found["FAIL"] <= 0.05
 
 
 def judge_of(ours: dict[int, float], theirs: dict[int, float]) -> Callable[[int], Judgement]:
     return lambda share: judged(ours, theirs, planned=5, look=1, comparisons=8, share=share)
 
 
-@pytest.mark.parametrize("verdict", ["PASS", "FAIL"])
 @pytest.mark.parametrize("sure", [2, 7])
-def test_of_arms_at_the_bound_any_errs_in_at_most_a_twentieth_however_many_others_are_sure(verdict: str, sure: int) -> None:
-    studies = 0
+def test_of_arms_at_the_bound_any_errs_in_at_most_a_twentieth_however_many_others_are_sure(sure: int) -> None:
+    counts: Counter[str] = Counter()
     for arms in arm_studies(5, 8, 0.005, seed=52):
         theirs = arms.pop("base")
         # The first are far from the bound, on both sides of it.
         moved = {n: {seed: ppl * (1.3, 0.7)[n % 2] for seed, ppl in ours.items()} for n, ours in enumerate(arms.values())}
         shown = [moved[n] if n < sure else ours for n, ours in enumerate(arms.values())]
         found = judge_together([judge_of(ours, theirs) for ours in shown])
-        studies += any(one.verdict == verdict for one in found[sure:])
-    assert 0.005 < studies / STUDIES <= 0.05
+        counts.update({one.verdict for one in found[sure:]})
+    for verdict in ("PASS", "FAIL"):
+        assert 0.005 < counts[verdict] / STUDIES <= 0.05, verdict
 
 
 def test_intervals_of_eight_comparisons_hold_together_as_often_as_they_say() -> None:
@@ -192,7 +191,7 @@ def test_intervals_of_eight_comparisons_hold_together_as_often_as_they_say() -> 
 
 
 def test_eight_comparisons_would_err_often_without_the_correction() -> None:
-    assert share_with("PASS", comparisons=1) > 0.1
+    assert shares(comparisons=1)["PASS"] > 0.1
 
 
 @pytest.mark.parametrize("num_seeds", [1, 3])

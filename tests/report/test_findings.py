@@ -97,47 +97,34 @@ SETTINGS: dict[str, tuple[Any, bool]] = {
 }
 
 
-@pytest.mark.parametrize("key", SETTINGS)
-def test_what_else_differs_than_the_method_confounds(tmp_path: Path, key: str) -> None:
-    value, is_confound = SETTINGS[key]
-    write_arm(tmp_path, "GPT-01", [30.0] * 2, seeds=range(2))
-    write_arm(tmp_path, "GPT-02", [31.0] * 2, seeds=range(2), settings={key: value})
-    told = only_pair(tmp_path).confounded
-    assert [change.split(" ")[0] for change in told] == ([key] if is_confound else [])
-    assert all(str(value) in change for change in told)
+def test_what_else_differs_than_the_method_confounds(tmp_path: Path) -> None:
+    write_arm(tmp_path, "GPT-01", [30.0], seeds=[0])
+    for key, (value, is_confound) in SETTINGS.items():
+        write_arm(tmp_path, "GPT-02", [31.0], seeds=[0], settings={key: value})
+        told = only_pair(tmp_path).confounded
+        assert [change.split(" ")[0] for change in told] == ([key] if is_confound else [])
+        assert all(str(value) in change for change in told), key
 
 
-@pytest.mark.parametrize("key", SETTINGS)
-def test_the_report_and_the_runner_agree_on_what_confounds(key: str) -> None:
-    value, is_confound = SETTINGS[key]
+def test_the_report_and_the_runner_agree_on_what_confounds() -> None:
     plain = make_config(package_catalog().get("GPT-01"), "laptop", seed=0)
-    changed = make_config(package_catalog().get("GPT-02"), "laptop", seed=0, changes={key: value})
-    assert bool(planned_confounds(changed, plain)) == is_confound
+    for key, (value, is_confound) in SETTINGS.items():
+        changed = make_config(package_catalog().get("GPT-02"), "laptop", seed=0, changes={key: value})
+        assert bool(planned_confounds(changed, plain)) == is_confound, key
 
 
 SHAPES = [key for key in SETTINGS if key in ("model.ff_dim", "model.model_dim", "model.num_layers", "model.qk_dim")]
 
 
-def write_control(root: Path, key: str, *, parameters: int) -> None:
-    """Write a baseline, and a control of another shape that has so many parameters more."""
-    write_arm(root, "GPT-01", [30.0] * 2, seeds=range(2))
-    for run in write_arm(root, "GPT-01-thin", [31.0] * 2, seeds=range(2), settings={key: SETTINGS[key][0]}):
+def test_a_control_may_have_another_shape_but_not_more_parameters_than_its_baseline(tmp_path: Path) -> None:
+    write_arm(tmp_path, "GPT-01", [30.0], seeds=[0])
+    for key in SHAPES:
+        (run,) = write_arm(tmp_path, "GPT-01-thin", [31.0], seeds=[0], settings={key: SETTINGS[key][0]})
         audit = read_json(run / "audit.json")
-        changed = {name: audit[name] + parameters for name in ("total", "trainable")}
-        write_plain(run / "audit.json", audit | changed)
-
-
-@pytest.mark.parametrize("parameters", [-100, 0], ids=["fewer", "as-many"])
-@pytest.mark.parametrize("key", SHAPES)
-def test_a_control_may_have_another_shape(tmp_path: Path, key: str, parameters: int) -> None:
-    write_control(tmp_path, key, parameters=parameters)
-    assert only_pair(tmp_path).confounded == ()
-
-
-@pytest.mark.parametrize("key", SHAPES)
-def test_a_control_of_more_parameters_than_its_baseline_is_confounded(tmp_path: Path, key: str) -> None:
-    write_control(tmp_path, key, parameters=1)
-    assert [change.split(" ")[0] for change in only_pair(tmp_path).confounded] == [key]
+        for more in (-100, 0, 1):
+            write_plain(run / "audit.json", audit | {name: audit[name] + more for name in ("total", "trainable")})
+            told = [change.split(" ")[0] for change in only_pair(tmp_path).confounded]
+            assert told == ([key] if more > 0 else []), (key, more)
 
 
 def test_tuning_alike_is_no_excuse_for_another_shape(tmp_path: Path) -> None:
@@ -213,9 +200,10 @@ def test_tuned_arms_without_a_readable_sweep_are_confounded(tmp_path: Path, cont
     assert pair.confounded == ("optim.lr (0.001 / 0.0003)",) and not found(tmp_path).sweeps.of(pair.baseline)
 
 
-@pytest.mark.parametrize(
-    ("arm", "baseline", "is_fair"),
-    [
+def test_an_arm_and_its_baseline_are_tuned_alike_or_confounded(tmp_path: Path) -> None:
+    write_tuned(tmp_path, "GPT-01", 3e-4)
+    write_tuned(tmp_path, "GPT-02", 1e-3)
+    for arm, baseline, is_fair in (
         ("GPT-05", "GPT-04", True),
         # An arm that stands for others of the same baseline, which was swept itself.
         ("GPT-02-matched", None, True),
@@ -223,15 +211,11 @@ def test_tuned_arms_without_a_readable_sweep_are_confounded(tmp_path: Path, cont
         (None, "GPT-04", False),
         ("GPT-05", "GPT-08", False),
         ("GPT-05", "GPT-05-matched", False),
-    ],
-)
-def test_an_arm_and_its_baseline_are_tuned_alike_or_confounded(
-    tmp_path: Path, arm: str | None, baseline: str | None, is_fair: bool
-) -> None:
-    for experiment, best, rate, like in (("GPT-01", 0, 3e-4, baseline), ("GPT-02", 1, 1e-3, arm)):
-        write_sweep(tmp_path, experiment, best, like=like)
-        write_tuned(tmp_path, experiment, rate)
-    assert only_pair(tmp_path).confounded == (() if is_fair else ("optim.lr (0.001 / 0.0003)",))
+    ):
+        write_sweep(tmp_path, "GPT-01", 0, like=baseline)
+        write_sweep(tmp_path, "GPT-02", 1, like=arm)
+        told = only_pair(tmp_path).confounded
+        assert told == (() if is_fair else ("optim.lr (0.001 / 0.0003)",)), (arm, baseline)
 
 
 def test_untuned_arms_are_confounded_whatever_was_swept(tmp_path: Path) -> None:

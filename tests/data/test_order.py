@@ -40,11 +40,9 @@ def test_permuted_is_a_bijection_for_any_size_and_key(size: int, key: int) -> No
     assert np.array_equal(np.sort(image), np.arange(size))
 
 
-@pytest.mark.parametrize("bits", range(13))
-@pytest.mark.parametrize("beside", [-1, 0, 1])
-def test_permuted_is_a_bijection_around_every_power_of_two(bits: int, beside: int) -> None:
-    size = max(1, 2**bits + beside)
-    assert np.array_equal(np.sort(permuted(np.arange(size, dtype=np.int64), size, 7)), np.arange(size))
+def test_permuted_is_a_bijection_around_every_power_of_two() -> None:
+    for size in sorted({max(1, 2**bits + beside) for bits in range(13) for beside in (-1, 0, 1)}):
+        assert np.array_equal(np.sort(permuted(np.arange(size, dtype=np.int64), size, 7)), np.arange(size)), size
 
 
 @given(size=st.integers(1, 2**50), key=KEY, part=st.floats(0, 1, exclude_max=True))
@@ -68,7 +66,7 @@ def test_permuted_leaves_its_argument_alone() -> None:
     assert np.array_equal(positions, np.arange(10))
 
 
-@pytest.mark.parametrize("size", [3, 6, 13])
+@pytest.mark.parametrize("size", [3, 11])
 def test_permuted_sends_pairs_of_positions_everywhere_alike(size: int) -> None:
     # Over many keys the images of positions (0, 1) must be uniform over the ordered pairs of distinct values, and
     # Pearson's statistic then follows chi-square with k = pairs - 1 degrees of freedom. Laurent and Massart (2000):
@@ -85,7 +83,7 @@ def test_permuted_sends_pairs_of_positions_everywhere_alike(size: int) -> None:
 
 
 @given(order=orders(), epoch=st.integers(0, 5))
-@settings(deadline=None)
+@settings(max_examples=50)
 def test_every_epoch_visits_every_window_exactly_once(order: WindowOrder, epoch: int) -> None:
     starts = sorted(epoch_starts(order, epoch))
     shift = starts[0]
@@ -101,22 +99,22 @@ def test_windows_never_leave_the_stream(order: WindowOrder, batch: int) -> None:
 
 
 @given(order=orders(), epoch=st.integers(0, 5))
-@settings(deadline=None)
+@settings(max_examples=50)
 def test_an_epoch_leaves_out_fewer_than_two_windows_of_targets(order: WindowOrder, epoch: int) -> None:
     covered = len(epoch_starts(order, epoch)) * order.seq_len
     assert 0 <= (order.num_tokens - 1) - covered < 2 * order.seq_len
 
 
-@given(order=orders(), asked=st.permutations(range(12)))
-@settings(deadline=None)
+@given(order=orders(), asked=st.permutations(range(6)))
+@settings(max_examples=50)
 def test_a_batch_is_the_same_whatever_was_asked_before(order: WindowOrder, asked: list[int]) -> None:
-    in_turn = {n: order.starts(n).tolist() for n in range(12)}
+    in_turn = {n: order.starts(n).tolist() for n in range(6)}
     fresh = WindowOrder(order.num_tokens, order.seq_len, order.batch_size, order.seed)
     assert {n: fresh.starts(n).tolist() for n in asked} == in_turn
 
 
 @given(order=orders(), other_size=st.integers(1, 9))
-@settings(deadline=None)
+@settings(max_examples=50)
 def test_the_sequence_of_windows_does_not_depend_on_the_batch_size(order: WindowOrder, other_size: int) -> None:
     other = WindowOrder(order.num_tokens, order.seq_len, other_size, order.seed)
     assert epoch_starts(order, 1) == epoch_starts(other, 1)

@@ -72,7 +72,7 @@ BPE = encoder(train_bpe([made_text(300), "it's 99 \n\n a\u00fcs <|x|> "], vocab_
 
 
 @given(TEXTS, CUTS)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_the_pieces_of_a_document_give_the_tokens_of_the_whole(text: str, cuts: list[int]) -> None:
     check_tokens(BPE, text, cuts)
 
@@ -88,7 +88,7 @@ def test_the_pieces_of_a_document_give_gpt2s_tokens_of_the_whole(gpt2: Tokenizer
     encode = encoder(gpt2)
 
     @given(TEXTS, CUTS)
-    @settings(deadline=None, max_examples=300)
+    @settings(deadline=None, max_examples=100)
     def check(text: str, cuts: list[int]) -> None:
         check_tokens(encode, text, cuts)
 

@@ -191,14 +191,14 @@ LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=12)
 
 
 @given(LENGTHS, st.integers(1, 15))
-@settings(deadline=None, max_examples=40)  # each commit waits for the disk
+@settings(deadline=None, max_examples=25)  # each commit waits for the disk
 def test_at_most_so_many_documents_are_taken(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], most: int) -> None:
     found = grow(tmp_path_factory.mktemp("grow"), lengths, limits=Limits(max_documents=most))
     assert found.count(END) == min(most, len(lengths))
 
 
 @given(LENGTHS, st.integers(1, 40))
-@settings(deadline=None, max_examples=40)  # each commit waits for the disk
+@settings(deadline=None, max_examples=25)  # each commit waits for the disk
 def test_no_document_is_begun_after_so_many_tokens_and_none_is_cut(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], most: int
 ) -> None:
@@ -211,7 +211,7 @@ def test_no_document_is_begun_after_so_many_tokens_and_none_is_cut(
 
 
 @given(LENGTHS, st.integers(1, 40), st.integers(1, 60))
-@settings(deadline=None, max_examples=40)  # each commit waits for the disk
+@settings(deadline=None, max_examples=25)  # each commit waits for the disk
 def test_limits_mean_the_same_after_a_kill(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], most: int, kill_after: int
 ) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from oelm.data.example_sets import pad_id
 from oelm.data.examples import NUM_LABELS, Example, ExampleSource, own_tokenizer, stdlib_examples, train_bert_bpe
 from oelm.data.python_source import package_of, stdlib_corpus
+from oelm.data.sources import Corpus
 
 MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -17,6 +20,11 @@ MARKS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 @pytest.fixture(scope="module")
 def source() -> ExampleSource:
     return stdlib_examples()
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return stdlib_corpus()
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +37,8 @@ def test_labels_are_packages_of_the_standard_library(source: ExampleSource) -> N
     assert len(set(source.names)) == NUM_LABELS and all((root / name).is_dir() for name in source.names)
 
 
-def test_labels_are_the_packages_with_most_files(source: ExampleSource) -> None:
-    files = [package_of(part.label) for part in stdlib_corpus().parts if "/" in part.label]
+def test_labels_are_the_packages_with_most_files(source: ExampleSource, corpus: Corpus) -> None:
+    files = [package_of(part.label) for part in corpus.parts if "/" in part.label]
     left_out = max(files.count(name) for name in set(files) - set(source.names))
     assert min(files.count(name) for name in source.names) >= left_out
 
@@ -49,10 +57,10 @@ def test_no_snippet_of_dev_is_in_training(splits: dict[str, list[Example]]) -> N
     assert not {example.text for example in splits["train"]} & {example.text for example in splits["val"]}
 
 
-def test_no_file_is_in_both_splits(source: ExampleSource, splits: dict[str, list[Example]]) -> None:
+def test_no_file_is_in_both_splits(corpus: Corpus, splits: dict[str, list[Example]]) -> None:
     # Found by the text, of snippets that one file alone has.
     files: dict[str, list[str]] = {}
-    for part in stdlib_corpus().parts:
+    for part in corpus.parts:
         package = package_of(part.label)
         lines = [line.strip() for piece in part.read() for line in piece.text.split("\n")]
         lines = [line for line in lines if line and package.lower() not in line.lower()]
@@ -78,30 +86,36 @@ def texts(splits: dict[str, list[Example]]) -> list[str]:
     return [example.text for example in splits["val"][:200]]
 
 
-def test_training_a_vocabulary_twice_gives_the_same_bytes(texts: list[str]) -> None:
-    assert train_bert_bpe(iter(texts), vocab_size=600).to_str() == train_bert_bpe(iter(texts), vocab_size=600).to_str()
+@pytest.fixture(scope="module")
+def tokenizer(texts: list[str]) -> Tokenizer:
+    return train_bert_bpe(iter(texts), vocab_size=600)
 
 
-def test_the_vocabulary_has_the_size_asked_for_and_berts_marks_first(texts: list[str]) -> None:
-    tokenizer = train_bert_bpe(iter(texts), vocab_size=600)
+def test_training_a_vocabulary_twice_gives_the_same_bytes(texts: list[str], tokenizer: Tokenizer) -> None:
+    assert train_bert_bpe(iter(texts), vocab_size=600).to_str() == tokenizer.to_str()
+
+
+def test_the_vocabulary_has_the_size_asked_for_and_berts_marks_first(tokenizer: Tokenizer) -> None:
     assert tokenizer.get_vocab_size() == 600
     assert [tokenizer.id_to_token(number) for number in range(5)] == MARKS and pad_id(tokenizer) == 0
 
 
-def test_pairs_are_laid_out_as_bert_reads_them(texts: list[str]) -> None:
-    encoding = train_bert_bpe(iter(texts), vocab_size=600).encode("if", "return")
+def test_pairs_are_laid_out_as_bert_reads_them(tokenizer: Tokenizer) -> None:
+    encoding = tokenizer.encode("if", "return")
     assert [token for token in encoding.tokens if token in MARKS] == ["[CLS]", "[SEP]", "[SEP]"]
     first = encoding.tokens.index("[SEP]") + 1
     assert encoding.type_ids == [0] * first + [1] * (len(encoding.ids) - first)
 
 
-def test_text_is_read_in_lower_case(texts: list[str]) -> None:
-    tokenizer = train_bert_bpe(iter(texts), vocab_size=600)
+def test_text_is_read_in_lower_case(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("RETURN Self").ids == tokenizer.encode("return self").ids
 
 
-def test_a_trained_vocabulary_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trained_vocabulary_is_kept(
+    source: ExampleSource, splits: dict[str, list[Example]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OELM_CACHE", str(tmp_path))
     heard: list[str] = []
-    paths = [own_tokenizer(stdlib_examples(), 400, lambda what, *_: heard.append(what)) for _ in range(2)]
+    few = replace(source, splits={"train": lambda: iter(splits["train"][:200])})
+    paths = [own_tokenizer(few, 400, lambda what, *_: heard.append(what)) for _ in range(2)]
     assert paths[0] == paths[1] and heard == ["training the tokenizer"]

@@ -100,7 +100,7 @@ text = st.lists(
 
 
 @given(pairs=st.lists(st.tuples(text, text), min_size=1, max_size=8), max_length=st.integers(4, 20))
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_pair_is_cut_where_transformers_cuts_it(
     pairs: list[tuple[str, str]], max_length: int, vocabulary: Path, cache: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,33 +64,42 @@ def test_a_whole_set_opens_with_its_labels(folder: Path) -> None:
     assert {split: held.labels.tolist() for split, held in opened.splits.items()} == {"train": [0, 1, 1], "val": [0, 1]}
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_flipped_bit_is_refused_naming_the_file(name: str, folder: Path) -> None:
-    content = bytearray((folder / name).read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / name).write_bytes(content)
-    message = refusal_of(folder)
-    assert f"{folder / name}: sha256 " in message and "damaged" in message
+def each_file(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Give each file with its content, and put it back before the next; in the end the set opens again."""
+    for name in FILES:
+        content = (folder / name).read_bytes()
+        yield folder / name, content
+        (folder / name).write_bytes(content)
+    open_examples(folder)
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("left", [0, 1, -1])
-def test_a_truncated_file_is_refused_naming_it(name: str, left: int, folder: Path) -> None:
-    (folder / name).write_bytes((folder / name).read_bytes()[:left])
-    assert f"{folder / name}: " in refusal_of(folder)
+def test_a_flipped_bit_is_refused_naming_the_file(folder: Path) -> None:
+    for path, content in each_file(folder):
+        flipped = bytearray(content)
+        flipped[len(flipped) // 2] ^= 1
+        path.write_bytes(flipped)
+        message = refusal_of(folder)
+        assert f"{path}: sha256 " in message and "damaged" in message
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_refused_naming_it(name: str, folder: Path) -> None:
-    (folder / name).unlink()
-    assert f"{folder / name}: missing, though meta.json records" in refusal_of(folder)
+def test_a_truncated_file_is_refused_naming_it(folder: Path) -> None:
+    for path, content in each_file(folder):
+        for left in (0, 1, -1):
+            path.write_bytes(content[:left])
+            assert f"{path}: " in refusal_of(folder), left
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1, NaN]", "\0"])
-def test_a_record_that_is_not_json_is_refused(content: str, folder: Path) -> None:
-    (folder / "meta.json").write_text(content)
-    refusal = refusal_of(folder)
-    assert refusal.startswith(f"{folder / 'meta.json'}: content: ") and "restore the files" in refusal
+def test_a_missing_file_is_refused_naming_it(folder: Path) -> None:
+    for path, _ in each_file(folder):
+        path.unlink()
+        assert f"{path}: missing, though meta.json records" in refusal_of(folder)
+
+
+def test_a_record_that_is_not_json_is_refused(folder: Path) -> None:
+    for content in ("", "{", "[1, NaN]", "\0"):
+        (folder / "meta.json").write_text(content)
+        refusal = refusal_of(folder)
+        assert refusal.startswith(f"{folder / 'meta.json'}: content: ") and "restore the files" in refusal, content
 
 
 def test_a_missing_record_is_refused(folder: Path) -> None:
@@ -114,12 +123,13 @@ BAD_RECORDS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_RECORDS)
-def test_a_record_of_the_wrong_kind_is_refused_naming_the_place(case: str, folder: Path) -> None:
-    change, place = BAD_RECORDS[case]
-    change_meta(folder, change)
-    message = refusal_of(folder)
-    assert message.startswith(f"{folder / 'meta.json'}: ") and place in message
+def test_a_record_of_the_wrong_kind_is_refused_naming_the_place(folder: Path) -> None:
+    whole = (folder / "meta.json").read_bytes()
+    for case, (change, place) in BAD_RECORDS.items():
+        (folder / "meta.json").write_bytes(whole)
+        change_meta(folder, change)
+        message = refusal_of(folder)
+        assert message.startswith(f"{folder / 'meta.json'}: ") and place in message, case
 
 
 @pytest.mark.parametrize("label", [-1, 2, 2**40])

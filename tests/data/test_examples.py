@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pyarrow
@@ -74,9 +75,10 @@ def refusal(source: ExampleSource, split: str = "train") -> str:
     return str(problem.value)
 
 
-@pytest.mark.parametrize("raw", ["neutral", 1, "1", "01"])
-def test_a_label_is_read_as_text_as_an_integer_and_as_digits(raw: Any) -> None:
-    assert NLI.position(raw, where="here") == NLI_LABELS.index("neutral")
+def test_a_label_is_read_as_text_as_an_integer_and_as_digits() -> None:
+    cases: list[Any] = ["neutral", 1, "1", "01"]
+    for raw in cases:
+        assert NLI.position(raw, where="here") == NLI_LABELS.index("neutral"), raw
 
 
 @given(order=st.permutations(NLI_LABELS), number=st.integers(0, 2))
@@ -90,20 +92,35 @@ def test_a_name_means_itself_whatever_the_order_of_integers(order: list[str], na
     assert NLI_LABELS[LabelMap(NLI_LABELS, tuple(order)).position(name, where="here")] == name
 
 
-@pytest.mark.parametrize("raw", ["-", "", -1, "-1", None])
-def test_what_says_that_there_is_no_label_is_unlabelled(raw: Any) -> None:
-    assert NLI.position(raw, where="here") == -1
+def test_what_says_that_there_is_no_label_is_unlabelled() -> None:
+    cases: list[Any] = ["-", "", -1, "-1", None]
+    for raw in cases:
+        assert NLI.position(raw, where="here") == -1, raw
 
 
-@pytest.mark.parametrize(
-    "raw", [3, "3", -2, "Neutral", " neutral", "1.0", 1.0, "\u0661", "\u00b2", "9" * 5000, True, False, [1], {"a": 1}]
-)
-def test_an_unknown_label_is_refused_with_value_place_and_the_known_ones(raw: Any) -> None:
-    with pytest.raises(DataError) as problem:
-        NLI.position(raw, where="table.tsv: row 7")
-    message = str(problem.value)
-    assert message.startswith(f"table.tsv: row 7: unknown label {raw!r}; known: 0 or 'entailment', 1 or 'neutral'")
-    assert "--labels" in message
+def test_an_unknown_label_is_refused_with_value_place_and_the_known_ones() -> None:
+    cases: list[Any] = [
+        3,
+        "3",
+        -2,
+        "Neutral",
+        " neutral",
+        "1.0",
+        1.0,
+        "\u0661",
+        "\u00b2",
+        "9" * 5000,
+        True,
+        False,
+        [1],
+        {"a": 1},
+    ]
+    for raw in cases:
+        with pytest.raises(DataError) as problem:
+            NLI.position(raw, where="table.tsv: row 7")
+        message = str(problem.value)
+        assert message.startswith(f"table.tsv: row 7: unknown label {raw!r}; known: 0 or 'entailment', 1 or 'neutral'"), raw
+        assert "--labels" in message, raw
 
 
 def test_xnli_s_other_spelling_of_contradiction_is_known(tmp_path: Path) -> None:
@@ -152,14 +169,18 @@ def test_labels_given_by_the_user_order_the_integers_of_text_tables(tmp_path: Pa
     assert words(from_folder(MNLI, tmp_path, labels=OTHER_ORDER)) == ["contradiction", "neutral"]
 
 
-@pytest.mark.parametrize("names", [("yes", "no", "maybe"), NLI_LABELS[:2], (*NLI_LABELS, "hidden"), NLI_LABELS[:1] * 3])
-def test_names_in_a_file_that_are_not_the_task_s_are_refused(names: tuple[str, ...], tmp_path: Path) -> None:
-    nli_parquet(tmp_path / "train.parquet", [0], names=names)
-    with pytest.raises(DataError) as problem:
-        from_folder(MNLI, tmp_path)
-    message = str(problem.value)
-    assert f"train.parquet: its labels are {', '.join(names)}; the task has entailment, neutral, contradiction" in message
-    assert "--labels" in message
+def test_names_in_a_file_that_are_not_the_task_s_are_refused(tmp_path: Path) -> None:
+    cases: list[tuple[str, ...]] = [("yes", "no", "maybe"), NLI_LABELS[:2], (*NLI_LABELS, "hidden"), NLI_LABELS[:1] * 3]
+    for names in cases:
+        place = Path(mkdtemp(dir=tmp_path))
+        nli_parquet(place / "train.parquet", [0], names=names)
+        with pytest.raises(DataError) as problem:
+            from_folder(MNLI, place)
+        message = str(problem.value)
+        assert (
+            f"train.parquet: its labels are {', '.join(names)}; the task has entailment, neutral, contradiction" in message
+        ), names
+        assert "--labels" in message, names
 
 
 def test_given_labels_that_are_not_the_task_s_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
@@ -21,9 +22,8 @@ def put(folder: Path, *names: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("name", "split"),
-    [
+def test_a_public_name_says_its_split() -> None:
+    cases: list[tuple[str, str | None]] = [
         ("TinyStories-train.txt", "train"),
         ("TinyStories-valid.txt", "val"),
         ("TinyStoriesV2-GPT4-train.txt", "train"),
@@ -57,10 +57,9 @@ def put(folder: Path, *names: str) -> Path:
         ("constraint.txt", None),
         ("devices.csv", None),
         ("validated.tsv", None),
-    ],
-)
-def test_a_public_name_says_its_split(name: str, split: str | None) -> None:
-    assert split_in_name(name) == split
+    ]
+    for name, split in cases:
+        assert split_in_name(name) == split, (name, split)
 
 
 def test_the_numbered_parts_of_a_split_stand_in_order(tmp_path: Path) -> None:
@@ -82,21 +81,17 @@ def test_a_file_called_more_continues_no_file_of_another_kind(tmp_path: Path) ->
         find_splits(tmp_path, wanted=LM)
 
 
-@pytest.mark.parametrize(
-    ("names", "train"),
-    [
+def test_a_file_without_a_split_is_training_text_where_its_name_holds_the_word_for_everything(tmp_path: Path) -> None:
+    cases: list[tuple[tuple[str, ...], list[str] | None]] = [
         (("articles.jsonl", "other.jsonl"), ["articles.jsonl"]),
         (("en-articles-00000-of-00002.parquet", "en-articles-00001-of-00002.parquet"), None),
         (("particles.jsonl",), []),
         (("articles-test.jsonl",), []),
-    ],
-    ids=str,
-)
-def test_a_file_without_a_split_is_training_text_where_its_name_holds_the_word_for_everything(
-    tmp_path: Path, names: tuple[str, ...], train: list[str] | None
-) -> None:
-    found = find_splits(put(tmp_path, *names), wanted=LM, whole="articles")
-    assert [path.name for path in found.get("train", [])] == (list(names) if train is None else train)
+    ]
+    for names, train in cases:
+        place = Path(mkdtemp(dir=tmp_path))
+        found = find_splits(put(place, *names), wanted=LM, whole="articles")
+        assert [path.name for path in found.get("train", [])] == (list(names) if train is None else train), names
 
 
 def test_splits_are_found_in_folders_below(tmp_path: Path) -> None:
@@ -121,22 +116,20 @@ def test_hidden_files_and_files_of_other_kinds_are_passed_over(tmp_path: Path) -
     assert find_splits(tmp_path, wanted=LM) == {"train": [tmp_path / "train.txt"]}
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
+def test_two_files_that_claim_one_split_are_refused_by_name(tmp_path: Path) -> None:
+    cases: list[tuple[str, ...]] = [
         ("train.txt", "TinyStories-train.txt"),
         ("train.txt", "copy/train.txt"),
         ("train.jsonl", "train.parquet"),
         ("a/train-00000-of-00001.parquet", "b/train-00000-of-00001.parquet"),
         ("valid.txt", "dev.txt", "train.txt"),
-    ],
-    ids="-".join,
-)
-def test_two_files_that_claim_one_split_are_refused_by_name(tmp_path: Path, names: tuple[str, ...]) -> None:
-    put(tmp_path, *names)
-    with pytest.raises(DataError, match="more than one file is named as the (train|val) split") as refusal:
-        find_splits(tmp_path, wanted=LM)
-    assert names[0] in str(refusal.value) and names[1] in str(refusal.value) and "keep one" in str(refusal.value)
+    ]
+    for names in cases:
+        place = Path(mkdtemp(dir=tmp_path))
+        put(place, *names)
+        with pytest.raises(DataError, match="more than one file is named as the (train|val) split") as refusal:
+            find_splits(place, wanted=LM)
+        assert names[0] in str(refusal.value) and names[1] in str(refusal.value) and "keep one" in str(refusal.value), names
 
 
 def test_a_language_is_chosen_among_files_by_the_word_in_their_names(tmp_path: Path) -> None:
@@ -222,9 +215,8 @@ def test_wikitext103_takes_nothing_from_wikitext2(tmp_path: Path) -> None:
     assert [part.split for part in folder_corpus(CORPORA["wikitext103"], tmp_path).parts] == [None]
 
 
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [
+def test_a_folder_s_name_says_whose_it_is() -> None:
+    cases: list[tuple[str, str]] = [
         ("SST-2", "sst2"),
         ("sst2", "sst2"),
         ("TinyStories", "tinystories"),
@@ -241,10 +233,9 @@ def test_wikitext103_takes_nothing_from_wikitext2(tmp_path: Path) -> None:
         ("wikitext-103-raw-v1", ""),
         ("CoLA", ""),
         ("gpt2_bpe", ""),
-    ],
-)
-def test_a_folder_s_name_says_whose_it_is(folder: str, name: str) -> None:
-    assert set_called(folder) == name
+    ]
+    for folder, name in cases:
+        assert set_called(folder) == name, (folder, name)
 
 
 @pytest.mark.parametrize("files", [("train.tsv", "dev.tsv"), ("data/train.tsv",), ("sst2/train.tsv", "train.tsv")], ids=str)

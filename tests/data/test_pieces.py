@@ -135,9 +135,8 @@ def test_a_mark_cut_at_every_place_is_still_a_mark() -> None:
         assert joined(pieces(separated([text[:cut], text[cut:]]), tidy=True)) == ["one\n", "two\n"]
 
 
-@pytest.mark.parametrize(
-    ("text", "tidy"),
-    [
+def test_a_tidied_document_begins_without_empty_lines_and_ends_with_one_line_end() -> None:
+    cases: list[tuple[str, str]] = [
         ("\n\nbody", "body\n"),
         ("body\n\n\n", "body\n"),
         ("body", "body\n"),
@@ -145,10 +144,9 @@ def test_a_mark_cut_at_every_place_is_still_a_mark() -> None:
         ("body  \n", "body  \n"),
         ("a\n\nb\n", "a\n\nb\n"),
         ("\n \nbody\n", " \nbody\n"),
-    ],
-)
-def test_a_tidied_document_begins_without_empty_lines_and_ends_with_one_line_end(text: str, tidy: str) -> None:
-    assert joined(pieces([text, None], tidy=True)) == [tidy]
+    ]
+    for text, tidy in cases:
+        assert joined(pieces([text, None], tidy=True)) == [tidy], (text, tidy)
 
 
 @given(TEXTS, CUTS)
@@ -158,11 +156,11 @@ def test_tidying_a_long_document_is_tidying_its_text(text: str, cuts: list[int])
         assert joined(pieces([*in_blocks(text, cuts), None], tidy=True)) == tidied([text])
 
 
-@pytest.mark.parametrize("tidy", [True, False])
-@pytest.mark.parametrize("blank", ["", " ", "\n\n", "\t\u00a0\n"], ids=repr)
-def test_documents_of_white_space_only_are_left_out(blank: str, tidy: bool) -> None:
-    found = joined(pieces([blank, None, "kept\n", None, blank, blank, None], tidy=tidy))
-    assert found == ["kept\n"]
+def test_documents_of_white_space_only_are_left_out() -> None:
+    for blank in ("", " ", "\n\n", "\t\u00a0\n"):
+        for tidy in (True, False):
+            found = joined(pieces([blank, None, "kept\n", None, blank, blank, None], tidy=tidy))
+            assert found == ["kept\n"], (tidy, blank)
 
 
 WIKITEXT = (

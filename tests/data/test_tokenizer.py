@@ -20,15 +20,15 @@ from tests.conftest import made_text
 TOKENIZER = train_bpe([made_text(300)], vocab_size=300)
 
 
-@pytest.mark.parametrize(("spec", "size"), [("bpe:257", 257), ("bpe:4096", 4096), ("bpe:50257", 50257)])
-def test_a_spec_names_its_vocabulary_size(spec: str, size: int) -> None:
-    recipe = tokenizer_recipe(spec)
-    assert (recipe.label, recipe.vocab_size, recipe.text) == (spec, size, None)
+def test_a_spec_names_its_vocabulary_size() -> None:
+    cases: list[tuple[str, int]] = [("bpe:257", 257), ("bpe:4096", 4096), ("bpe:50257", 50257)]
+    for spec, size in cases:
+        recipe = tokenizer_recipe(spec)
+        assert (recipe.label, recipe.vocab_size, recipe.text) == (spec, size, None), (spec, size)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
+def test_a_spec_that_is_none_is_refused_with_a_right_one() -> None:
+    cases: list[str] = [
         "gpt3",
         "GPT2",
         "bpe",
@@ -42,12 +42,11 @@ def test_a_spec_names_its_vocabulary_size(spec: str, size: int) -> None:
         "bpe:0300",
         "bpe:12345678",
         "bpe:\u0663\u0660\u0660",
-    ],
-)
-def test_a_spec_that_is_none_is_refused_with_a_right_one(spec: str) -> None:
-    with pytest.raises(ConfigError) as refusal:
-        tokenizer_recipe(spec)
-    assert repr(spec) in str(refusal.value) and "bpe:4096" in str(refusal.value)
+    ]
+    for spec in cases:
+        with pytest.raises(ConfigError) as refusal:
+            tokenizer_recipe(spec)
+        assert repr(spec) in str(refusal.value) and "bpe:4096" in str(refusal.value), spec
 
 
 @given(st.text())
@@ -63,14 +62,19 @@ def test_every_id_is_inside_the_vocabulary(text: str) -> None:
     assert all(0 <= token < TOKENIZER.get_vocab_size() for token in TOKENIZER.encode(text, add_special_tokens=False).ids)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [" leading", "trailing ", "a\r\nb", "\t\n\v\f", "\ufeffbom", "e\u0301", "\U0001f468\u200d\U0001f469", "\x00\x7f"],
-    ids=ascii,
-)
-def test_text_that_trips_tokenizers_is_decoded_back_exactly(text: str) -> None:
-    ids = TOKENIZER.encode(text, add_special_tokens=False).ids
-    assert TOKENIZER.decode(ids, skip_special_tokens=False) == text
+def test_text_that_trips_tokenizers_is_decoded_back_exactly() -> None:
+    for text in (
+        " leading",
+        "trailing ",
+        "a\r\nb",
+        "\t\n\v\f",
+        "\ufeffbom",
+        "e\u0301",
+        "\U0001f468\u200d\U0001f469",
+        "\x00\x7f",
+    ):
+        ids = TOKENIZER.encode(text, add_special_tokens=False).ids
+        assert TOKENIZER.decode(ids, skip_special_tokens=False) == text, text
 
 
 def test_the_vocabulary_has_the_size_asked_for() -> None:

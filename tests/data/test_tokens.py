@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -72,12 +73,17 @@ def test_a_set_is_read_as_nanogpt_reads_it(tmp_path: Path) -> None:
     assert np.array_equal(data, tokens.train) and data.tolist() == TRAIN
 
 
-@pytest.mark.parametrize(
-    ("vocab_size", "dtype"),
-    [(1, "uint16"), (50257, "uint16"), (65535, "uint16"), (65536, "uint16"), (65537, "uint32"), (2**31, "uint32")],
-)
-def test_the_dtype_is_the_smallest_that_holds_every_id(vocab_size: int, dtype: str) -> None:
-    assert dtype_for(vocab_size) == dtype and vocab_size - 1 <= np.iinfo(dtype).max
+def test_the_dtype_is_the_smallest_that_holds_every_id() -> None:
+    cases: list[tuple[int, str]] = [
+        (1, "uint16"),
+        (50257, "uint16"),
+        (65535, "uint16"),
+        (65536, "uint16"),
+        (65537, "uint32"),
+        (2**31, "uint32"),
+    ]
+    for vocab_size, dtype in cases:
+        assert dtype_for(vocab_size) == dtype and vocab_size - 1 <= np.iinfo(dtype).max, (vocab_size, dtype)
 
 
 def test_ids_beyond_sixteen_bits_come_back_as_written(tmp_path: Path) -> None:
@@ -92,36 +98,47 @@ def test_an_opened_set_cannot_be_written_to(tmp_path: Path) -> None:
         tokens.train[0] = 1
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("cut", [2, 1, 4, "all"], ids=lambda cut: f"cut-{cut}")
-def test_a_truncated_file_is_refused_with_both_sizes(tmp_path: Path, split: str, cut: int | str) -> None:
-    path = write_set(tmp_path) / f"{split}.bin"
-    content = path.read_bytes()
-    path.write_bytes(content[: 0 if cut == "all" else len(content) - int(cut)])
-    message = refusal_of(tmp_path)
-    assert message.startswith(f"{path}: {path.stat().st_size} bytes, expected {len(content)} ")
+def test_a_truncated_file_is_refused_with_both_sizes(tmp_path: Path) -> None:
+    cases: list[int | str] = [2, 1, 4, "all"]
+    for cut in cases:
+        for split in SPLITS:
+            place = Path(mkdtemp(dir=tmp_path))
+            path = write_set(place) / f"{split}.bin"
+            content = path.read_bytes()
+            path.write_bytes(content[: 0 if cut == "all" else len(content) - int(cut)])
+            message = refusal_of(place)
+            assert message.startswith(f"{path}: {path.stat().st_size} bytes, expected {len(content)} "), (split, cut)
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("extra", [b"\0", b"\0\0"], ids=["odd", "one-token-more"])
-def test_a_longer_file_is_refused_with_both_sizes(tmp_path: Path, split: str, extra: bytes) -> None:
-    path = write_set(tmp_path) / f"{split}.bin"
-    content = path.read_bytes()
-    path.write_bytes(content + extra)
-    assert refusal_of(tmp_path).startswith(f"{path}: {len(content) + len(extra)} bytes, expected {len(content)} ")
+def test_a_longer_file_is_refused_with_both_sizes(tmp_path: Path) -> None:
+    for extra in (b"\0", b"\0\0"):
+        for split in SPLITS:
+            place = Path(mkdtemp(dir=tmp_path))
+            path = write_set(place) / f"{split}.bin"
+            content = path.read_bytes()
+            path.write_bytes(content + extra)
+            assert refusal_of(place).startswith(f"{path}: {len(content) + len(extra)} bytes, expected {len(content)} "), (
+                split,
+                extra,
+            )
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("offset", [0, 1, 3, -2, -1])
-@pytest.mark.parametrize("bit", [0, 7])
-def test_one_flipped_bit_is_refused_with_both_digests(tmp_path: Path, split: str, offset: int, bit: int) -> None:
-    path = write_set(tmp_path) / f"{split}.bin"
-    content = bytearray(path.read_bytes())
-    recorded = hashlib.sha256(content).hexdigest()
-    content[offset] ^= 1 << bit
-    path.write_bytes(content)
-    found = hashlib.sha256(content).hexdigest()
-    assert refusal_of(tmp_path).startswith(f"{path}: sha256 {found[:12]}..., expected {recorded[:12]}...")
+def test_one_flipped_bit_is_refused_with_both_digests(tmp_path: Path) -> None:
+    cases: list[int] = [0, 1, 3, -2, -1]
+    for bit in (0, 7):
+        for offset in cases:
+            for split in SPLITS:
+                place = Path(mkdtemp(dir=tmp_path))
+                path = write_set(place) / f"{split}.bin"
+                content = bytearray(path.read_bytes())
+                recorded = hashlib.sha256(content).hexdigest()
+                content[offset] ^= 1 << bit
+                path.write_bytes(content)
+                found = hashlib.sha256(content).hexdigest()
+                assert refusal_of(place).startswith(f"{path}: sha256 {found[:12]}..., expected {recorded[:12]}..."), (
+                    split,
+                    offset,
+                )
 
 
 def test_a_file_replaced_by_another_of_equal_size_is_refused(tmp_path: Path) -> None:
@@ -160,10 +177,11 @@ def test_a_folder_without_meta_is_no_token_set(tmp_path: Path) -> None:
     assert refusal_of(tmp_path).startswith(f"{tmp_path}: no meta.json")
 
 
-@pytest.mark.parametrize("content", [b"", b"no JSON", b'{"format": ', b"\xff\xfe", b'{"vocab_size": NaN}'], ids=repr)
-def test_meta_that_is_not_json_is_refused_by_file(tmp_path: Path, content: bytes) -> None:
-    (write_set(tmp_path) / "meta.json").write_bytes(content)
-    assert str(tmp_path / "meta.json") in refusal_of(tmp_path)
+def test_meta_that_is_not_json_is_refused_by_file(tmp_path: Path) -> None:
+    for content in (b"", b"no JSON", b'{"format": ', b"\xff\xfe", b'{"vocab_size": NaN}'):
+        place = Path(mkdtemp(dir=tmp_path))
+        (write_set(place) / "meta.json").write_bytes(content)
+        assert str(place / "meta.json") in refusal_of(place), content
 
 
 def drop_val(meta: dict[str, Any]) -> None:
@@ -186,19 +204,19 @@ META_DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }
 
 
-@pytest.mark.parametrize(("change", "key"), META_DAMAGE.values(), ids=META_DAMAGE.keys())
-def test_meta_of_another_shape_is_refused_by_file_and_key(
-    tmp_path: Path, change: Callable[[dict[str, Any]], object], key: str
-) -> None:
-    change_meta(write_set(tmp_path), change)
-    message = refusal_of(tmp_path)
-    assert str(tmp_path / "meta.json") in message and key in message
+def test_meta_of_another_shape_is_refused_by_file_and_key(tmp_path: Path) -> None:
+    for change, key in META_DAMAGE.values():
+        place = Path(mkdtemp(dir=tmp_path))
+        change_meta(write_set(place), change)
+        message = refusal_of(place)
+        assert str(place / "meta.json") in message and key in message, key
 
 
-@pytest.mark.parametrize("content", ["[]", "null", "3", '"text"'])
-def test_meta_that_is_no_object_is_refused_by_file(tmp_path: Path, content: str) -> None:
-    (write_set(tmp_path) / "meta.json").write_text(content)
-    assert str(tmp_path / "meta.json") in refusal_of(tmp_path)
+def test_meta_that_is_no_object_is_refused_by_file(tmp_path: Path) -> None:
+    for content in ("[]", "null", "3", '"text"'):
+        place = Path(mkdtemp(dir=tmp_path))
+        (write_set(place) / "meta.json").write_text(content)
+        assert str(place / "meta.json") in refusal_of(place), content
 
 
 def test_a_recorded_id_outside_the_vocabulary_is_refused_with_both_numbers(tmp_path: Path) -> None:

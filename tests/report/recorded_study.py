@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from oelm.bench.speed import TimedShape, TimingRecord, write_timing
 from oelm.experiments.catalog import Catalog, load_catalog
 from oelm.experiments.importer import ImportedRun, write_imported
 from oelm.experiments.sweep import SweepPoint, SweepRecord
-from oelm.files import dump_json, write_json, write_text
+from oelm.files import write_json, write_text
 from oelm.report.judge import Looks, comparison_key
 from oelm.runs.layout import SWEEP
 from oelm.runs.records import AttentionRecord, AuditRecord, DataRecord, Figures, HeadRecord, Manifest, StepTimes
@@ -129,7 +130,7 @@ def _attention(seed: int) -> AttentionRecord:
 
 
 def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    write_text(path, "".join(dump_json(row, indent=None) + "\n" for row in rows), durable=False)
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows), durable=False)
 
 
 def arm(root: Path, experiment: str, ppl: float, *, seeds: range = SEEDS, spread: float = 0.001, **changes: Any) -> None:

@@ -71,24 +71,20 @@ def test_only_the_experiments_and_budgets_asked_for_are_read(tmp_path: Path) -> 
     assert [arm.key[:2] for arm in collect([tmp_path], only=["GPT-02"], budgets=["smoke"])] == [("GPT-02", "smoke")]
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
+def test_runs_of_different_recipes_are_no_arm_and_it_says_what_differs(tmp_path: Path) -> None:
+    first = write_run(tmp_path, "GPT-01", 0, Fate(ppl=30.0))
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"optim.lr": 2e-3}, "optim.lr (0.001 / 0.002)"),
         ({"steps": 40}, "steps (20 / 40)"),
         ({"model.dropout": 0.1}, "model.dropout (0.0 / 0.1)"),
         ({"data.tokenizer": "bpe:2048"}, "data.tokenizer (bpe:1024 / bpe:2048)"),
-    ],
-)
-def test_runs_of_different_recipes_are_no_arm_and_it_says_what_differs(
-    tmp_path: Path, changes: dict[str, Any], told: str
-) -> None:
-    first = write_run(tmp_path, "GPT-01", 0, Fate(ppl=30.0))
-    second = write_run(tmp_path, "GPT-01", 1, Fate(ppl=30.0, settings=changes))
-    arm = only_arm(tmp_path)
-    assert not arm.is_usable and arm.refused is not None
-    assert arm.refused.code == "recipes_differ"
-    assert arm.refused.values == {"first": first, "second": second, "settings": (told,)}
+    ]
+    for changes, told in cases:
+        second = write_run(tmp_path, "GPT-01", 1, Fate(ppl=30.0, settings=changes))
+        arm = only_arm(tmp_path)
+        assert not arm.is_usable and arm.refused is not None, told
+        assert arm.refused.code == "recipes_differ", told
+        assert arm.refused.values == {"first": first, "second": second, "settings": (told,)}
 
 
 def test_runs_on_different_data_are_no_arm(tmp_path: Path) -> None:
@@ -179,41 +175,43 @@ BROKEN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("name", ["config.json", "manifest.json", "audit.json", "timing_stats.json", "attention.json"])
-def test_a_damaged_file_makes_a_run_unused_and_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_damaged_file_makes_a_run_unused_and_is_named(tmp_path: Path, name: str) -> None:
     write_run(tmp_path, "GPT-01", 0, Fate(ppl=30.0))
     run = write_run(tmp_path, "GPT-01", 1, Fate(ppl=30.0))
-    (run / name).write_bytes(content)
-    arm = only_arm(tmp_path)
-    assert [each.seed for each in arm.runs] == [0]
-    assert [name in each.problem for each in arm.unfinished] == [True]
-    assert len(load_runs(tmp_path)) == 2
+    for damage, content in BROKEN.items():
+        (run / name).write_bytes(content)
+        arm = only_arm(tmp_path)
+        assert [each.seed for each in arm.runs] == [0], damage
+        assert [name in each.problem for each in arm.unfinished] == [True], damage
+        assert len(load_runs(tmp_path)) == 2, damage
 
 
-@pytest.mark.parametrize("name", ["config.json", "manifest.json", "audit.json", "timing_stats.json", "metrics.jsonl"])
-def test_a_missing_file_makes_a_run_unused_and_is_named(tmp_path: Path, name: str) -> None:
-    run = write_run(tmp_path, "GPT-01", 1, Fate(ppl=30.0))
-    (run / name).unlink()
-    assert [name in each.problem for each in only_arm(tmp_path).unfinished] == [True]
+def test_a_missing_file_makes_a_run_unused_and_is_named(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs", "GPT-01", 1, Fate(ppl=30.0))
+    for name in ("config.json", "manifest.json", "audit.json", "timing_stats.json", "metrics.jsonl"):
+        away = (run / name).rename(tmp_path / "away")
+        assert [name in each.problem for each in only_arm(tmp_path / "runs").unfinished] == [True], name
+        away.rename(run / name)
+    assert only_arm(tmp_path / "runs").is_usable
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
+def test_figures_that_cannot_be_are_not_used(tmp_path: Path) -> None:
+    stored = write_run(tmp_path, "GPT-01", 0, Fate(ppl=30.0)) / "timing_stats.json"
+    whole = stored.read_bytes()
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"best_ppl": None, "final_ppl": None}, "best"),
         ({"best_ppl": 0.0}, "best_ppl"),
         ({"best_ppl": -3.0}, "best_ppl"),
         ({"best_accuracy": 0.5}, "best"),
         ({"wall_s": {"step": 1.0}}, "wall_s"),
         ({"best_val_loss": 1.0}, "metrics.jsonl"),
-    ],
-)
-def test_figures_that_cannot_be_are_not_used(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
-    run = write_run(tmp_path, "GPT-01", 0, Fate(ppl=30.0))
-    edit(run / "timing_stats.json", **changes)
-    arm = only_arm(tmp_path)
-    assert arm.runs == () and named in arm.unfinished[0].problem
+    ]
+    for changes, named in cases:
+        edit(stored, **changes)
+        arm = only_arm(tmp_path)
+        assert arm.runs == () and named in arm.unfinished[0].problem, changes
+        stored.write_bytes(whole)
 
 
 def test_an_accuracy_above_one_is_not_used(tmp_path: Path) -> None:

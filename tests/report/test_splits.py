@@ -37,6 +37,12 @@ def write_tested(root: Path) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def tested(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study whose runs all have test figures, to be read only."""
+    return write_tested(tmp_path_factory.mktemp("tested"))
+
+
 def verdict_row(document: Document, arm: str = "GPT-02") -> dict[str, str]:
     (row,) = [row for row in rows(document, "verdicts") if row["arm / baseline"].startswith(f"{arm} /")]
     return row
@@ -48,8 +54,8 @@ def test_synthetic_runs_with_a_test_split_are_what_training_leaves(tmp_path: Pat
     assert figure_problems(read_record(run)) == []
 
 
-def test_where_every_run_has_test_figures_gap_and_verdict_are_on_test(tmp_path: Path) -> None:
-    document = english(write_tested(tmp_path))
+def test_where_every_run_has_test_figures_gap_and_verdict_are_on_test(tested: Path) -> None:
+    document = english(tested)
     row = verdict_row(document)
     assert row["gap [interval]"] == ratio_by_hand(ARM_TEST, BASE_TEST) != ratio_by_hand(ARM, BASE)
     assert row["best"] == f"{statistics.geometric_mean(ARM_TEST.values()):.2f}" and row["on"] == "test"
@@ -95,24 +101,23 @@ def test_arms_of_one_table_may_stand_on_different_splits_each_told(tmp_path: Pat
     assert pooled == verdict_row(document)["gap [interval]"]
 
 
-def test_figures_of_both_splits_stand_seed_by_seed(tmp_path: Path) -> None:
-    found = {row["arm"]: row for row in rows(english(write_tested(tmp_path)), "figures")}
+def test_figures_of_both_splits_stand_seed_by_seed(tested: Path) -> None:
+    found = {row["arm"]: row for row in rows(english(tested), "figures")}
     assert found["GPT-01"]["by seed"] == "0: 30.00, 1: 30.30, 2: 29.80"
     assert found["GPT-01"]["on test, by seed"] == "0: 33.00, 1: 32.00, 2: 34.00"
     assert found["GPT-01"]["mean on test"] == f"{statistics.geometric_mean(BASE_TEST.values()):.2f}"
 
 
-def test_what_was_reported_on_validation_is_set_beside_validation(tmp_path: Path) -> None:
-    found = {row["experiment"]: row for row in rows(english(write_tested(tmp_path)), "reported")}
+def test_what_was_reported_on_validation_is_set_beside_validation(tested: Path) -> None:
+    found = {row["experiment"]: row for row in rows(english(tested), "reported")}
     assert ratio_by_hand(ARM, BASE) in found["GPT-02"]["measured gap [95%]"]
     assert found["GPT-02"]["measured"].startswith(f"{statistics.geometric_mean(ARM.values()):.2f}")
 
 
-def test_curves_stay_on_validation(tmp_path: Path) -> None:
-    write_tested(tmp_path / "with")
-    write(tmp_path / "without", "GPT-01", BASE)
-    write(tmp_path / "without", "GPT-02", ARM)
-    one, other = english(tmp_path / "with"), english(tmp_path / "without")
+def test_curves_stay_on_validation(tested: Path, tmp_path: Path) -> None:
+    write(tmp_path, "GPT-01", BASE)
+    write(tmp_path, "GPT-02", ARM)
+    one, other = english(tested), english(tmp_path)
     assert values(one, "learning-0") == values(other, "learning-0")
 
 
@@ -127,9 +132,8 @@ def test_a_classifiers_examples_on_test_are_those_that_its_gap_is_of(tmp_path: P
     assert row["gap [interval]"].startswith("-20.00") and row["sensitivity [95%]"].startswith("-20.00") and row["on"] == "test"
 
 
-def test_rows_for_a_notebook_have_both(tmp_path: Path) -> None:
-    write_tested(tmp_path)
-    found = [row for row in load_runs(tmp_path) if row["experiment"] == "GPT-01"]
+def test_rows_for_a_notebook_have_both(tested: Path) -> None:
+    found = [row for row in load_runs(tested) if row["experiment"] == "GPT-01"]
     assert [row["test_ppl"] for row in found] == pytest.approx(list(BASE_TEST.values()))
     assert all(row["test_step"] == row["best_step"] and row["test_loss"] is not None for row in found)
 
@@ -146,9 +150,10 @@ def test_runs_side_by_side_are_all_on_test_or_none(tmp_path: Path) -> None:
     assert remarks[0] == f"compared on validation, because not every run of {third} has figures on test"
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
+def test_a_run_whose_test_figures_cannot_be_is_not_used(tmp_path: Path) -> None:
+    (run,) = write_arm(tmp_path, "GPT-01", [30.0], seeds=[0], tests=[33.0], bigram=60.0)
+    whole = json.loads((run / "timing_stats.json").read_text())
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"test_ppl": 0.5}, "no perplexity"),
         ({"test_ppl": 40.0}, "gives another"),
         ({"test_loss": None}, "expected test_step, test_loss"),
@@ -156,15 +161,13 @@ def test_runs_side_by_side_are_all_on_test_or_none(tmp_path: Path) -> None:
         ({"bigram_ppl": 0.2}, "no perplexity"),
         ({"ngram": {"val": [50.0, 40.0, 30.0, 20.0]}}, "no perplexities of order 1 to 5"),
         ({"ngram": {"val": [50.0, 40.0, 30.0, 20.0, 0.9]}}, "no perplexities of order 1 to 5"),
-    ],
-)
-def test_a_run_whose_test_figures_cannot_be_is_not_used(tmp_path: Path, change: dict[str, Any], told: str) -> None:
-    (run,) = write_arm(tmp_path, "GPT-01", [30.0], seeds=[0], tests=[33.0], bigram=60.0)
-    stats = json.loads((run / "timing_stats.json").read_text()) | change
-    write_plain(run / "timing_stats.json", {key: value for key, value in stats.items() if value is not None})
-    (arm,) = collect([tmp_path])
-    assert not arm.is_usable and told in arm.unfinished[0].problem
-    assert any(told in problem for problem in figure_problems(read_record(run)))
+    ]
+    for change, told in cases:
+        stats = {key: value for key, value in (whole | change).items() if value is not None}
+        write_plain(run / "timing_stats.json", stats)
+        (arm,) = collect([tmp_path])
+        assert not arm.is_usable and told in arm.unfinished[0].problem, change
+        assert any(told in problem for problem in figure_problems(read_record(run))), change
 
 
 def test_the_split_of_arms_is_test_only_where_all_have_it(tmp_path: Path) -> None:

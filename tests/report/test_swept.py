@@ -37,18 +37,24 @@ def write_both(root: Path) -> None:
         write_swept(root, experiment, [0, 1, 2, 3, 4, *CHOSEN])
 
 
-def test_an_arm_and_its_baseline_are_compared_without_the_seeds_of_the_sweep(tmp_path: Path) -> None:
-    write_both(tmp_path)
-    (pair,) = found(tmp_path).pairs
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An arm and its baseline at a point of their sweeps, to be read only."""
+    root = tmp_path_factory.mktemp("both")
+    write_both(root)
+    return root
+
+
+def test_an_arm_and_its_baseline_are_compared_without_the_seeds_of_the_sweep(both: Path) -> None:
+    (pair,) = found(both).pairs
     assert pair.seeds == [0, 1, 2, 3, 4]
     assert [sorted(arm.best) for arm in (pair.arm, pair.baseline)] == [[0, 1, 2, 3, 4]] * 2
 
 
-def test_the_verdict_is_that_of_the_other_seeds(tmp_path: Path) -> None:
-    write_both(tmp_path / "swept")
+def test_the_verdict_is_that_of_the_other_seeds(both: Path, tmp_path: Path) -> None:
     for experiment in ("GPT-01", "GPT-02"):
-        write_swept(tmp_path / "plain", experiment, range(5), is_swept=False)
-    ours, plain = (rows(english(tmp_path / name), "verdicts") for name in ("swept", "plain"))
+        write_swept(tmp_path, experiment, range(5), is_swept=False)
+    ours, plain = (rows(english(root), "verdicts") for root in (both, tmp_path))
     assert ours == plain and ours[0]["verdict"] == "FAIL" and ours[0]["seeds / planned"] == "5/5"
 
 
@@ -59,17 +65,15 @@ def test_the_verdict_is_that_of_the_other_seeds(tmp_path: Path) -> None:
         ("zh", "{arm}\uff1a\u6bd4\u8f83\u65f6\u4e0d\u8ba1\u79cd\u5b50 100\u3001101"),
     ],
 )
-def test_the_report_says_which_seeds_are_left_out_and_why(tmp_path: Path, lang: str, told: str) -> None:
-    write_both(tmp_path)
-    warnings = texts(build_report([tmp_path], package_catalog()).document(lang), "verdicts", "warning")
+def test_the_report_says_which_seeds_are_left_out_and_why(both: Path, lang: str, told: str) -> None:
+    warnings = texts(build_report([both], package_catalog()).document(lang), "verdicts", "warning")
     for experiment in ("GPT-01", "GPT-02"):
         expected = told.format(arm=f"{experiment}/laptop/{VARIANT}")
         assert sum(text.startswith(expected) for text in warnings) == 1
 
 
-def test_the_headline_stays_the_first_thing_that_is_said(tmp_path: Path) -> None:
-    write_both(tmp_path)
-    assert texts(english(tmp_path), "verdicts")[0].startswith("Comparisons: 1.")
+def test_the_headline_stays_the_first_thing_that_is_said(both: Path) -> None:
+    assert texts(english(both), "verdicts")[0].startswith("Comparisons: 1.")
 
 
 def test_a_sweep_alone_is_left_out_without_a_word(tmp_path: Path) -> None:
@@ -119,9 +123,8 @@ def test_a_sweep_counts_in_whichever_folder_it_was_made(tmp_path: Path) -> None:
     assert pair.seeds == [0, 1]
 
 
-def test_figures_are_of_the_seeds_that_are_compared(tmp_path: Path) -> None:
-    write_both(tmp_path)
-    document = english(tmp_path)
+def test_figures_are_of_the_seeds_that_are_compared(both: Path) -> None:
+    document = english(both)
     first = next(row for row in rows(document, "figures") if row["arm"].startswith("GPT-01 "))
     assert first["by seed"] == "0: 20.00, 1: 20.21, 2: 19.92, 3: 20.13, 4: 20.34" and first["mean"] == "20.12"
     told = next(row["measured"] for row in rows(document, "reported") if row["experiment"] == "GPT-01")

@@ -6,7 +6,9 @@ import datetime
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -47,33 +49,33 @@ def codes(judgement: Judgement) -> list[str]:
     return [reason.code for reason in judgement.reasons]
 
 
-@pytest.mark.parametrize(
-    ("ratio", "verdict", "code"),
-    [
+def test_a_ratio_is_judged_by_its_whole_interval() -> None:
+    cases: list[tuple[float, str, str]] = [
         (0.9, "PASS", "interval_inside"),
         (1.03, "PASS", "interval_inside"),
         (1.05, "INCONCLUSIVE", "interval_across"),
         (1.08, "FAIL", "interval_outside"),
-    ],
-)
-def test_a_ratio_is_judged_by_its_whole_interval(ratio: float, verdict: str, code: str) -> None:
-    found = judged(scaled(ratio))
-    assert (found.verdict, codes(found), found.is_look) == (verdict, [code], True)
-    assert found.interval == paired_log_ratio(scaled(ratio), BASE)
-    assert found.interval is not None
-    assert found.reasons[0].values == {"bound": 1.05, "low": found.interval.low, "high": found.interval.high}
+    ]
+    for ratio, verdict, code in cases:
+        found = judged(scaled(ratio))
+        assert (found.verdict, codes(found), found.is_look) == (verdict, [code], True), (ratio, verdict)
+        assert found.interval == paired_log_ratio(scaled(ratio), BASE), (ratio, verdict)
+        assert found.interval is not None, (ratio, verdict)
+        assert found.reasons[0].values == {"bound": 1.05, "low": found.interval.low, "high": found.interval.high}, (
+            ratio,
+            verdict,
+        )
 
 
-@pytest.mark.parametrize(
-    ("loss", "verdict"), [(-0.10, "PASS"), (0.0, "PASS"), (0.04, "PASS"), (0.05, "INCONCLUSIVE"), (0.06, "FAIL")]
-)
-def test_an_accuracy_is_judged_by_the_whole_interval_of_its_loss(loss: float, verdict: str) -> None:
-    theirs = {seed: 0.8 + 0.01 * seed for seed in range(1, 6)}
-    ours = {seed: theirs[seed] - loss + 0.2 * (WOBBLE[seed] - 1) for seed in theirs}
-    found = judged(ours, theirs, metric="accuracy", criterion=LOSS)
-    assert found.verdict == verdict
-    assert found.interval == paired_difference(ours, theirs)
-    assert found.reasons[0].values["bound"] == -0.05
+def test_an_accuracy_is_judged_by_the_whole_interval_of_its_loss() -> None:
+    cases: list[tuple[float, str]] = [(-0.10, "PASS"), (0.0, "PASS"), (0.04, "PASS"), (0.05, "INCONCLUSIVE"), (0.06, "FAIL")]
+    for loss, verdict in cases:
+        theirs = {seed: 0.8 + 0.01 * seed for seed in range(1, 6)}
+        ours = {seed: theirs[seed] - loss + 0.2 * (WOBBLE[seed] - 1) for seed in theirs}
+        found = judged(ours, theirs, metric="accuracy", criterion=LOSS)
+        assert found.verdict == verdict, (loss, verdict)
+        assert found.interval == paired_difference(ours, theirs), (loss, verdict)
+        assert found.reasons[0].values["bound"] == -0.05, (loss, verdict)
 
 
 @given(
@@ -124,21 +126,17 @@ def test_a_confounded_comparison_gets_no_verdict_however_good() -> None:
     assert found.reasons[0].values == {"settings": ("optim.lr",)}
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "criterion", "verdict", "code"),
-    [
+def test_what_is_missing_is_said() -> None:
+    cases: list[tuple[dict[int, float], dict[int, float] | None, Criterion | None, str, str]] = [
         ({}, BASE, RATIO, "UNFINISHED", "not_run"),
         (BASE, None, RATIO, "NO_BASELINE", "no_baseline"),
         (BASE, {}, RATIO, "NO_BASELINE", "baseline_not_run"),
         ({8: 30.0, 9: 30.0}, BASE, RATIO, "UNFINISHED", "no_common_seed"),
         (scaled(1.0), BASE, None, "NO_CRITERION", "no_criterion"),
-    ],
-)
-def test_what_is_missing_is_said(
-    ours: dict[int, float], theirs: dict[int, float] | None, criterion: Criterion | None, verdict: str, code: str
-) -> None:
-    found = judged(ours, theirs, criterion=criterion)
-    assert (found.verdict, codes(found), found.is_look) == (verdict, [code], False)
+    ]
+    for ours, theirs, criterion, verdict, code in cases:
+        found = judged(ours, theirs, criterion=criterion)
+        assert (found.verdict, codes(found), found.is_look) == (verdict, [code], False), (verdict, code)
 
 
 def test_without_a_criterion_the_interval_is_still_told() -> None:
@@ -275,9 +273,8 @@ def test_looks_survive_their_file(tmp_path_factory: pytest.TempPathFactory, seen
     assert [looks.look_number(KEY, seeds) for seeds in seen] == list(range(1, len(seen) + 1))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_a_damaged_file_is_refused_with_what_to_do_and_left_as_it_is(tmp_path: Path) -> None:
+    cases: list[str] = [
         "",
         "{",
         "[]",
@@ -289,17 +286,17 @@ def test_looks_survive_their_file(tmp_path_factory: pytest.TempPathFactory, seen
         '{"looks": {"a": [{"seeds": [1], "date": "2025-03-01"}]}}',
         '{"looks": {"a": [{"seeds": [1, 2], "date": "2025-03-01"}, {"seeds": [1, 2], "date": "2025-03-02"}]}}',
         '{"looks": {}, "more": 1}',
-    ],
-)
-def test_a_damaged_file_is_refused_with_what_to_do_and_left_as_it_is(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "looks.json"
-    whole = Looks.read(tmp_path)
-    path.write_text(text)
-    for attempt in (lambda: Looks.read(tmp_path), lambda: whole.record({KEY: [1, 2]}, date=DAY)):
-        with pytest.raises(DataError) as refusal:
-            attempt()
-        assert str(path) in str(refusal.value) and "restore it from a copy" in str(refusal.value)
-    assert path.read_text() == text
+    ]
+    for text in cases:
+        place = Path(mkdtemp(dir=tmp_path))
+        path = place / "looks.json"
+        whole = Looks.read(place)
+        path.write_text(text)
+        for attempt in (partial(Looks.read, place), partial(whole.record, {KEY: [1, 2]}, date=DAY)):
+            with pytest.raises(DataError) as refusal:
+                attempt()
+            assert str(path) in str(refusal.value) and "restore it from a copy" in str(refusal.value), text
+        assert path.read_text() == text, text
 
 
 def test_a_folder_that_cannot_hold_looks_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.report.synthetic import write_sweep, write_tuned
@@ -31,7 +32,7 @@ def command(arguments: list[str]) -> str:
     return COMMAND.format(arguments=arguments)
 
 
-def loaded_by(steps: list[tuple[str, tuple[str, ...]]], folder: Path) -> dict[str, list[str]]:
+def loaded_by(steps: Sequence[tuple[str, tuple[str, ...]]], folder: Path) -> dict[str, list[str]]:
     """Return, for each step of code in one fresh process, which of its names are loaded after it."""
     lines = ["import json, sys", "loaded = {}"]
     for code, names in steps:
@@ -55,8 +56,8 @@ def test_a_command_that_only_reads_loads_no_torch_and_what_answers_at_once_no_nu
     for experiment, rate in (("GPT-01", 1e-3), ("GPT-02", 3e-3)):
         write_sweep(tmp_path, experiment, 1)
         write_tuned(tmp_path, experiment, rate)
-    steps = [(command(arguments), HEAVY + NUMBERS) for arguments in AT_ONCE]
-    steps += [(code, HEAVY) for code in (*NOUNS, *map(command, READING))]
+    at_once = [(command(arguments), HEAVY + NUMBERS) for arguments in AT_ONCE]
+    steps = [*at_once, *((code, HEAVY) for code in (*NOUNS, *map(command, READING)))]
     found = loaded_by(steps, tmp_path)
     assert len(found) == len(steps) and not any(found.values()), found
     assert (tmp_path / "report.html").is_file() and (tmp_path / "kept").exists()

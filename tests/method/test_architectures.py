@@ -187,7 +187,7 @@ def test_a_start_made_of_the_weights_keeps_each_heads_space(tiny: Tiny) -> None:
 
 
 @trainings
-def test_steps_with_decay_move_everything_but_what_is_frozen(tiny: Tiny, steps: int) -> None:
+def test_200_steps_with_decay_move_everything_but_what_is_frozen(tiny: Tiny, steps: int) -> None:
     model = frozen(tiny).train()
     before = digests(model)
     optimizer = train(model, tiny, steps=steps)

@@ -90,7 +90,6 @@ ROWS: dict[str, Row] = {
         "frozen bytes under decay, 200 steps, every architecture",
         (
             "method/test_architectures.py::test_200_steps_with_decay_move_everything_but_what_is_frozen",
-            "method/test_architectures.py::test_what_is_frozen_has_no_gradient_and_no_optimizer_state",
             "method/test_architectures.py::test_frames_are_orthonormal_by_the_heads_of_the_architecture",
             "method/test_architectures.py::test_plain_weights_load_into_a_frozen_model",
             "method/test_architectures.py::test_a_thawed_model_is_the_architectures_own_again_and_learns_everywhere",

@@ -129,13 +129,16 @@ def test_audit_changes_nothing(frozen_gpt: GPT) -> None:
     assert digests(frozen_gpt) == before
 
 
-@pytest.fixture(scope="module", params=["oelm_freeze", "pretrained_freeze"])
+@pytest.fixture(
+    scope="module", params=[("oelm_freeze", 200), ("pretrained_freeze", 20)], ids=["oelm_freeze", "pretrained_freeze"]
+)
 def trained(request: pytest.FixtureRequest) -> tuple[GPT, torch.optim.Optimizer, dict[str, str]]:
-    """A model after 200 steps of AdamW with weight decay, its optimizer, and its digests before."""
+    """A model after 200 steps of AdamW with weight decay (20 where the weights are kept), its optimizer, its digests before."""
+    preset, steps = request.param
     model = fresh_gpt()
-    freeze(model, request.param)
+    freeze(model, preset)
     before = digests(model)
-    return model, train(model, steps=200), before
+    return model, train(model, steps=steps), before
 
 
 Trained = tuple[GPT, torch.optim.Optimizer, dict[str, str]]

@@ -46,11 +46,14 @@ compiled = pytest.mark.parametrize(
     [pytest.param(BY_NAME[name], slice(1), id=f"{name}-1") for name in ("gpt2", "our_gpt")]
     + [pytest.param(tiny, slice(None), id=tiny.name, marks=pytest.mark.slow) for tiny in ARCHITECTURES],
 )
-# A fused one takes 200 steps; the others take 8, and 200 under `make test-all`.
+# 200 steps under `make test-all`; our own GPT takes as many in test_apply_audit.
 trainings = pytest.mark.parametrize(
     ("tiny", "steps"),
-    [pytest.param(t, 200, id=t.name, marks=() if t.name == "gpt2" else pytest.mark.slow) for t in ARCHITECTURES]
-    + [pytest.param(t, 8, id=f"{t.name}-8") for t in ARCHITECTURES if t.name != "gpt2"],
+    [
+        pytest.param(tiny, steps, id=f"{tiny.name}-{steps}", marks=marks)
+        for steps, marks in ((8, ()), (200, pytest.mark.slow))
+        for tiny in ARCHITECTURES
+    ],
 )
 every_fused = pytest.mark.parametrize("tiny", FUSED, ids=lambda tiny: tiny.name)
 

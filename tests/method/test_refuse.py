@@ -98,15 +98,17 @@ def test_a_parametrized_bias_is_refused() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["our_gpt", "bert", "gpt_neox", "t5", "qwen3"])
-def test_a_dynamically_quantized_model_is_refused(name: str) -> None:
-    model = torch.ao.quantization.quantize_dynamic(built(name), {nn.Linear})
-    before = [type(module) for module in model.modules()]
-    with pytest.raises(
-        SiteError, match=r"does not hold the parameter 'weight' itself: it is quantized; call oelm\.freeze before"
-    ):
-        oelm.freeze(model, "oelm_freeze")
-    assert [type(module) for module in model.modules()] == before
+def test_a_dynamically_quantized_model_is_refused() -> None:
+    cases: list[str] = ["our_gpt", "bert", "gpt_neox", "t5", "qwen3"]
+    for name in cases:
+        with case(name):
+            model = torch.ao.quantization.quantize_dynamic(built(name), {nn.Linear})
+            before = [type(module) for module in model.modules()]
+            with pytest.raises(
+                SiteError, match=r"does not hold the parameter 'weight' itself: it is quantized; call oelm\.freeze before"
+            ):
+                oelm.freeze(model, "oelm_freeze")
+            assert [type(module) for module in model.modules()] == before
 
 
 def test_a_layer_without_weights_yet_is_refused() -> None:
@@ -116,11 +118,12 @@ def test_a_layer_without_weights_yet_is_refused() -> None:
         oelm.freeze(model, "oelm_freeze")
 
 
-@every
-def test_weights_made_under_inference_mode_are_refused(name: str) -> None:
-    with torch.inference_mode():
-        model = built(name)
-    refused(model, r"weight was made under torch\.inference_mode\(\) .* outside of it", kind=MethodError)
+def test_weights_made_under_inference_mode_are_refused() -> None:
+    for name in NAMES:
+        with case(name):
+            with torch.inference_mode():
+                model = built(name)
+            refused(model, r"weight was made under torch\.inference_mode\(\) .* outside of it", kind=MethodError)
 
 
 def test_one_weight_made_under_inference_mode_is_refused_before_another_is_written() -> None:
@@ -131,12 +134,13 @@ def test_one_weight_made_under_inference_mode_is_refused_before_another_is_writt
     refused(model, r"layer\.1\.attention\.self\.key\.weight was made under", kind=MethodError)
 
 
-@every
-def test_freezing_under_inference_mode_is_refused(name: str) -> None:
-    model = built(name)
-    with torch.inference_mode():
-        refused(model, r"called under torch\.inference_mode\(\)", kind=MethodError)
-    oelm.freeze(model, "oelm_freeze")
+def test_freezing_under_inference_mode_is_refused() -> None:
+    for name in NAMES:
+        with case(name):
+            model = built(name)
+            with torch.inference_mode():
+                refused(model, r"called under torch\.inference_mode\(\)", kind=MethodError)
+            oelm.freeze(model, "oelm_freeze")
 
 
 def tie_to_values(model: Any) -> None:
@@ -384,12 +388,15 @@ def add_pre_hook(module: nn.Module) -> None:
     module.register_forward_pre_hook(lambda *_: None)
 
 
-@pytest.mark.parametrize("add", [add_hook, add_pre_hook])
-@pytest.mark.parametrize(("name", "method"), [("our_gpt", "oelm_axes"), ("gpt2", "oelm_freeze")])
-def test_hooks_on_a_layer_that_is_replaced_are_refused(name: str, method: str, add: Callable[[nn.Module], None]) -> None:
-    model = built(name)
-    add(last_key(model)[0])
-    refused(model, "has forward hooks, .* never be called again", method=method, kind=MethodError)
+def test_hooks_on_a_layer_that_is_replaced_are_refused() -> None:
+    add_cases: list[Callable[[nn.Module], None]] = [add_hook, add_pre_hook]
+    cases_1: list[tuple[str, str]] = [("our_gpt", "oelm_axes"), ("gpt2", "oelm_freeze")]
+    for add in add_cases:
+        for name, method in cases_1:
+            with case(add, name, method):
+                model = built(name)
+                add(last_key(model)[0])
+                refused(model, "has forward hooks, .* never be called again", method=method, kind=MethodError)
 
 
 def test_hooks_on_a_layer_that_stays_are_called_as_before() -> None:
@@ -400,21 +407,25 @@ def test_hooks_on_a_layer_that_stays_are_called_as_before() -> None:
     assert calls
 
 
-@pytest.mark.parametrize("method", ["oelm_freeze", "oelm_axes"])
-def test_a_pruned_bias_is_refused(method: str) -> None:
-    model = built("bert")
-    prune.l1_unstructured(last_key(model)[0], "bias", 0.5)
-    refused(model, r"does not hold the parameter 'bias' itself: it is parametrized", method=method, kind=SiteError)
+def test_a_pruned_bias_is_refused() -> None:
+    cases: list[str] = ["oelm_freeze", "oelm_axes"]
+    for method in cases:
+        with case(method):
+            model = built("bert")
+            prune.l1_unstructured(last_key(model)[0], "bias", 0.5)
+            refused(model, r"does not hold the parameter 'bias' itself: it is parametrized", method=method, kind=SiteError)
 
 
-@pytest.mark.parametrize("verb", ["thaw", "fold", "restore", "hold"])
-def test_changing_a_model_under_inference_mode_is_refused(verb: str) -> None:
-    model = build_gpt(tiny_gpt_config(), seed=0)
-    oelm.freeze(model, SLICED, keep_original=True)
-    before = look(model)
-    with torch.inference_mode(), pytest.raises(MethodError, match=rf"{verb} was called under torch.inference_mode"):
-        getattr(oelm, verb)(model, *([[]] if verb == "hold" else []))
-    assert look(model) == before
+def test_changing_a_model_under_inference_mode_is_refused() -> None:
+    cases: list[str] = ["thaw", "fold", "restore", "hold"]
+    for verb in cases:
+        with case(verb):
+            model = build_gpt(tiny_gpt_config(), seed=0)
+            oelm.freeze(model, SLICED, keep_original=True)
+            before = look(model)
+            with torch.inference_mode(), pytest.raises(MethodError, match=rf"{verb} was called under torch.inference_mode"):
+                getattr(oelm, verb)(model, *([[]] if verb == "hold" else []))
+            assert look(model) == before
 
 
 def test_names_to_hold_may_come_one_by_one() -> None:
@@ -465,12 +476,16 @@ def ungrouped(name: str) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("Llama", "positions rotate"), ("Mistral", "positions rotate"), ("Qwen2", "positions rotate"), ("Qwen3", "normalised")],
-)
-def test_a_change_of_basis_is_refused_where_the_product_comes_later(name: str, reason: str) -> None:
-    refused(ungrouped(name), rf"basis inside each head of layers\.0\.self_attn, and .*{reason}", method=SPECTRAL)
+def test_a_change_of_basis_is_refused_where_the_product_comes_later() -> None:
+    cases: list[tuple[str, str]] = [
+        ("Llama", "positions rotate"),
+        ("Mistral", "positions rotate"),
+        ("Qwen2", "positions rotate"),
+        ("Qwen3", "normalised"),
+    ]
+    for name, reason in cases:
+        with case(name, reason):
+            refused(ungrouped(name), rf"basis inside each head of layers\.0\.self_attn, and .*{reason}", method=SPECTRAL)
 
 
 class Stranger(nn.Module):
@@ -505,12 +520,14 @@ def test_a_key_that_torch_learns_besides_is_in_the_old_basis() -> None:
     oelm.freeze(nn.MultiheadAttention(8, 2, add_bias_kv=True), "polar")
 
 
-@pytest.mark.parametrize("init", ["spectral", "spectral_flat"])
-def test_a_form_takes_no_scale_from_the_layers(init: Any) -> None:
-    with pytest.raises(ValueError, match=f"init '{init}' takes the size of Q and K from their product"):
-        oelm.Method(init=init, freeze=("q", "k"), scale="layer")
-    with pytest.raises(MethodError, match=f"init '{init}' is for a whole site, Q and K together"):
-        start_of(oelm.Method(init=init), torch.ones(1, 2, 3), torch.Generator())
+def test_a_form_takes_no_scale_from_the_layers() -> None:
+    cases: list[Any] = ["spectral", "spectral_flat"]
+    for init in cases:
+        with case(init):
+            with pytest.raises(ValueError, match=f"init '{init}' takes the size of Q and K from their product"):
+                oelm.Method(init=init, freeze=("q", "k"), scale="layer")
+            with pytest.raises(MethodError, match=f"init '{init}' is for a whole site, Q and K together"):
+                start_of(oelm.Method(init=init), torch.ones(1, 2, 3), torch.Generator())
 
 
 def test_weights_that_have_no_form_are_refused() -> None:

@@ -15,6 +15,7 @@ from oelm.errors import ConfigError
 from oelm.method.audit import digest
 from oelm.models.gpt import GPT, INIT_STD, attend_by_blocks, build_gpt
 from oelm.models.shape import GPTConfig, divisors_near
+from tests.cases import case
 from tests.conftest import tiny_gpt_config
 
 
@@ -81,17 +82,19 @@ def test_logits_are_those_of_transformers_gpt2() -> None:
     assert float((ours - theirs).abs().max()) <= 1e-12
 
 
-@pytest.mark.parametrize("position", [1, 7, 15])
-def test_a_token_changes_no_logits_before_it_and_all_from_it_on(position: int) -> None:
-    model = lively_gpt(tiny_gpt_config()).float().eval()
-    tokens = random_tokens(model.config)
-    changed = tokens.clone()
-    changed[:, position] = (changed[:, position] + 1) % model.config.vocab_size
-    with torch.no_grad():
-        before, after = model.logits(tokens), model.logits(changed)
-    # To the bit: what is masked enters as an exact zero, and the order of sums does not depend on values.
-    assert torch.equal(before[:, :position], after[:, :position])
-    assert bool((before[:, position:] != after[:, position:]).any(-1).all())
+def test_a_token_changes_no_logits_before_it_and_all_from_it_on() -> None:
+    cases: list[int] = [1, 7, 15]
+    for position in cases:
+        with case(position):
+            model = lively_gpt(tiny_gpt_config()).float().eval()
+            tokens = random_tokens(model.config)
+            changed = tokens.clone()
+            changed[:, position] = (changed[:, position] + 1) % model.config.vocab_size
+            with torch.no_grad():
+                before, after = model.logits(tokens), model.logits(changed)
+            # To the bit: what is masked enters as an exact zero, and the order of sums does not depend on values.
+            assert torch.equal(before[:, :position], after[:, :position])
+            assert bool((before[:, position:] != after[:, position:]).any(-1).all())
 
 
 def test_logits_are_the_hidden_states_read_by_the_token_embedding() -> None:
@@ -209,10 +212,12 @@ def test_medium_512_has_44_896_768_parameters() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == 44_896_768
 
 
-@pytest.mark.parametrize(("num_heads", "nearest"), [(5, "4, 6"), (7, "6, 8"), (13, "12, 24"), (25, "24")])
-def test_a_head_count_that_does_not_divide_is_refused_with_the_nearest(num_heads: int, nearest: str) -> None:
-    with pytest.raises(ValidationError, match=f"model_dim 24 does not split into {num_heads} heads; .*: {nearest} "):
-        tiny_gpt_config(num_heads=num_heads)
+def test_a_head_count_that_does_not_divide_is_refused_with_the_nearest() -> None:
+    cases: list[tuple[int, str]] = [(5, "4, 6"), (7, "6, 8"), (13, "12, 24"), (25, "24")]
+    for num_heads, nearest in cases:
+        with case(num_heads, nearest):
+            with pytest.raises(ValidationError, match=f"model_dim 24 does not split into {num_heads} heads; .*: {nearest} "):
+                tiny_gpt_config(num_heads=num_heads)
 
 
 @settings(deadline=None, derandomize=True)
@@ -229,10 +234,12 @@ def test_a_gpt_without_a_vocabulary_is_refused() -> None:
         build_gpt(tiny_gpt_config(vocab_size=0), seed=0)
 
 
-@pytest.mark.parametrize("seed", ["0", 0.0, None, True], ids=repr)
-def test_a_seed_that_is_no_whole_number_is_refused(seed: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"seed is {seed!r} \({type(seed).__name__}\)"):
-        build_gpt(tiny_gpt_config(), seed=seed)
+def test_a_seed_that_is_no_whole_number_is_refused() -> None:
+    cases: list[Any] = ["0", 0.0, None, True]
+    for seed in cases:
+        with case(seed):
+            with pytest.raises(ConfigError, match=rf"seed is {seed!r} \({type(seed).__name__}\)"):
+                build_gpt(tiny_gpt_config(), seed=seed)
 
 
 def test_whole_numbers_of_torch_are_seeds() -> None:
@@ -240,10 +247,12 @@ def test_whole_numbers_of_torch_are_seeds() -> None:
     assert len({digest(model.token_embedding.weight) for model in models}) == 1
 
 
-@pytest.mark.parametrize("config", [{}, None, GPTConfig], ids=repr)
-def test_what_is_no_config_is_refused(config: Any) -> None:
-    with pytest.raises(ConfigError, match=r"build_gpt takes an oelm\.GPTConfig"):
-        build_gpt(config, seed=0)
+def test_what_is_no_config_is_refused() -> None:
+    cases: list[Any] = [{}, None, GPTConfig]
+    for config in cases:
+        with case(config):
+            with pytest.raises(ConfigError, match=r"build_gpt takes an oelm\.GPTConfig"):
+                build_gpt(config, seed=0)
 
 
 def test_a_model_is_built_on_the_cpu_whatever_device_is_set_around_it() -> None:

@@ -13,6 +13,7 @@ from oelm.method.frames import frame_generator, sample_frames
 from oelm.method.method import PRESETS
 from oelm.models.gpt import GPT, Attention, TransformerBlock, build_gpt
 from oelm.models.heads import attention_logits, summarize_heads
+from tests.cases import case
 from tests.conftest import tiny_gpt_config
 
 SEQ_LEN, HEAD_DIM = 16, 8
@@ -35,16 +36,18 @@ def windows(model: GPT, *, count: int = 3) -> Tensor:
     return torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("preset", ["oelm_freeze", "gaussian_matched", "baseline"])
-def test_softmax_of_the_logits_reproduces_the_attention(preset: str) -> None:
-    attention = attention_of(gpt(preset)).double()
-    x_BTD = torch.randn(2, SEQ_LEN, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
-    with torch.no_grad():
-        weights_BHTT = attention_logits(attention, x_BTD).double().softmax(-1)
-        mixed = attention.out((weights_BHTT @ attention.heads(attention.v(x_BTD))).transpose(1, 2).flatten(-2))
-        # The logits come back in float32: those here are below 64, so off by 2^-19 at most, and a weight by a factor of
-        # exp(2 * 2^-19). The values are below 1 and averaged, and the output map's rows sum to less than 1.
-        assert float((mixed - attention(x_BTD)).abs().max()) <= 2.0**-18
+def test_softmax_of_the_logits_reproduces_the_attention() -> None:
+    cases: list[str] = ["oelm_freeze", "gaussian_matched", "baseline"]
+    for preset in cases:
+        with case(preset):
+            attention = attention_of(gpt(preset)).double()
+            x_BTD = torch.randn(2, SEQ_LEN, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
+            with torch.no_grad():
+                weights_BHTT = attention_logits(attention, x_BTD).double().softmax(-1)
+                mixed = attention.out((weights_BHTT @ attention.heads(attention.v(x_BTD))).transpose(1, 2).flatten(-2))
+                # The logits come back in float32: those here are below 64, so off by 2^-19 at most, and a weight by a factor of
+                # exp(2 * 2^-19). The values are below 1 and averaged, and the output map's rows sum to less than 1.
+                assert float((mixed - attention(x_BTD)).abs().max()) <= 2.0**-18
 
 
 def test_the_future_has_no_weight() -> None:
@@ -62,18 +65,21 @@ def test_heads_are_listed_by_layer_and_head() -> None:
     assert listed == [(layer, head) for layer in range(3) for head in range(3)]
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_figure_is_finite(preset: str) -> None:
-    model = gpt(preset)
-    for summary in summarize_heads(model, windows(model)):
-        assert all(math.isfinite(value) for value in summary.as_dict().values()), summary
+def test_every_figure_is_finite() -> None:
+    for preset in PRESETS:
+        with case(preset):
+            model = gpt(preset)
+            for summary in summarize_heads(model, windows(model)):
+                assert all(math.isfinite(value) for value in summary.as_dict().values()), summary
 
 
-@pytest.mark.parametrize("seq_len", [1, 2, 3, 4])
-def test_every_figure_is_finite_however_short_the_window(seq_len: int) -> None:
-    model = build_gpt(tiny_gpt_config(seq_len=seq_len), seed=0)
-    for summary in summarize_heads(model, windows(model)):
-        assert all(math.isfinite(value) for value in summary.as_dict().values()), summary
+def test_every_figure_is_finite_however_short_the_window() -> None:
+    cases: list[int] = [1, 2, 3, 4]
+    for seq_len in cases:
+        with case(seq_len):
+            model = build_gpt(tiny_gpt_config(seq_len=seq_len), seed=0)
+            for summary in summarize_heads(model, windows(model)):
+                assert all(math.isfinite(value) for value in summary.as_dict().values()), summary
 
 
 def test_every_figure_of_a_model_cast_to_bfloat16_is_finite() -> None:
@@ -168,13 +174,15 @@ def test_rank_is_that_of_the_whole_form_of_queries_and_keys() -> None:
     assert abs(rank_of_first_head(model) - math.exp(-float((share_K * share_K.log()).sum()))) <= 4e-3
 
 
-@pytest.mark.parametrize("kept", [1, 2, 5])
-def test_rank_counts_the_keys_rows_that_are_there(kept: int) -> None:
-    frames_HKD = sample_frames(3, HEAD_DIM, 24, generator=frame_generator(0, "0", "q"))
-    keys_HKD = frames_HKD.clone()
-    keys_HKD[:, kept:] = 0
-    # A value that should be zero is 1e-7 instead, and adds s * log(1/s) = 1.6e-6 to the entropy, times at most 7 x 5.
-    assert abs(rank_of_first_head(with_qk(frames_HKD, keys_HKD)) - kept) <= EQUAL_VALUES + 6e-5
+def test_rank_counts_the_keys_rows_that_are_there() -> None:
+    cases: list[int] = [1, 2, 5]
+    for kept in cases:
+        with case(kept):
+            frames_HKD = sample_frames(3, HEAD_DIM, 24, generator=frame_generator(0, "0", "q"))
+            keys_HKD = frames_HKD.clone()
+            keys_HKD[:, kept:] = 0
+            # A value that should be zero is 1e-7 instead, and adds s * log(1/s) = 1.6e-6 to the entropy, times at most 7 x 5.
+            assert abs(rank_of_first_head(with_qk(frames_HKD, keys_HKD)) - kept) <= EQUAL_VALUES + 6e-5
 
 
 def test_a_head_made_to_look_after_the_first_copy_scores_one_for_induction() -> None:

@@ -16,6 +16,7 @@ from oelm.method.method import PRESETS, rank_within
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.shape import GPTConfig, StepWork, _learnt_on_top, method_work, step_work, weight_counts
 from oelm.train.loss import mean_cross_entropy
+from tests.cases import case
 
 CONFIG = GPTConfig(vocab_size=211, seq_len=32, model_dim=48, num_layers=2, num_heads=3, ff_dim=96, dropout=0.0)
 THIN = CONFIG.model_copy(update={"qk_dim": 4})
@@ -46,16 +47,20 @@ def attention_work(config: GPTConfig) -> int:
     return 3 * config.num_layers * 4 * config.seq_len * config.seq_len * (config.qk_rows + config.model_dim)
 
 
-@pytest.mark.parametrize("config", [CONFIG, THIN], ids=["whole", "thin"])
-def test_matmul_count_is_torchs_own(config: GPTConfig) -> None:
-    assert counted("baseline", config) == step_work(config, batch_size=4).matmuls - attention_work(config)
+def test_matmul_count_is_torchs_own() -> None:
+    cases: list[GPTConfig] = [CONFIG, THIN]
+    for config in cases:
+        with case(config):
+            assert counted("baseline", config) == step_work(config, batch_size=4).matmuls - attention_work(config)
 
 
-@pytest.mark.parametrize("config", [CONFIG, THIN], ids=["whole", "thin"])
-def test_frozen_saving_is_what_torch_no_longer_computes(config: GPTConfig) -> None:
-    left = method_work(config, PRESETS["oelm_freeze"], batch_size=4)
-    saved = counted("baseline", config) - counted("oelm_freeze", config)
-    assert saved == step_work(config, batch_size=4).matmuls - left.matmuls
+def test_frozen_saving_is_what_torch_no_longer_computes() -> None:
+    cases: list[GPTConfig] = [CONFIG, THIN]
+    for config in cases:
+        with case(config):
+            left = method_work(config, PRESETS["oelm_freeze"], batch_size=4)
+            saved = counted("baseline", config) - counted("oelm_freeze", config)
+            assert saved == step_work(config, batch_size=4).matmuls - left.matmuls
 
 
 def test_thin_scores_cost_what_torch_computes_for_them() -> None:
@@ -149,28 +154,34 @@ def test_skipped_products_are_the_products_of_q_and_k_that_torch_counts() -> Non
 
 
 @pytest.mark.parametrize("config", [CONFIG, THIN, CONFIG.model_copy(update={"short_conv": 3})], ids=["whole", "thin", "conv"])
-@pytest.mark.parametrize("name", PRESETS)
-def test_weights_are_counted_as_the_audit_counts_them(config: GPTConfig, name: str) -> None:
-    method, depth = PRESETS[name], config.num_layers
-    with torch.device("meta"):
-        model = GPT(config)
-    freeze(model, method, seed=0)
-    found = audit(model)
-    layers = [layer for layer in range(depth) if method.selects(layer, depth)]
-    learning = [layer for layer in layers if method.learns_in(layer, depth)]
-    counted = weight_counts(config, method, layers=layers, learn_layers=learning)
-    assert (counted.total, counted.trainable, counted.frozen, counted.selected) == (
-        found.total,
-        found.trainable,
-        found.frozen,
-        found.selected,
-    )
+def test_weights_are_counted_as_the_audit_counts_them(config: GPTConfig) -> None:
+    depth = config.num_layers
+    for name, method in PRESETS.items():
+        with case(name):
+            with torch.device("meta"):
+                model = GPT(config)
+            freeze(model, method, seed=0)
+            found = audit(model)
+            layers = [layer for layer in range(depth) if method.selects(layer, depth)]
+            learning = [layer for layer in layers if method.learns_in(layer, depth)]
+            counted = weight_counts(config, method, layers=layers, learn_layers=learning)
+            assert (counted.total, counted.trainable, counted.frozen, counted.selected) == (
+                found.total,
+                found.trainable,
+                found.frozen,
+                found.selected,
+            )
 
 
-@pytest.mark.parametrize("config", [CONFIG, THIN, LAPTOP, WIDE], ids=["whole", "thin", "laptop", "512"])
-@pytest.mark.parametrize("share", [0.125, 0.25, 0.3])
-def test_a_corrections_rank_is_the_methods_own(config: GPTConfig, share: float) -> None:
-    assert _learnt_on_top(config, {"correction": share}, "k").rank == rank_within(share, config.qk_rows, config.model_dim)
+def test_a_corrections_rank_is_the_methods_own() -> None:
+    config_cases: list[GPTConfig] = [CONFIG, THIN, LAPTOP, WIDE]
+    share_cases: list[float] = [0.125, 0.25, 0.3]
+    for config in config_cases:
+        for share in share_cases:
+            with case(config, share):
+                assert _learnt_on_top(config, {"correction": share}, "k").rank == rank_within(
+                    share, config.qk_rows, config.model_dim
+                )
 
 
 def test_a_method_and_its_plain_data_have_one_bound() -> None:

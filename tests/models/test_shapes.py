@@ -14,6 +14,7 @@ from torch import nn
 from oelm.errors import CheckpointError
 from oelm.files import write_json
 from oelm.models.hub import classifier_skeleton
+from tests.cases import case
 
 transformers = pytest.importorskip("transformers")
 
@@ -30,7 +31,6 @@ def head(width: int, labels: int, *, dense: bool) -> int:
     return (width * width + width) * dense + width * labels + labels
 
 
-@pytest.mark.parametrize("labels", [2, 3])
 @pytest.mark.parametrize(
     ("repo", "bare", "width", "dense"),
     [
@@ -40,10 +40,8 @@ def head(width: int, labels: int, *, dense: bool) -> int:
         ("facebook/bart-base", BART_BASE, 768, True),
     ],
 )
-def test_a_model_of_the_catalog_has_its_published_size_and_a_head(
-    repo: str, bare: int, width: int, dense: bool, labels: int
-) -> None:
-    for source in (repo, f"{repo}@0123abc"):
+def test_a_model_of_the_catalog_has_its_published_size_and_a_head(repo: str, bare: int, width: int, dense: bool) -> None:
+    for source, labels in ((repo, 2), (f"{repo}@0123abc", 3)):
         assert size(classifier_skeleton(source, num_labels=labels)) == bare + head(width, labels, dense=dense)
 
 
@@ -58,11 +56,11 @@ def test_making_a_skeleton_draws_no_random_number() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@pytest.mark.parametrize(
-    "source", ["bert-base-uncased", "org/other", "@", "/nowhere", "google-bert/bert-base-uncased/x", "a\x00b"]
-)
-def test_a_model_that_is_not_known_is_none_and_the_hub_is_not_asked(source: str) -> None:
-    assert classifier_skeleton(source, num_labels=2) is None
+def test_a_model_that_is_not_known_is_none_and_the_hub_is_not_asked() -> None:
+    cases: list[str] = ["bert-base-uncased", "org/other", "@", "/nowhere", "google-bert/bert-base-uncased/x", "a\x00b"]
+    for source in cases:
+        with case(source):
+            assert classifier_skeleton(source, num_labels=2) is None
 
 
 def test_a_folder_is_counted_by_its_own_config(tmp_path: Path) -> None:
@@ -78,9 +76,8 @@ def folder_of(folder: Path, **facts: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "facts",
-    [
+def test_a_folder_that_describes_no_classifier_is_refused_by_name(tmp_path: Path) -> None:
+    kinds: list[dict[str, Any]] = [
         {},
         {"model_type": "nobody-knows"},
         {"model_type": "whisper"},
@@ -88,19 +85,19 @@ def folder_of(folder: Path, **facts: Any) -> Path:
         {"model_type": "bert", "hidden_size": 10, "num_attention_heads": 3},
         {"model_type": "bert", "hidden_size": -4},
         {"model_type": 5},
-    ],
-)
-def test_a_folder_that_describes_no_classifier_is_refused_by_name(facts: dict[str, Any], tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "odd", **facts)
-    with pytest.raises(CheckpointError, match=rf"^{folder}: its config.json describes no classifier \(.+\)$"):
-        classifier_skeleton(str(folder), num_labels=2)
+    ]
+    for number, facts in enumerate(kinds):
+        folder = folder_of(tmp_path / f"odd-{number}", **facts)
+        told = rf"^{folder}: its config.json describes no classifier \(.+\)$"
+        with case(facts), pytest.raises(CheckpointError, match=told):
+            classifier_skeleton(str(folder), num_labels=2)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "NaN"])
-def test_a_folder_with_a_damaged_config_is_refused_by_name(content: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(CheckpointError, match=str(tmp_path)):
-        classifier_skeleton(str(tmp_path), num_labels=2)
+def test_a_folder_with_a_damaged_config_is_refused_by_name(tmp_path: Path) -> None:
+    for content in ("", "{", "[]", "NaN"):
+        (tmp_path / "config.json").write_text(content)
+        with case(content), pytest.raises(CheckpointError, match=str(tmp_path)):
+            classifier_skeleton(str(tmp_path), num_labels=2)
 
 
 def test_a_folder_without_a_config_is_no_model_s(tmp_path: Path) -> None:

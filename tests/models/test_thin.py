@@ -21,6 +21,7 @@ from oelm.models.generate import Sampling, generate
 from oelm.models.gpt import GPT, build_gpt
 from oelm.models.heads import summarize_heads
 from oelm.train.load import load_run
+from tests.cases import case
 from tests.conftest import lively_gpt, run_here, tiny_config, tiny_gpt_config
 
 TOKENS = torch.randint(61, (2, 16), generator=torch.Generator().manual_seed(1))
@@ -42,13 +43,15 @@ def naive_attention(model: GPT, layer: int, x_BTD: Tensor) -> Tensor:
     return torch.cat(mixed, -1) @ attention.get_parameter("out.weight").T
 
 
-@pytest.mark.parametrize("qk_dim", [1, 2, 5, 8])
-def test_attention_is_the_textbooks_with_fewer_rows(qk_dim: int) -> None:
-    model = lively_gpt(qk_dim=qk_dim).double()
-    x_BTD = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    # Sums of at most 24 products in another order, in float64, of numbers below 1000.
-    expected = naive_attention(model, 1, x_BTD)
-    assert torch.allclose(model.get_submodule("blocks.1.attention")(x_BTD), expected, rtol=0, atol=24 * 2.0**-52 * 1e3)
+def test_attention_is_the_textbooks_with_fewer_rows() -> None:
+    cases: list[int] = [1, 2, 5, 8]
+    for qk_dim in cases:
+        with case(qk_dim):
+            model = lively_gpt(qk_dim=qk_dim).double()
+            x_BTD = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            # Sums of at most 24 products in another order, in float64, of numbers below 1000.
+            expected = naive_attention(model, 1, x_BTD)
+            assert torch.allclose(model.get_submodule("blocks.1.attention")(x_BTD), expected, rtol=0, atol=24 * 2.0**-52 * 1e3)
 
 
 def test_as_wide_as_a_head_is_the_model_without_the_setting() -> None:
@@ -71,10 +74,14 @@ def test_parameters_are_those_of_the_rows_left_out() -> None:
     assert plain - thin == LAYERS * 2 * NUM_HEADS * (HEAD_DIM - 2) * WIDTH
 
 
-@pytest.mark.parametrize("qk_dim", [9, 24, 100])
-def test_wider_than_a_head_is_refused_with_both_widths(qk_dim: int) -> None:
-    with pytest.raises(ValidationError, match=rf"qk_dim {qk_dim} is wider than a head \(8\); it is there to make Q and K thin"):
-        tiny_gpt_config(qk_dim=qk_dim)
+def test_wider_than_a_head_is_refused_with_both_widths() -> None:
+    cases: list[int] = [9, 24, 100]
+    for qk_dim in cases:
+        with case(qk_dim):
+            with pytest.raises(
+                ValidationError, match=rf"qk_dim {qk_dim} is wider than a head \(8\); it is there to make Q and K thin"
+            ):
+                tiny_gpt_config(qk_dim=qk_dim)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=1.0, seed=1)], ids=["greedy", "sampled"])
@@ -85,13 +92,14 @@ def test_cached_text_equals_uncached_text_token_for_token(qk_dim: int, sampling:
     assert cached == uncached and len(set(cached)) > 1
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_method_applies_to_thin_queries_and_keys(preset: str) -> None:
-    model = build_gpt(tiny_gpt_config(qk_dim=4), seed=0)
-    names = freeze(model, preset)
-    check_frozen(model)
-    model.logits(TOKENS).sum().backward()
-    assert all((parameter.grad is None) == (name in names) for name, parameter in model.named_parameters())
+def test_every_method_applies_to_thin_queries_and_keys() -> None:
+    for preset in PRESETS:
+        with case(preset):
+            model = build_gpt(tiny_gpt_config(qk_dim=4), seed=0)
+            names = freeze(model, preset)
+            check_frozen(model)
+            model.logits(TOKENS).sum().backward()
+            assert all((parameter.grad is None) == (name in names) for name, parameter in model.named_parameters())
 
 
 def test_thin_frames_are_orthonormal() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from contextlib import nullcontext
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,6 @@ from tests.conftest import lively_gpt
 from tests.method.kinds import of_each_kind
 from tests.method.tiny_models import ARCHITECTURES, BY_NAME, Tiny, loss, outputs, tiny_inputs, tiny_model
 
-ROOT = Path(__file__).parents[2]
 SLICED = [tiny for tiny in ARCHITECTURES if not tiny.name.startswith("torch")]
 METHODS = ("oelm_axes", "oelm_axes_lowrank", "oelm_axes_q", "oelm_axes_q_lowrank")
 # Outputs are of order one; a product with zeros and ones is exact, what learns on top is folded in float64 and rounded once.
@@ -149,16 +147,17 @@ def test_each_side_of_a_cross_attention_reads_its_own_width(heads: int, head_dim
 
 @pytest.mark.parametrize(
     ("shape", "told"),
-    [((1, 1, 9, (8, 8)), "9 rows, and only 8 coordinates"), ((2, 2, 4, (8, 3)), "4 rows, and only 3 coordinates")],
+    [
+        ((1, 1, 9, (8, 8)), "9 rows, and only 8 coordinates"),
+        ((2, 2, 4, (8, 3)), "4 rows, and only 3 coordinates"),
+        ((4, 2, 6, (8, 8)), "4 query heads of 6 rows share 2 key heads in 8 dimensions"),
+    ],
 )
-def test_more_rows_than_coordinates_in_a_head_are_refused(shape: tuple[Any, ...], told: str) -> None:
+def test_more_rows_than_coordinates_in_a_head_and_keys_without_any_of_their_own_are_refused(
+    shape: tuple[Any, ...], told: str
+) -> None:
     with pytest.raises(MethodError, match=told):
         coordinates(*shape)
-
-
-def test_keys_without_coordinates_of_their_own_are_refused() -> None:
-    with pytest.raises(MethodError, match="4 query heads of 6 rows share 2 key heads in 8 dimensions"):
-        coordinates(4, 2, 6, (8, 8))
 
 
 def test_axis_rows_are_orthonormal_and_scaled() -> None:
@@ -300,7 +299,7 @@ def test_gradients_are_those_of_the_dense_weights(tiny: Tiny) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["our_gpt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "gpt2"))])
 def test_a_compiled_model_gives_the_same_gradients_and_follows_a_thaw(name: str) -> None:
-    tiny = next(tiny for tiny in SLICED if tiny.name == name)
+    tiny = BY_NAME[name]
     model = sliced(tiny, "oelm_axes_lowrank")
     torch.compiler.reset()
     compiled: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -316,7 +315,7 @@ def test_a_compiled_model_gives_the_same_gradients_and_follows_a_thaw(name: str)
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "gpt_neox", "llama"])
 def test_gradient_checkpointing_gives_the_same_gradients(name: str) -> None:
-    tiny = next(tiny for tiny in SLICED if tiny.name == name)
+    tiny = BY_NAME[name]
     model: Any = sliced(tiny, "oelm_axes_lowrank")
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -333,7 +332,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5"])
 def test_autocast_gives_queries_the_dtype_of_values(name: str) -> None:
-    tiny = next(tiny for tiny in SLICED if tiny.name == name)
+    tiny = BY_NAME[name]
     model = sliced(tiny)
     with torch.autocast("cpu", torch.bfloat16):
         selection = next(iter(selections(model).values()))
@@ -345,10 +344,8 @@ def test_autocast_gives_queries_the_dtype_of_values(name: str) -> None:
 
 
 def test_without_freezing_axes_are_a_dense_start_that_learns() -> None:
-    tiny = next(tiny for tiny in SLICED if tiny.name == "our_gpt")
-    model = tiny_model(tiny)
+    model, frozen = tiny_model(BY_NAME["our_gpt"]), sliced(BY_NAME["our_gpt"])
     assert freeze(model, Method(init="axes")) == () and not selections(model)
-    frozen = sliced(tiny)
     for free, held in zip(attention_sites(model), attention_sites(frozen), strict=True):
         for (_, learns), (_, picks) in zip(free.projections(), held.projections(), strict=True):
             assert torch.equal(learns.weight_HKD(), picks.weight_HKD()) and not learns.is_frozen
@@ -364,7 +361,7 @@ def test_keys_of_axes_q_start_as_slices_and_learn() -> None:
 
 @pytest.mark.parametrize("gain", ["head", "matrix"])
 def test_a_gain_learns_on_top_of_slices_and_folds(gain: Gain) -> None:
-    tiny = next(tiny for tiny in SLICED if tiny.name == "gpt2")
+    tiny = BY_NAME["gpt2"]
     start = reads(sliced(tiny), tiny)
     model = sliced(tiny, Method(init="axes", freeze=("q", "k"), gain=gain, correction=0.2))
     assert torch.allclose(reads(model, tiny), start, rtol=0, atol=ROUNDING)
@@ -377,7 +374,7 @@ def test_a_gain_learns_on_top_of_slices_and_folds(gain: Gain) -> None:
 
 
 def test_a_scale_multiplies_what_is_picked() -> None:
-    tiny = next(tiny for tiny in SLICED if tiny.name == "our_gpt")
+    tiny = BY_NAME["our_gpt"]
     model = sliced(tiny, Method(init="axes", freeze=("q", "k"), scale=2**0.5))
     dense = copy.deepcopy(model)
     fold(dense)
@@ -400,8 +397,7 @@ def test_what_slices_cannot_do_is_refused_with_the_reason(method: dict[str, Any]
 
 @pytest.mark.parametrize("name", ["torch", "torch_separate"])
 def test_torchs_own_attention_is_refused_and_left_as_it_was(name: str) -> None:
-    tiny = next(tiny for tiny in ARCHITECTURES if tiny.name == name)
-    model = tiny_model(tiny)
+    model = tiny_model(BY_NAME[name])
     before = digests(model)
     with pytest.raises(MethodError, match="multiplies by its weights inside torch"):
         freeze(model, "oelm_axes")
@@ -533,8 +529,7 @@ def test_our_own_attention_and_split_layers_read_their_slices_without_a_copy() -
     for name in ("our_gpt", "gpt2"):
         found = selections(sliced(BY_NAME[name]))
         assert found and all(each.lends for each in found.values())
-    model = OwnAttention()
-    freeze(model, "oelm_axes")
+    freeze(model := OwnAttention(), "oelm_axes")
     assert not any(each.lends for each in selections(model).values())
 
 
@@ -548,8 +543,7 @@ def test_a_layer_with_a_forward_of_its_own_does_not_become_a_slice(method: str) 
     model = OwnAttention(Tanh)
     with pytest.raises(MethodError, match=r"q is a .*Tanh"):
         freeze(model, method)
-    assert type(model.q) is Tanh
-    assert not record_of(model)
+    assert type(model.q) is Tanh and not record_of(model)
 
 
 def on_meta(method: str | Method = "oelm_axes") -> Any:
@@ -584,9 +578,8 @@ def test_a_model_from_the_meta_device_is_the_one_it_was_loaded_from(how: str) ->
                 assert how == "compact" or selection.like.dtype is dtype
             assert torch.equal(model(tokens), source(tokens))
             if how != "compact":
-                assert {name: digest(each) for name, each in model.state_dict().items()} == {
-                    name: digest(each) for name, each in source.state_dict().items()
-                }
+                states = [{key: digest(each) for key, each in of.state_dict().items()} for of in (model, source)]
+                assert states[0] == states[1]
 
 
 @each_method

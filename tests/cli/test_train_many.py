@@ -197,3 +197,12 @@ def test_a_table_that_cannot_be_used_is_refused_with_the_reason(
     Path("own.csv").write_text(table)
     result = CliRunner().invoke(app, ["finetune", "--task", task, *map(str, REVIEWS[2:])])
     assert result.exit_code in (2, 3) and problem in " ".join(result.output.split()), result.output
+
+
+def test_a_single_run_tells_that_it_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.txt").write_text(TEXT)
+    writing = "import sys; open('told.txt', 'a').write(sys.stdin.read())"
+    Path("notify.json").write_text(json.dumps({"command": [sys.executable, "-c", writing], "timeout_s": 60}))
+    oelm(*ALONE, "--out", "run", "--notify", "notify.json")
+    assert Path("told.txt").read_text() == "oelm: run is done\n"

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from oelm.data.example_sets import pad_id
 from oelm.data.examples import NUM_LABELS, Example, ExampleSource, own_tokenizer, stdlib_examples, train_bert_bpe
+from oelm.data.prepare import corpus_of
 from oelm.data.python_source import package_of, stdlib_corpus
 from oelm.data.sources import Corpus
 
@@ -55,6 +56,13 @@ def test_no_snippet_names_its_package(source: ExampleSource, splits: dict[str, l
 
 def test_no_snippet_of_dev_is_in_training(splits: dict[str, list[Example]]) -> None:
     assert not {example.text for example in splits["train"]} & {example.text for example in splits["val"]}
+
+
+def test_the_name_means_this_corpus_next_to_a_folder(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stdlib").mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = corpus_of("stdlib")
+    assert found.name == corpus.name and [part.label for part in found.parts] == [part.label for part in corpus.parts]
 
 
 def test_no_file_is_in_both_splits(corpus: Corpus, splits: dict[str, list[Example]]) -> None:

@@ -139,3 +139,12 @@ def test_without_the_variable_or_without_gpus_it_is_as_before(monkeypatch: pytes
     for shown in ("nonsense", "0", ""):
         monkeypatch.setenv(VISIBLE, shown)
         assert isinstance(choose_slots(None, None, budget="laptop"), CpuSlots)
+
+
+def test_the_cpu_takes_as_many_runs_as_asked_those_left_behind_included() -> None:
+    slots = CpuSlots(2, threads=1)
+    first, second = slots.take(adopted=0), slots.take(adopted=0)
+    assert first is not None and second is not None and slots.take(adopted=0) is None
+    first.release()
+    assert slots.take(adopted=1) is None
+    assert slots.take(adopted=0) is not None

@@ -118,7 +118,9 @@ MUTANTS = (
         "train/test_run.py::test_weights_that_moved_never_reach_a_checkpoint",
         "a skipped guard: moved frames are saved",
     ),
-    Mutant("train/session.py", "        self.folder.metrics.sync()\n", "", "faults/test_durable.py", "a dropped fsync"),
+    Mutant(
+        "train/session.py", "                    self.folder.metrics.sync()\n", "", "faults/test_durable.py", "a dropped fsync"
+    ),
     Mutant(
         "train/session.py",
         "        load_optimizer(checkpoint, session.model, session.optimizer)\n",
@@ -278,7 +280,10 @@ def killed(mutant: Mutant) -> tuple[bool, str, float]:
         path = copy / "oelm" / mutant.file
         text = path.read_text(encoding="utf-8")
         assert text.count(mutant.old) == 1, f"{mutant.file}: {mutant.old!r} stands there {text.count(mutant.old)} times"
-        path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+        changed = text.replace(mutant.old, mutant.new)
+        # One that is no Python would fail every test.
+        compile(changed, mutant.file, "exec")
+        path.write_text(changed, encoding="utf-8")
         code, by = outcome_of(mutant.tests, copy)
     return code == 1, by, time.monotonic() - began
 

@@ -37,7 +37,6 @@ PICTURES = {
 _SCRIPTS = (
     "benchmarks/record.py",
     "benchmarks/tables.py",
-    "studies/bert.py",
     "studies/contradictions.py",
     "studies/headline.py",
     "studies/log.py",
